@@ -54,7 +54,7 @@ class ImageDataset(BatchDataset):
         limits: largest size of an image file.
 
     Raises:
-        InputError: if ``on_corrupt`` is another string; on indexing, if "replace" finds no readable image of the class.
+        InputError: on indexing, if "replace" finds no readable image of the class.
     """
 
     def __init__(
@@ -65,8 +65,6 @@ class ImageDataset(BatchDataset):
         cache: ImageCache | None = None,
         limits: ImageLimits = LIMITS,
     ) -> None:
-        if on_corrupt not in ("raise", "replace", "drop"):
-            raise InputError(f"on_corrupt={on_corrupt}: expected raise, replace or drop")
         self.paths = table.paths
         self.labels = torch.from_numpy(table.labels)
         self.class_names = table.names[0] if table.names else ()

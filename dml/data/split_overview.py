@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from hashlib import sha256
 
 import numpy as np
@@ -16,94 +15,44 @@ from dml.runtime.escaping import printable
 from dml.runtime.filesystem.paths import expand_home
 from dml.runtime.text.counts import format_count
 
-SizeInPixels = tuple[int, int]
-"""The width and the height of an image."""
+
+def make_overview_table(table: ImageTable, images: Mapping[str, CheckedImage]) -> Table:
+    """Make a table for the terminal of what each split holds, a column for each; five splits fit 80 columns."""
+    shown = Table(title="what the splits hold", title_justify="left", title_style="bold")
+    shown.add_column("")
+    columns = {split: summarize_split(table.subset(split), images) for split in SPLITS if len(table.rows(split))}
+    for split in columns:
+        shown.add_column(split, justify="right")
+    for name in next(iter(columns.values()), ()):
+        shown.add_row(name, *(column[name] for column in columns.values()))
+    return shown
 
 
-@dataclass(frozen=True)
-class SplitOverview:
-    """The numbers of one split.
+def summarize_split(part: ImageTable, images: Mapping[str, CheckedImage]) -> dict[str, str]:
+    """Return the numbers of one split, as texts by their names.
 
-    Args:
-        images: number of image files.
-        classes: number of classes at the finest level.
-        class_sizes: numbers of images of the smallest, the median and the largest class.
-        median_size: median width and median height of the images; (0, 0) if none can be read.
-        smallest_size: width and height of the image with the fewest pixels; (0, 0) if none can be read.
-        copies: number of files whose content an earlier file of the split has.
-        missing: number of files that don't exist.
-        unreadable: number of other files that can't be decoded.
+    The smallest image is the one with the fewest pixels; sizes are width x height, 0x0 if no image can be read. A copy
+    is a file whose content an earlier file of the split has.
     """
-
-    images: int
-    classes: int
-    class_sizes: tuple[int, int, int]
-    median_size: SizeInPixels
-    smallest_size: SizeInPixels
-    copies: int
-    missing: int
-    unreadable: int
-
-
-def summarize_splits(table: ImageTable, images: Mapping[str, CheckedImage]) -> dict[str, SplitOverview]:
-    """Count what each split of a table holds -> {split: numbers}, for the splits that have images."""
-    return {split: _summarize(table.subset(split), images) for split in SPLITS if len(table.rows(split))}
-
-
-def _summarize(part: ImageTable, images: Mapping[str, CheckedImage]) -> SplitOverview:
     rows = np.sort(np.unique(part.paths, return_index=True)[1])  # an image may be in several benchmark lists
     files = [images[path] for path in part.paths[rows].tolist()]
     labels = part.labels[rows, 0]
     _, counts = np.unique(labels[labels != UNKNOWN], return_counts=True)
     readable = [image for image in files if not image.error]
     sizes = np.array([(image.width, image.height) for image in readable] or [(0, 0)])
-    median = np.median(sizes, axis=0)
-    smallest = sizes[sizes.prod(axis=1).argmin()]
-    class_sizes = (counts.min(), np.median(counts), counts.max()) if len(counts) else (0, 0, 0)
     missing = sum(image.error == NO_FILE for image in files)
-    return SplitOverview(
-        images=len(files),
-        classes=len(counts),
-        class_sizes=(int(class_sizes[0]), int(class_sizes[1]), int(class_sizes[2])),
-        median_size=(int(median[0]), int(median[1])),
-        smallest_size=(int(smallest[0]), int(smallest[1])),
-        copies=len(readable) - len({image.sha256 for image in readable}),
-        missing=missing,
-        unreadable=len(files) - len(readable) - missing,
-    )
-
-
-def make_overview_table(overviews: Mapping[str, SplitOverview]) -> Table:
-    """Make a table for the terminal with a column for each split; five splits fit 80 columns."""
-    shown = Table(title="what the splits hold", title_justify="left", title_style="bold")
-    shown.add_column("")
-    for split in overviews:
-        shown.add_column(split, justify="right")
-    columns = [_format_overview(overview) for overview in overviews.values()]
-    for name in columns[0] if columns else ():
-        shown.add_row(name, *(column[name] for column in columns))
-    return shown
-
-
-def _format_overview(overview: SplitOverview) -> dict[str, str]:
-    """Return the cells of a split by the names of the rows."""
-    smallest, median, largest = overview.class_sizes
-    return {
-        "images": f"{overview.images:,}",
-        "classes": f"{overview.classes:,}",
-        "smallest class": f"{smallest:,}",
-        "median class": f"{median:,}",
-        "largest class": f"{largest:,}",
-        "median size": _format_size(overview.median_size),
-        "smallest size": _format_size(overview.smallest_size),
-        "copies": f"{overview.copies:,}",
-        "missing files": f"{overview.missing:,}",
-        "unreadable": f"{overview.unreadable:,}",
+    class_sizes = (counts.min(), np.median(counts), counts.max()) if len(counts) else (0, 0, 0)
+    numbers = {
+        "images": len(files),
+        "classes": len(counts),
+        **dict(zip(("smallest class", "median class", "largest class"), map(int, class_sizes), strict=True)),
+        "median size": np.median(sizes, axis=0).astype(int),
+        "smallest size": sizes[sizes.prod(axis=1).argmin()],
+        "copies": len(readable) - len({image.sha256 for image in readable}),
+        "missing files": missing,
+        "unreadable": len(files) - len(readable) - missing,
     }
-
-
-def _format_size(size: SizeInPixels) -> str:
-    return f"{size[0]:,}x{size[1]:,}"
+    return {name: "x".join(f"{number:,}" for number in np.atleast_1d(value)) for name, value in numbers.items()}
 
 
 def make_count_table(table: ImageTable, published: Mapping[str, Mapping[str, int]]) -> Table:

@@ -16,7 +16,6 @@ from dml.data.prepared.verification import CheckedImage, check_images, list_faul
 from dml.data.split_overview import make_count_table
 from dml.data.table import ImageTable
 from dml.data.transforms import Resize
-from dml.data.worker_processes import choose_processes
 from dml.report.pictures import write_contact_sheets
 from dml.run.building import build
 from dml.runtime.errors import InputError
@@ -58,7 +57,7 @@ def prepare(config: DictConfig, _folder: RunFolder, _overrides: list[str]) -> di
 def _prepare(config: DictConfig, table: ImageTable, resize: Resize | None, folder: CacheFolder) -> dict[str, list[str]]:
     """Write the files -> the faults."""
     dataset, compare_contents = config.dataset, config.verify == "content"
-    processes, limits = choose_processes(config.processes), ImageLimits.from_settings(config.data)
+    processes, limits = config.processes, ImageLimits.from_settings(config.data)
     remove_partial_files(folder.path, is_shared=True)  # a training may write features there
     with progress_bar("verified", len({*table.paths.tolist()})) as advance:
         images = check_images(
@@ -105,7 +104,7 @@ def make_cache_folder(config: DictConfig) -> CacheFolder:
 
 
 def _write_cache(
-    folder: CacheFolder, resize: Resize, images: Mapping[str, CheckedImage], processes: int, limits: ImageLimits
+    folder: CacheFolder, resize: Resize, images: Mapping[str, CheckedImage], processes: int | None, limits: ImageLimits
 ) -> None:
     with progress_bar("decoded", len(images)) as advance:
         files = build_cache(folder, resize, images, processes=processes, advance=advance, warn=warn, limits=limits)

@@ -249,11 +249,6 @@ def test_a_bug_in_a_transform_is_no_unreadable_image(table: ImageTable) -> None:
         ImageDataset(table, fail, on_corrupt="drop")[0]
 
 
-def test_unknown_on_corrupt(table: ImageTable) -> None:
-    with pytest.raises(InputError, match="on_corrupt=ignore: expected raise, replace or drop"):
-        ImageDataset(table, same, on_corrupt="ignore")
-
-
 # batches
 
 

@@ -20,7 +20,6 @@ from dml.data.prepared.prepared_files import hold_preparation_lock
 from dml.data.prepared.verification import CheckedImage
 from dml.data.split_overview import find_base_folder, make_relative
 from dml.data.table import SPLITS, UNKNOWN, ImageTable
-from dml.data.worker_processes import choose_processes
 from dml.evaluation.audit.findings import (
     ISSUES,
     AuditedImages,
@@ -143,7 +142,7 @@ def _load_traits(config: DictConfig, table: ImageTable, folder: CacheFolder) -> 
         with progress_bar("scaled down", len(images)) as advance:
             traits = measure_traits(
                 images.paths.tolist(),
-                processes=choose_processes(config.processes),
+                processes=config.processes,
                 advance=advance,
                 limits=limits,
             )

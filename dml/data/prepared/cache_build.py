@@ -51,7 +51,7 @@ def build_cache(
     resize: Resize,
     images: Mapping[str, CheckedImage],
     *,
-    processes: int,
+    processes: int | None,
     advance: Callable[[int], None],
     warn: Warn = logger.warning,
     limits: ImageLimits = LIMITS,
@@ -64,7 +64,7 @@ def build_cache(
         folder: folder of the cache. It must exist, and no other process may build a cache in it.
         resize: the step that resizes the images.
         images: result of the check of each image, by path; the cache holds no pixels of unreadable images.
-        processes: number of processes that share the work.
+        processes: number of processes that share the work; None for one for each core.
         advance: function that is called with a number of images whenever so many more images are done.
         warn: function that is called with a line for each damaged file, and for each image that would be too large when
             it is resized; the cache holds no pixels of such an image.

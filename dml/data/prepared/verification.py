@@ -68,7 +68,7 @@ def check_images(
     table: ImageTable,
     folder: CacheFolder,
     *,
-    processes: int,
+    processes: int | None,
     advance: Callable[[int], None],
     compare_contents: bool = False,
     warn: Warn = logger.warning,
@@ -79,7 +79,7 @@ def check_images(
     Args:
         table: the table of the data set.
         folder: folder of the prepared files. It must exist, and no other process may prepare the data set.
-        processes: number of processes that share the work.
+        processes: number of processes that share the work; None for one for each core.
         advance: function that is called with a number of images whenever so many more images are done.
         compare_contents: whether a file of unchanged size and time is read too, and decoded if its SHA-256 has changed.
         warn: function that is called with a line for each damaged file, and with a line about images whose content has

@@ -4,7 +4,6 @@ import logging
 import os
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +84,15 @@ def read(
     left_out: LeftOut = {("image", DOTTED): [], ("label file", NO_IMAGE): []}
     unread: list[str] = []
     for shard, shard_split in _find_shards(root).items():
-        with _name_shard_in_errors(shard):
-            for image, members in _group_members(shard, places, left_out, unread):
-                paths.append(f"{shard}/{image}")
-                classes.append([_read_class(shard, image, members, place, left_out) for place in places])
+        try:
+            with name_list_in_errors(shard):
+                for image, members in _group_members(shard, places, left_out, unread):
+                    paths.append(f"{shard}/{image}")
+                    classes.append([_read_class(shard, image, members, place, left_out) for place in places])
+        except tarfile.TarError as error:
+            raise InputError(
+                f"{printable(shard)}: no tar file without compression that can be read ({error})"
+            ) from error
         split += [shard_split] * (len(paths) - len(split))
     if any(split):
         left_out.pop(("image", SPLIT_FIELD), None)
@@ -175,15 +179,6 @@ def _find_shards(root: str | Path | None) -> dict[Path, str]:
                 f"{', '.join(SPLITS)} in the name of each shard would do"
             )
     return {shard: splits.get(name, "") for shard, name in names.items()}
-
-
-@contextmanager
-def _name_shard_in_errors(shard: Path) -> Iterator[None]:
-    try:
-        with name_list_in_errors(shard):
-            yield
-    except tarfile.TarError as error:
-        raise InputError(f"{printable(shard)}: no tar file without compression that can be read ({error})") from error
 
 
 def _group_members(

@@ -268,10 +268,3 @@ def test_the_configuration_states_the_limits_of_the_code() -> None:
     data = compose("dataset=csv").data
     assert ImageLimits.from_settings(data) == ImageLimits()
     assert data.max_list_bytes == MAX_LIST_BYTES
-
-
-def test_a_limit_that_is_none(tmp_path: Path) -> None:
-    tree = TREES["sop"]
-    tree.build(tmp_path)
-    with pytest.raises(InputError, match=r"^data\.max_list_bytes=0: expected a whole number above 0$"):
-        table(tree, tmp_path, max_list_bytes=0)
