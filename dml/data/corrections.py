@@ -159,12 +159,7 @@ def apply_corrections(
 
 
 class _ImageNames:
-    """The rows of images by their paths: relative to the root, absolute, or as the table has them.
-
-    Args:
-        table: table of the data set.
-        root: root of the data set.
-    """
+    """The rows of images by their paths: relative to the root, absolute, or as the table has them."""
 
     def __init__(self, table: ImageTable, root: str | None) -> None:
         self.rows_by_path: dict[str, list[int]] = {}

@@ -105,11 +105,7 @@ class ImageDataset(BatchDataset):
         """Log that the image of a row is skipped, unless that has been logged of the same file.
 
         Two workers that read the file at the same moment may both log it: a lock would have to be shared too.
-
-        Args:
-            row: row of the image.
-            error: the reason why the image can't be read.
-            is_reported: (N,) bool, whether the file of each row has been reported; the rows of this file become true.
+        ``is_reported`` (N,) tells whether the file of each row has been reported; the rows of this file become true.
         """
         if not is_reported[row]:
             is_reported[torch.from_numpy(self.paths == self.paths[row])] = True

@@ -69,12 +69,7 @@ class Layout:
         return path
 
     def find(self, root: Path, *candidates: str) -> Path:
-        """Return the path of the first candidate that exists.
-
-        Args:
-            root: root of the data set.
-            candidates: files or folders, relative to the root.
-        """
+        """Return the path of the first of the candidates, files or folders relative to the root, that exists."""
         for candidate in candidates:
             if os.path.exists(root / candidate):
                 return root / candidate
@@ -85,11 +80,7 @@ class Layout:
 
 
 def name_similar(path: Path) -> str:
-    """Format a part of an error line about a missing path: the entry beside it that has the most similar name.
-
-    Returns:
-        A text such as ", but there is mine"; an empty string if there is none.
-    """
+    """Name the entry beside a missing path whose name is most similar: ", but there is mine"; "" without one."""
     try:
         names = [entry.name for entry in path.parent.iterdir() if not entry.name.startswith(".")]
     except OSError:  # the folder above is missing as well, or may not be listed

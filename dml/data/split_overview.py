@@ -89,17 +89,15 @@ NAMED_CLASSES = 3
 
 
 def summarize_data(table: ImageTable, root: str | None) -> dict[str, dict[str, str]]:
-    """Return the classes and the checksums of a data set's images by split; a data set that was moved has the same.
-
-    Args:
-        table: the data set.
-        root: root of the data set, a folder or a file; None takes the source that the table names.
-    """
+    """Return the classes and the checksums of a data set's images by split; a data set that was moved has the same."""
     return checksum_splits(table, find_base_folder(root, table))
 
 
 def find_base_folder(root: str | None, table: ImageTable) -> str | None:
-    """Return the folder, or the archive, that the paths of a table are below; None if it can't be known."""
+    """Return the folder, or the archive, that the paths of a table are below; None if it can't be known.
+
+    Without a root, the source that the table names tells it.
+    """
     base = str(expand_home(root)) if root else table.source
     if os.path.isfile(base) and not base.endswith(ARCHIVES):  # a list of images, such as a .csv file
         return os.path.dirname(base) or "."

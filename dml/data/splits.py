@@ -267,11 +267,7 @@ def _find_smallest_sizes(classes: int, *, draws_val: bool) -> tuple[int, int]:
 def _draw_classes(
     table: ImageTable, split: NDArray[np.str_], option: str, fraction: float, seed: int, fewest: int, to_keep: int
 ) -> NDArray[np.bool_]:
-    """Draw a fraction of the training classes, at least ``fewest``, of which ``to_keep`` remain.
-
-    Returns:
-        The mask (N,) of the rows of the drawn classes.
-    """
+    """Draw at least ``fewest`` training classes, so that ``to_keep`` remain -> the mask (N,) of their rows."""
     if not 0 < fraction < 1:
         raise InputError(f"dataset.reader.{option}={fraction}: expected a number between 0 and 1")
     is_training = split == "train"

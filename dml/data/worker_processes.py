@@ -24,7 +24,8 @@ def run_in_processes(work: Callable[[Job], Result], jobs: Sequence[Job], process
     Args:
         work: a function of a module, because another process can import no other function.
         jobs: arguments of the calls.
-        processes: number of processes, each of one thread; None for one for each core. 1 calls ``work`` in this process, in the order of the jobs.
+        processes: number of processes, each of one thread; None for one for each core. 1 calls ``work`` in this
+            process, in the order of the jobs.
 
     Raises:
         InputError: if one of the processes is killed.

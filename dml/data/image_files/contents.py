@@ -114,13 +114,7 @@ def measure_member(archive: str, member: str) -> int:
 
 
 def list_members(archive: str) -> Set[str]:
-    """Return the names of an archive's members.
-
-    Raises:
-        FileNotFoundError: if there is no such archive.
-        RefusedFileError: if it isn't a regular file.
-        one of `DAMAGES`: if it is damaged.
-    """
+    """Return the names of an archive's members; the errors are those of `read_member`."""
     if archive.endswith(".tar"):
         return index_tar(archive).entries.keys()
     return _open_zip(archive, _check_stamp(archive), os.getpid()).NameToInfo.keys()
@@ -129,13 +123,8 @@ def list_members(archive: str) -> Set[str]:
 def index_tar(archive: str) -> TarIndex:
     """Find the regular files in a tar file, which is read once from its beginning to its end, without their content.
 
-    A hard link is the file that it names, which has to stand in front of it, as for ``tar``.
-
-    Args:
-        archive: path of the tar file, without compression: its members couldn't be read in any order.
-
-    Returns:
-        The index, with the members in their order; of files with the same name, the last one counts, as for ``tar``.
+    A hard link is the file that it names, which has to stand in front of it; of files with the same name, the last one
+    counts, as for ``tar``. The file may not be compressed: its members couldn't be read in any order.
 
     Raises:
         FileNotFoundError, RefusedFileError: if there is no such file, or it isn't a regular one.

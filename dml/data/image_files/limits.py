@@ -64,12 +64,7 @@ class ImageLimits:
         return cls(**{limit.name: settings[limit.name] for limit in fields(cls) if limit.name in settings})
 
     def check_pixels(self, height: int, width: int) -> None:
-        """Make sure that an image of this size may be decoded.
-
-        Raises:
-            RefusedFileError: if it has too many pixels; the message names the option that raises the limit, and the
-                value to give.
-        """
+        """Raise a `RefusedFileError` if an image of this size has too many pixels to be decoded."""
         if height * width > self.max_pixels:
             raise RefusedFileError(
                 f"{width:,} x {height:,} pixels, at most {self.max_pixels:,} are decoded",
@@ -77,11 +72,7 @@ class ImageLimits:
             )
 
     def check_resized(self, size: tuple[int, int], resized: tuple[int, int]) -> None:
-        """Make sure that an image may be scaled: a thin strip grows without bounds with its shorter side.
-
-        Raises:
-            RefusedFileError: if the scaled image has too many pixels, see `check_pixels`.
-        """
+        """Raise a `RefusedFileError` if an image has too many pixels once it is scaled, as a thin strip may."""
         pixels = resized[0] * resized[1]
         if pixels > self.max_pixels:
             raise RefusedFileError(

@@ -287,12 +287,10 @@ def _base_folder(root: str) -> Path:
 
 
 def read_description(index: pa.Table) -> dict[str, Any]:
-    """Return the description of a cache that its index holds.
+    """Return the description that the index of a cache holds; an empty dictionary for a table that isn't an index.
 
-    Returns:
-        The version of the cache files ("format"), the mode and size of the `Resize` ("mode", "size"), the color behind
-        transparent pixels ("background"), and the length of the file of pixels ("bytes"); an empty dictionary for a
-        table that isn't an index.
+    It holds the version of the cache files ("format"), the mode and size of the `Resize`, the color behind transparent
+    pixels ("background"), and the length of the file of pixels ("bytes").
     """
     description: dict[str, Any] = parse_json((index.schema.metadata or {}).get(b"dml", "{}"))
     return description
