@@ -1,6 +1,5 @@
 """Image files of the same content: queries that are in their gallery too, and copies between splits and classes."""
 
-import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -8,7 +7,7 @@ from itertools import combinations
 
 import numpy as np
 
-from dml.data.image_files.contents import MISSING, UNREADABLE, read_content, read_sizes, read_stamps
+from dml.data.image_files.contents import MISSING, hash_content, read_sizes, read_stamps
 from dml.data.image_files.images import LIMITS
 from dml.data.image_files.limits import ImageLimits
 from dml.data.prepared.cache import CacheFolder
@@ -106,15 +105,8 @@ def _find_hashes(paths: Sequence[str], folder: CacheFolder | None, limits: Image
     for path, name, stamp in zip(paths, names, read_stamps(paths).tolist(), strict=True):
         image = verified.get(name)
         is_unchanged = image is not None and image.sha256 and [image.bytes, image.mtime_ns] == stamp
-        hashes[path] = image.sha256 if image and is_unchanged else _compute_hash(path, limits.max_image_bytes)
+        hashes[path] = image.sha256 if image and is_unchanged else hash_content(path, limits.max_image_bytes)
     return hashes
-
-
-def _compute_hash(path: str, max_bytes: int) -> str:
-    try:
-        return hashlib.sha256(read_content(path, max_bytes)).hexdigest()
-    except UNREADABLE:
-        return ""
 
 
 def describe_copies(table: ImageTable, images: Mapping[str, CheckedImage]) -> Iterator[str]:

@@ -51,9 +51,9 @@ def folder(tmp_path: Path) -> CacheFolder:
 def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The names of the files that were read."""
     names: list[str] = []
-    read_content = copies.read_content
+    hash_content = copies.hash_content
     monkeypatch.setattr(
-        copies, "read_content", lambda path, *most: names.append(Path(path).name) or read_content(path, *most)
+        copies, "hash_content", lambda path, *most: names.append(Path(path).name) or hash_content(path, *most)
     )
     return names
 

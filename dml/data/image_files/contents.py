@@ -3,6 +3,7 @@
 ``archive.zip/member`` and ``archive.tar/member`` name members; tar files are those of the WebDataset layout.
 """
 
+import hashlib
 import lzma
 import os
 import posixpath
@@ -219,6 +220,14 @@ def read_content(path: str, max_bytes: int = MAX_BYTES) -> bytes:
         return read_member(archive, member, max_bytes, OPTION)
     except KeyError as error:
         raise FileNotFoundError(ENOENT, os.strerror(ENOENT), path) from error
+
+
+def hash_content(path: str, max_bytes: int = MAX_BYTES) -> str:
+    """Return the SHA-256 of what `read_content` reads, hexadecimal; an empty string for what can't be read."""
+    try:
+        return hashlib.sha256(read_content(path, max_bytes)).hexdigest()
+    except UNREADABLE:
+        return ""
 
 
 def read_stamps(paths: Iterable[str]) -> NDArray[np.int64]:

@@ -68,16 +68,10 @@ class PixelFile:
         array = np.empty(shape, np.uint8)
         rest = array.reshape(-1).data
         while len(rest):
-            if not (count := self._read_some(rest, start + array.size - len(rest))):
+            if not (count := os.preadv(self._file.fileno(), [rest], start + array.size - len(rest))):
                 return None
             rest = rest[count:]
         return array
-
-    def _read_some(self, memory: memoryview, start: int) -> int:
-        if hasattr(os, "preadv"):
-            return os.preadv(self._file.fileno(), [memory], start)
-        self._file.seek(start)  # on Windows, where no other process has inherited the position
-        return self._file.readinto(memory)  # type: ignore[attr-defined, no-any-return]
 
 
 FORMAT = 4

@@ -204,7 +204,8 @@ def _missing_column_error(file: Path, header: list[str], missing: list[str]) -> 
         if name in OTHER_NAMES
     }
     if not all(likely.get(name) for name in missing):
-        return InputError(f"{fault}; give {LAYOUT}; for dataset=csv, dataset.reader.columns may name your columns")
+        option = "for dataset=csv, or the names of your columns in dataset.reader.columns"
+        return InputError(f"{fault}; give {LAYOUT} ({option})")
     columns = ", ".join(f"{name}: {cell}" for name, cell in likely.items())
     renamed = ", ".join(f"{cell} to {name}" for name, cell in likely.items())
     option = f"for dataset=csv, 'dataset.reader.columns={{{columns}}}' would do"
