@@ -45,12 +45,6 @@ class Items(NamedTuple):
 def check_items(embeddings: Embeddings, labels: Labels, name: str, curvature: float = 0.0) -> Items:
     """Check embeddings and labels, and scale the embeddings to unit length.
 
-    Args:
-        embeddings: (N, D) embeddings of any real type.
-        labels: (N,) or (N, L) integers.
-        name: name of the embeddings in error messages.
-        curvature: curvature of the Poincare ball whose points the embeddings are; 0 for other embeddings.
-
     Raises:
         InputError: if the lengths differ, the labels are not integers, or embeddings are not finite.
     """
@@ -63,9 +57,7 @@ def check_items(embeddings: Embeddings, labels: Labels, name: str, curvature: fl
 def check_labels(labels: Labels, name: str) -> npt.NDArray[Any]:
     """Check labels. (N,) or (N, L) -> (N, L)
 
-    Args:
-        labels: (N,) or (N, L) integers, column 0 the finest level.
-        name: name of the embeddings that the labels belong to, for error messages.
+    ``name`` is that of the embeddings, for error messages.
 
     Raises:
         InputError: if the labels have another shape, or are not integers.
@@ -128,9 +120,7 @@ def exclude_queries(queries: int) -> Integers:
 def find_copies(queries: Integers, gallery: Integers) -> Integers:
     """Find the gallery items whose file has the content of the query's file. (Q,), (G,) -> (Q, M), padded with `NONE`
 
-    Args:
-        queries: number of the content of each query's file; a query with a number below 0 has no copy.
-        gallery: number of the content of each gallery item's file.
+    ``queries`` and ``gallery`` number the content of each file; a query with a number below 0 has no copy.
     """
     order = np.argsort(gallery, kind="stable")
     first, last = (np.searchsorted(gallery[order], queries, side) for side in ("left", "right"))
@@ -145,14 +135,7 @@ def find_copies(queries: Integers, gallery: Integers) -> Integers:
 def find_nearest_items(queries: Items, gallery: Items, rows: range, block_size: int) -> Integers:
     """Find the nearest gallery item of each query, which HAPPIER's release excludes; ties are in the gallery's order.
 
-    Args:
-        queries: items of all queries.
-        gallery: items of the gallery, on the queries' device.
-        rows: queries to search for; the other queries exclude nothing.
-        block_size: number of queries whose distances to the gallery are in memory at a time.
-
-    Returns:
-        Indices (Q, 1) of gallery items, `NONE` for the other queries.
+    Queries that aren't in ``rows`` exclude nothing. -> indices (Q, 1) of gallery items, `NONE` for the other queries
     """
     items = Gallery(gallery.gallery_vectors())
     nearest = torch.full((len(queries.labels), 1), NONE)

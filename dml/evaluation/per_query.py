@@ -92,14 +92,9 @@ class QueryTable:
         return int(np.argmax(has_class.all(axis=0)))
 
     def find_shared_levels(self, neighbors: int | None = None, levels: slice = slice(None)) -> npt.NDArray[np.int64]:
-        """Find the finest level at which each of the nearest images has the class of its query.
+        """Find the finest of some levels at which each of the nearest images has the class of its query. -> (Q, k)
 
-        Args:
-            neighbors: number of nearest images to look at; None for all.
-            levels: levels to look at.
-
-        Returns:
-            (Q, k) numbers of levels, counted from the first that is looked at; their number where an image shares none.
+        The levels are counted from the first that is looked at; their number stands for an image that shares none.
         """
         labels = self.labels[:, None, levels]
         is_shared = (self.neighbor_labels[:, :neighbors, levels] == labels) & (labels >= 0)
@@ -279,12 +274,7 @@ def _share_memory(strings: Any) -> Strings:
 
 @dataclass(frozen=True)
 class QueryScore:
-    """A score by which queries are ordered from worst to best.
-
-    Args:
-        name: name of the score.
-        values: (Q,) fractions, NaN for queries without positives.
-    """
+    """A score (Q,) by which queries are ordered from worst to best: fractions, NaN for queries without positives."""
 
     name: str
     values: Floats
@@ -313,11 +303,7 @@ def compare_classes(table: QueryTable) -> npt.NDArray[np.bool_]:
 def choose_lowest(values: Floats, classes: npt.NDArray[np.int64], count: int, seed: int = 0) -> list[int]:
     """Choose the rows of the lowest values, at most one of each class. (Q,), (Q,) -> up to ``count`` rows
 
-    Args:
-        values: (Q,) values; rows with NaN are never chosen.
-        classes: (Q,) class of each row.
-        count: largest number of rows.
-        seed: seed of the order of equal values, which is random.
+    Equal values are in random order. Rows with NaN are never chosen.
     """
     order = np.lexsort((np.random.default_rng(seed).permutation(len(values)), values))
     row_by_class: dict[int, int] = {}

@@ -80,9 +80,6 @@ def find_nearest(pairs: LabeledPairs) -> NearestItems:
     """Find the nearest item of each query twice: among all items, and among those of other classes.
 
     Items that a query excludes are never found. A search that has nothing to find is left out.
-
-    Args:
-        pairs: the images, and perhaps the gallery that they search.
     """
     items, item_labels, excluded = pairs.embeddings, pairs.labels, pairs.excluded
     if pairs.gallery is None:
@@ -162,14 +159,9 @@ class ThresholdSettings:
 
 
 def make_pairs(embeddings: UnitEmbeddings, table: ImageTable) -> LabeledPairs | None:
-    """Make the pairs of an evaluated split: of two images, or of a query and an item of the gallery.
+    """Make the pairs, by their finest labels, of two images of a split, or of a query and an item of the gallery.
 
-    Args:
-        embeddings: embeddings (N, D) of the table's rows.
-        table: the rows of one evaluation.
-
-    Returns:
-        The pairs with their finest labels; None if they have no cosine similarity, or a list for each level.
+    None if they have no cosine similarity, or a list for each level.
     """
     if not embeddings.geometry.is_cosine or has_level_lists(table):
         return None
@@ -191,10 +183,7 @@ def choose_threshold(pairs: LabeledPairs, nearest: NearestItems, settings: Thres
 
     There is none if no similarity has such a share.
 
-    Args:
-        pairs: pairs of both kinds, see `has_both_kinds`.
-        nearest: nearest items of the pairs' queries, see `find_nearest`.
-        settings: the wanted share or rate.
+    There must be pairs of both kinds, see `has_both_kinds`.
     """
     if settings.fmr is None:
         return _find_wrong_share(nearest, settings.wrong_share)
@@ -217,12 +206,8 @@ def _find_wrong_share(nearest: NearestItems, share: float) -> float | None:
 def compute_threshold_errors(pairs: LabeledPairs, similarity: float) -> Metrics:
     """Compute the errors of a threshold: over all pairs, and for the median and the worst class.
 
-    Args:
-        pairs: pairs of both kinds, of classes on which the threshold wasn't chosen.
-        similarity: similarity from which on a pair is judged to be of one class.
-
-    Returns:
-        fmr, fnmr, balanced_accuracy (1 minus the mean of both), and both rates of the median and of the worst class.
+    These are fmr, fnmr, balanced_accuracy (1 minus the mean of both), and both rates of the median and of the worst
+    class. There must be pairs of both kinds, of classes on which the threshold wasn't chosen.
     """
     counts = pairs.count_by_class(np.array([similarity]))
     fmr = float(counts.negatives.sum() / counts.all_negatives.sum())

@@ -218,10 +218,6 @@ def markdown(rows: Sequence[ConfigurationResult], metrics: Sequence[str]) -> str
     Fractions are in percent, counts and other values as they are. A cell is the mean over the seeds ± half the 95 %
     interval (standard deviation of one run).
 
-    Args:
-        rows: results of the configurations.
-        metrics: names of the metrics in metrics.json.
-
     Raises:
         InputError: if no configuration has one of the metrics.
     """
@@ -304,10 +300,6 @@ def describe_differences(rows: Sequence[ConfigurationResult], metric: str) -> st
 
     The interval holds 95 % of the means of `RESAMPLES` draws of whole classes with replacement, the same classes for
     both configurations: queries of one class are easy or hard together. The metrics are means over the seeds.
-
-    Args:
-        rows: results of the configurations.
-        metric: name of the metric in metrics.json.
 
     Returns:
         The table and a sentence; "" for one configuration, or if a run has no value of the metric for each query.

@@ -161,12 +161,7 @@ def print_result(
 
 
 def list_remarks(metrics: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return {word: sentence} of what a reader of a run's metrics has to know: was it quick, or worse than untrained?
-
-    Args:
-        metrics: contents of metrics.json.
-        settings: configuration of the run as nested plain values.
-    """
+    """Return {word: sentence} of what a reader of metrics.json has to know: was it quick, or worse than untrained?"""
     remarks = {"quick": QUICK} if settings.get("quick") else {}
     network, remedy = "the trained network", "a smaller optimizer.lr or another loss"
     if metrics.get("step") == 0:

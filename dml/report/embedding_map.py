@@ -136,15 +136,7 @@ def _make_coloring(name: str, names: list[str], colors: list[str], classes: npt.
 
 
 def _find_families(classes: npt.NDArray[np.int64], families: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the family that holds most points of each class.
-
-    Args:
-        classes: (P,) class of each point, from 0 to C - 1.
-        families: (P,) family of each point.
-
-    Returns:
-        The family (C,) of each class.
-    """
+    """Return the family (C,) that holds most points of each class, by the class and the family (P,) of each point."""
     counts = np.zeros((classes.max() + 1, families.max() + 1), dtype=np.int64)
     np.add.at(counts, (classes, families), 1)
     family_by_class: npt.NDArray[np.int64] = counts.argmax(axis=1)
@@ -157,12 +149,7 @@ def choose_few_colors(count: int) -> list[str]:
 
 
 def choose_many_colors(families: npt.NDArray[np.int64] | None, count: int) -> list[str]:
-    """Return a color for each class: shades of the hue of its family, or all hues if there are no families.
-
-    Args:
-        families: (C,) family of each class; None if the classes have no families.
-        count: number of classes C.
-    """
+    """Return a color for each class: shades of the hue of its family, or all hues if there are no families."""
     if families is None:
         return [_format_color(GOLDEN_ANGLE * i, SHADES[i % len(SHADES)]) for i in range(count)]
     hues = int(families.max()) + 1

@@ -106,14 +106,7 @@ def _format_rows(
     names: Iterable[str],
     columns: Mapping[str, MetricDescription],
 ) -> dict[str, list[str]]:
-    """Return the cells of each row that has any of the metrics.
-
-    Args:
-        rows: {name of the row: metrics}.
-        run: run that the metrics belong to.
-        names: names in metrics.json of the metrics of one group, such as those of a level.
-        columns: {label: metric} of all columns.
-    """
+    """Return the cells of each row that has any of the metrics ``names`` of one group, such as those of a level."""
     name_by_label = {describe_metric(name, run.custom_metrics).label: name for name in names}
     return {
         row: [format_metric(values.get(name_by_label.get(label, "")), metric) for label, metric in columns.items()]

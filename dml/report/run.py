@@ -138,9 +138,7 @@ def _name_choice(choice: str | None, name: str | None) -> str | None:
 def read_run(path: Path, metrics: Mapping[str, Any] | None = None) -> ReportedRun:
     """Read a run from metrics.json, per_query.parquet, .hydra/config.yaml, and what it has of the other files.
 
-    Args:
-        path: folder of the run.
-        metrics: future contents of metrics.json, for a report that is made before the file is written; None reads it.
+    ``metrics`` is the future metrics.json, for a report that is made before the file is written; None reads it.
 
     Raises:
         InputError: if one of the files is missing, or is not the one that the run wrote.

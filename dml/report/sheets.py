@@ -125,15 +125,7 @@ def make_sheets(table: QueryTable, tiles: Tiles, count: int = 6) -> dict[str, li
 def show_query(
     table: QueryTable, row: int, tiles: Tiles, remarks: Sequence[str], other_runs: Iterable[QueryTable] = ()
 ) -> QueryResult:
-    """Return a query with its neighbors.
-
-    Args:
-        table: queries of a run.
-        row: row of the query.
-        tiles: sheet of pictures, to which the shown pictures are added.
-        remarks: lines of text below the name of the query's class.
-        other_runs: queries of other runs in the same order, whose neighbors are shown below.
-    """
+    """Return a query with its neighbors, and below them those in other runs with the same order of queries."""
     labels = table.labels[row].tolist()
     superclasses = [table.class_name(label, level) for level, label in enumerate(labels) if level]
     return QueryResult(
@@ -189,14 +181,7 @@ class Confusion:
 
 
 def find_confusions(table: QueryTable, tiles: Tiles, count: int = 12, examples: int = 3) -> list[Confusion]:
-    """Find the pairs of finest classes with the most queries that are mixed up; the larger share decides ties.
-
-    Args:
-        table: queries of a run.
-        tiles: sheet of pictures, to which those of the examples are added.
-        count: largest number of pairs.
-        examples: largest number of examples of each pair.
-    """
+    """Find the pairs of finest classes with the most queries that are mixed up; the larger share decides ties."""
     classes, nearest = table.labels[:, 0], table.neighbor_labels[:, 0, 0]
     has_positive = ~np.isnan(score_queries(table).values)
     wrong = np.flatnonzero(has_positive & (classes != nearest) & (nearest >= 0))
@@ -275,10 +260,6 @@ class ImageSearches:
 
 def make_search_results(searches: ImageSearches, tiles: Tiles) -> list[QueryResult]:
     """Make what a page shows of searches; files are named without their folders, since a page is passed on.
-
-    Args:
-        searches: the searches to show.
-        tiles: sheet of the page's pictures, to which those of the queries and of the found images are added.
 
     Raises:
         InputError: if the pictures are too many for one sheet.

@@ -27,10 +27,10 @@ from dml.run.model_builders import build_model as build_model
 from dml.run.table_reading import read_table
 from dml.runtime.errors import InputError
 from dml.training.callbacks.loss_schedule import make_loss_schedule
+from dml.training.checkpoints import FrozenWeights
 from dml.training.data import DataModule, EvaluationData
 from dml.training.embedders import HeadChoice, ModelEmbedder
 from dml.training.frozen import FrozenDataModule, FrozenLearner
-from dml.training.frozen_weights import FrozenWeights
 from dml.training.gradient_cache import check_chunk_size
 from dml.training.hardware import check_synchronized, choose_loader_settings, parse_compile
 from dml.training.module import MetricLearner

@@ -21,10 +21,9 @@ from dml.run import builders, loop
 from dml.run.evaluators import build_metric_config
 from dml.run.value_types import check_types
 from dml.runtime.errors import InputError
-from dml.training.callbacks.last_checkpoint import AtomicCheckpointIO
+from dml.training.callbacks.checkpoints import AtomicCheckpointIO
+from dml.training.callbacks.process_state import Float32Precision, StepSeed
 from dml.training.callbacks.progress import Progress
-from dml.training.callbacks.seeding import StepSeed
-from dml.training.hardware import Float32Precision
 from dml.training.run_length import describe_late_milestones
 from dml.training.trainer_arguments import REFUSED_ARGUMENTS
 
@@ -265,7 +264,7 @@ def test_arguments_reach_lightnings_trainer() -> None:
         "trainer.inference_mode=false",
         "trainer.limit_test_batches=5",
         "trainer.profiler=simple",
-        "trainer.plugins=[{_target_: dml.training.callbacks.last_checkpoint.AtomicCheckpointIO}]",
+        "trainer.plugins=[{_target_: dml.training.callbacks.checkpoints.AtomicCheckpointIO}]",
     )
     assert (trainer.gradient_clip_val, trainer.gradient_clip_algorithm) == (2, "norm")
     assert (trainer.min_steps, trainer.max_steps, trainer.min_epochs) == (3, 400, 0)

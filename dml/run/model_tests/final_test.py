@@ -32,7 +32,7 @@ from dml.runtime.errors import InputError
 from dml.runtime.run_folders.run_folder import RunFolder
 from dml.training.data import EvaluationData
 from dml.training.embedders import CHOSEN_HEADS, ModelEmbedder
-from dml.training.loggers.wandb_logger import log_final_metrics
+from dml.training.loggers import log_final_metrics
 
 Metrics = dict[str, Any]
 

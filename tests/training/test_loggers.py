@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader
 from trainers import small_trainer
 
 from dml.runtime.errors import InputError
-from dml.training.callbacks.last_checkpoint import AtomicCheckpointIO, LastCheckpoint
-from dml.training.history import History
+from dml.training.callbacks.checkpoints import AtomicCheckpointIO, LastCheckpoint
+from dml.training.loggers import History
 
 
 def rows(path: Path) -> list[dict[str, str]]:

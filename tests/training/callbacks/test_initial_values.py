@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from dml.models.heads import AuxiliaryHead, ClassTokenHead, NormalizedPoolHead, PoolHead
 from dml.runtime.errors import InputError
-from dml.training.callbacks.principal_heads import begin_at_principal_components, last_layers
+from dml.training.callbacks.initial_values import begin_at_principal_components, last_layers
 
 
 def draw(images: int, channels: int) -> Tensor:

@@ -9,8 +9,8 @@ from torch.utils.data import DataLoader
 from trainers import small_trainer
 
 from dml.runtime.run_folders.run_folder import RunFolder
-from dml.training.callbacks import last_checkpoint
-from dml.training.callbacks.last_checkpoint import LastCheckpoint
+from dml.training.callbacks import checkpoints
+from dml.training.callbacks.checkpoints import LastCheckpoint
 from dml.training.callbacks.pruning import Pruning
 
 
@@ -58,7 +58,7 @@ def test_slow_steps_write_the_checkpoint_sooner(
     written = WrittenSteps(steps, seconds)
     module = Line()
     # a step takes ten seconds
-    monkeypatch.setattr(last_checkpoint, "monotonic", lambda: 10.0 * module.global_step if module._trainer else 0.0)
+    monkeypatch.setattr(checkpoints, "monotonic", lambda: 10.0 * module.global_step if module._trainer else 0.0)
     trainer = small_trainer(8, callbacks=[written], default_root_dir=tmp_path, enable_checkpointing=True)
     trainer.fit(module, DataLoader(torch.ones(8, 1), batch_size=1))
     assert written.steps == expected
