@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dml.data.image_files.limits import LIST_OPTION, current_max_list_bytes, name_list_in_errors, read_list_bytes
-from dml.data.image_files.pngs import find_or_write_png_archive, member_paths, user_cache_folder
+from dml.data.image_files.pngs import store_as_pngs, user_cache_folder
 from dml.data.layout import Layout
 from dml.data.table import ImageTable
 from dml.runtime.errors import InputError
@@ -48,8 +48,7 @@ def read(root: str | Path | None) -> ImageTable:
         images, labels = _read_array(image_file, 3), _read_array(label_file, 1)
         if len(images) != len(labels):
             raise InputError(f"{label_file}: {len(labels)} labels, {len(images)} images in {image_file.name}")
-        archive = find_or_write_png_archive(images, f"mnist-{name}", (image_file.parent, user_cache_folder()))
-        paths += member_paths(archive, len(images))
+        paths += store_as_pngs(images, f"mnist-{name}", (image_file.parent, user_cache_folder()))
         digits.append(labels)
         split += [name] * len(images)
     return ImageTable(
