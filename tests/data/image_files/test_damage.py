@@ -185,9 +185,7 @@ def test_the_checksum_is_computed_once(images: DataSet, monkeypatch: pytest.Monk
 # files that are made anew while they are read
 
 
-def test_who_reads_while_a_cache_is_made_anew_gets_one_of_both(
-    images: DataSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_reads_while_a_cache_is_made_anew_is_told(images: DataSet, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cache is made anew between the reading of its index and that of its pixels."""
     images.prepare()
     original = cache.PixelFile
@@ -201,6 +199,8 @@ def test_who_reads_while_a_cache_is_made_anew_gets_one_of_both(
         return original(path)
 
     monkeypatch.setattr(cache, "PixelFile", open_later)
+    with pytest.raises(InputError, match="1 images have changed since, such as"):
+        images.pixels()
     assert torch.equal(images.pixels()[0], RESIZE(ImageFile(str(images.table.paths[0]))))
     assert done
 
