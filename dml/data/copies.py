@@ -100,13 +100,11 @@ def warn_of_copies(table: ImageTable, limits: ImageLimits = LIMITS, queries: int
 def _find_hashes(paths: Sequence[str], folder: CacheFolder | None, limits: ImageLimits) -> dict[str, str]:
     """Return the SHA-256 of each file by its path, verified or computed; an empty string for one that can't be read."""
     verified = read_verified(folder) if folder else {}
+    hashes = {(name, image.bytes, image.mtime_ns): image.sha256 for name, image in verified.items()}
     names = folder.relative_paths(paths) if folder else paths
-    hashes = {}
-    for path, name, stamp in zip(paths, names, read_stamps(paths).tolist(), strict=True):
-        image = verified.get(name)
-        is_unchanged = image is not None and image.sha256 and [image.bytes, image.mtime_ns] == stamp
-        hashes[path] = image.sha256 if image and is_unchanged else hash_content(path, limits.max_image_bytes)
-    return hashes
+    files = zip(paths, names, read_stamps(paths).tolist(), strict=True)
+    max_bytes = limits.max_image_bytes
+    return {path: hashes.get((name, *stamp)) or hash_content(path, max_bytes) for path, name, stamp in files}
 
 
 def describe_copies(table: ImageTable, images: Mapping[str, CheckedImage]) -> Iterator[str]:
