@@ -63,7 +63,7 @@ def test_missing_files_are_counted_and_the_first_is_named(paths: list[str]) -> N
 def test_heif_images_are_counted_with_what_reads_them(
     paths: list[str], monkeypatch: pytest.MonkeyPatch, on_corrupt: str
 ) -> None:
-    for module in ("overview.readability", "image_files.images"):
+    for module in ("readability", "image_files.images"):
         monkeypatch.setattr(f"dml.data.{module}.reads_heif", lambda: False)
     renamed = [str(Path(path).with_suffix(".HEIC")) for path in paths[:5]]
     for path in renamed:

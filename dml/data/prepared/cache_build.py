@@ -155,13 +155,12 @@ def _plan_chunks(paths: list[str], index: pa.Table) -> dict[int, list[StoredImag
 def _read_checksums(files: CacheFiles, index: pa.Table, warn: Warn) -> tuple[bool, ChunkChecksums]:
     """Return whether there is a finished cache of these images, and the checksums of it or of an unfinished one."""
     stored = read_parquet_if_fit(files.index, warn, "decoded again")
-    is_finished = (
+    if (
         stored is not None
         and stored.schema.equals(INDEX_SCHEMA)
         and read_description(stored) == read_description(index)
         and stored.select(index.column_names).equals(index)
-    )
-    if is_finished:
+    ):
         checksums = stored["crc32"].to_pylist()
         return True, {i // CHUNK: checksums[i : i + CHUNK] for i in range(0, len(checksums), CHUNK)}
     lines = read_lines(files.progress, warn, "decoded again")
