@@ -29,10 +29,7 @@ SMALLEST_PREFIX = 8
 class VectorForm(NamedTuple):
     """Vectors that take the place of a model's, of unit length or 0.
 
-    Args:
-        name: name of the form, such as "prefix8".
-        train: (M, D) float32 vectors of the training images.
-        test: (N, D) float32 vectors of the tested images.
+    These are float32 (M, D) of the training images, and (N, D) of the tested images.
     """
 
     name: str

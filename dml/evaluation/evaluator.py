@@ -88,12 +88,7 @@ def evaluate_table(embeddings: Embeddings, table: ImageTable, **settings: Any) -
 
 
 class Evaluation(NamedTuple):
-    """The result of an evaluation.
-
-    Args:
-        lists: metrics and neighbors of the queries of each benchmark list, in rows of the table.
-        metrics: {name: fraction}, the metrics of the whole evaluation.
-    """
+    """The metrics of an evaluation, and those of the queries of each benchmark list, in rows of the table."""
 
     lists: list[PerQuery]
     metrics: Metrics

@@ -135,9 +135,7 @@ class UnitEmbeddings:
 
     A test evaluates, maps and compares the same embeddings: `UnitEmbeddings.normalize` checks and scales them once.
 
-    Args:
-        rows: (N, D) float32 embeddings of unit length, or of length 0, on their `ranking_device`; or points of a ball.
-        geometry: how the rows are compared.
+    ``rows`` (N, D) float32 are on their `ranking_device`; a row of length 0 stays one.
     """
 
     rows: Tensor

@@ -112,11 +112,6 @@ NONE = -1
 """The index that fills the rows of queries that exclude fewer items than others."""
 
 
-def exclude_queries(queries: int) -> Integers:
-    """Return the exclusions of queries that are their own gallery: each query excludes itself. -> (Q, 1)"""
-    return np.arange(queries, dtype=np.int64)[:, None]
-
-
 def find_copies(queries: Integers, gallery: Integers) -> Integers:
     """Find the gallery items whose file has the content of the query's file. (Q,), (G,) -> (Q, M), padded with `NONE`
 
@@ -162,7 +157,7 @@ class Positives:
         self, queries: npt.NDArray[Any], gallery: npt.NDArray[Any] | None, excluded: Integers | None = None
     ) -> None:
         if excluded is None:
-            excluded = exclude_queries(len(queries))[:, : 1 if gallery is None else 0]
+            excluded = np.arange(len(queries), dtype=np.int64)[:, None][:, : 1 if gallery is None else 0]
         self.excluded = excluded
         self.depth: int = queries.shape[1]
         labels = queries if gallery is None else gallery
@@ -212,7 +207,8 @@ class Positives:
         codes.fill(0)
         for query, row in zip(queries, codes, strict=True):
             for level in reversed(range(self.depth)):  # items of finer levels overwrite the codes of coarser ones
-                items = self._find_at_level(query, level)
+                first, last = (bounds[query] for bounds in self._bounds[level])
+                items = self._order[level][first:last]
                 if self.is_tree:
                     row[items] = self.depth - level
                 else:
@@ -225,11 +221,6 @@ class Positives:
     def count_shared(self, codes: Codes) -> Codes:
         """Return the number of levels that items with some codes share. (P,) -> (P,)"""
         return codes if self.is_tree else np.bitwise_count(codes)
-
-    def _find_at_level(self, query: int, level: int) -> Integers:
-        """Find the gallery items with the query's label at a level, rising, the excluded ones among them."""
-        first, last = self._bounds[level]
-        return self._order[level][first[query] : last[query]]
 
 
 def _is_tree(labels: npt.NDArray[Any]) -> bool:

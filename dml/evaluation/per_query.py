@@ -114,13 +114,7 @@ class QueryTable:
     ) -> "QueryTable":
         """Make the table of the rankings of all queries.
 
-        Args:
-            ranked: metrics and neighbors of the queries, as `rank_queries` returns them.
-            paths: (Q,) paths of the queries' images.
-            labels: (Q, L) labels of the queries.
-            gallery_paths: (G,) paths of the gallery's images; None if the queries are their own gallery.
-            gallery_labels: (G, L) labels of the gallery; None if the queries are their own gallery.
-            **described: the arguments levels, names, positions and made_with of `QueryTable`.
+        Without a gallery the queries are their own. ``described`` are levels, names, positions and made_with.
         """
         if gallery_paths is None or gallery_labels is None:
             gallery_paths, gallery_labels = paths, labels
@@ -139,11 +133,7 @@ class QueryTable:
 def join_lists(table: ImageTable, lists: Sequence[PerQuery], neighbors: int, **described: Any) -> QueryTable:
     """Make one table of the queries of all lists of a test; where a list lacks another's metric the value is NaN.
 
-    Args:
-        table: the tested images.
-        lists: queries and neighbors of each list, as rows of the table.
-        neighbors: number of neighbors of each query in the table; a shorter list gives fewer to all.
-        **described: levels, names, positions and made_with, as in `QueryTable`.
+    ``lists`` are in rows of the table; a list with fewer neighbors gives fewer to all. ``described`` is as above.
     """
     names = dict.fromkeys(name for part in lists for name in part.values)
     nearest = min(neighbors, *(part.neighbors.shape[1] for part in lists))
@@ -228,7 +218,10 @@ def _read(path: Path) -> QueryTable:
     table.validate(full=True)
     if missing := [name for name in COLUMNS if name not in table.column_names]:
         raise InputError(f"{path}: column {missing[0]} is missing; a run writes {', '.join(COLUMNS)}")
-    described = _read_metadata(table.schema.metadata, path)
+    metadata = table.schema.metadata or {}
+    if METADATA not in metadata:
+        raise InputError(f"{path}: no levels in its metadata; a run writes them")
+    described: Any = parse_json(metadata[METADATA])
     levels = tuple(described["levels"])
     queries = table.num_rows
     if not queries:
@@ -247,13 +240,6 @@ def _read(path: Path) -> QueryTable:
         positions=None if np.isnan(positions).all() else positions,
         made_with=described["made_with"],
     )
-
-
-def _read_metadata(metadata: Mapping[bytes, bytes] | None, path: Path) -> Any:
-    """Return the levels, the class names and the versions that are stored beside the columns."""
-    if not metadata or METADATA not in metadata:
-        raise InputError(f"{path}: no levels in its metadata; a run writes them")
-    return parse_json(metadata[METADATA])
 
 
 def _read_column(table: Any, name: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:

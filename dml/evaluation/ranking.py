@@ -143,17 +143,16 @@ class Ranking:
     def _rank_by_threads(self, rows: range, size: int) -> Iterator[Block]:
         gallery = Gallery(self.gallery.gallery_vectors())
         memory = torch.empty(min(size, len(rows)), len(gallery))
+
+        def rank_group(group: range, part: Tensor) -> Block:
+            return self._score_ranking(group, part, rank_rows(part, self.positives, group.start, self.neighbors))
+
         with ThreadPoolExecutor(torch.get_num_threads(), initializer=_limit_to_one_thread) as threads:
             for block in _split_range(rows, size):
                 distances = self._compute_distances(gallery, block, memory[: len(block)])
                 groups = list(_split_range(block, choose_group_size(len(gallery))))
                 parts = (distances[group.start - block.start :][: len(group)] for group in groups)
-                yield from threads.map(self._rank_group, groups, parts)
-
-    def _rank_group(self, queries: range, distances: Tensor) -> Block:
-        return self._score_ranking(
-            queries, distances, rank_rows(distances, self.positives, queries.start, self.neighbors)
-        )
+                yield from threads.map(rank_group, groups, parts)
 
     def _rank_by_sort(self, rows: range, size: int) -> Iterator[Block]:
         gallery = Gallery(self.gallery.gallery_vectors())

@@ -242,9 +242,7 @@ def _with_a_column(ranks: Tensor) -> Tensor:
 class _Ranks(NamedTuple):
     """The ranks of items of several queries, query after query.
 
-    Args:
-        ranks: (P,) ranks, rising for each query.
-        stops: (Q,) the position behind the last item of each query.
+    ``ranks`` (P,) rise for each query; ``stops`` (Q,) is the position behind the last item of each query.
     """
 
     ranks: Ranks
@@ -283,7 +281,7 @@ def _split_by_shared_levels(
 
 
 def compute_scores(rankings: Rankings, config: MetricConfig) -> dict[str, Tensor]:
-    """Compute the ranking metrics of some queries -> {metric: (Q,) float64}; without positives, a value means nothing."""
+    """Compute the ranking metrics of some queries -> {metric: (Q,) float64}, no value without positives."""
     scores: dict[str, Tensor] = {}
     for level, ranks in enumerate(rankings.by_level):
         values = config.compute_level(ranks, count_positives(ranks), Kind.AT_K, Kind.WITHIN_R, Kind.LEVEL)

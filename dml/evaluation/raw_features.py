@@ -133,9 +133,7 @@ BLOCK_SIZE = 2048
 class FixedNeighbors(NamedTuple):
     """The nearest images of each test image by a network before its training.
 
-    Args:
-        rows: (N,) int64, the rows of the tested images.
-        neighbors: (N, K) int64, indices among these rows of the nearest images of each.
+    ``neighbors`` (N, K) are indices among the ``rows`` (N,) of the tested images.
     """
 
     rows: npt.NDArray[np.int64]
@@ -192,7 +190,12 @@ def recall_among(
     columns = torch.as_tensor(np.asarray(labels)).reshape(len(labels), -1)
     if not len(rows) == len(columns) == len(neighbors):
         raise InputError(f"{len(rows)} embeddings, {len(columns)} labels and neighbors of {len(neighbors)} items")
-    items = torch.cat([_nearest_first(rows, part) for part in _parts(neighbors)])
+    items = torch.cat(
+        [
+            _nearest_first(rows, start, neighbors[start : start + BLOCK_SIZE])
+            for start in range(0, len(neighbors), BLOCK_SIZE)
+        ]
+    )
     positives = Positives(columns.numpy(), None)
     recalls: dict[str, float] = {}
     for level, column in enumerate(columns.T):
@@ -204,13 +207,8 @@ def recall_among(
     return recalls
 
 
-def _parts(neighbors: Tensor) -> list[tuple[int, Tensor]]:
-    return [(start, neighbors[start : start + BLOCK_SIZE]) for start in range(0, len(neighbors), BLOCK_SIZE)]
-
-
-def _nearest_first(rows: Tensor, part: tuple[int, Tensor]) -> Tensor:
-    """Sort the neighbors (B, K) of the queries from `start` on by falling cosine similarity."""
-    start, items = part
+def _nearest_first(rows: Tensor, start: int, items: Tensor) -> Tensor:
+    """Sort the neighbors (B, K) of the queries from ``start`` on by falling cosine similarity."""
     items = items.sort(dim=1).values
     cosines = torch.einsum("bd,bkd->bk", rows[start : start + len(items)], rows[items])
     return items.gather(1, cosines.argsort(dim=1, descending=True, stable=True))

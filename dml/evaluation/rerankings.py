@@ -25,11 +25,7 @@ JOINT_STEPS = "+"
 
 @dataclass(frozen=True)
 class Reranking:
-    """Steps that change a ranking one after another.
-
-    Args:
-        steps: the steps by name, in their order.
-    """
+    """Steps that change a ranking one after another."""
 
     steps: Mapping[str, Reranker]
 

@@ -36,11 +36,6 @@ RELIABILITY_BALANCED = "reliability_balanced"
 """The name of that of probabilities for as many pairs of one class as of different classes."""
 
 
-def name_values(calibration: Calibration) -> dict[str, float]:
-    """Return the values of the function by their names without `THRESHOLD_PREFIX`: calibration_slope and so on."""
-    return {f"{CALIBRATION_PREFIX}{name}": value for name, value in asdict(calibration).items()}
-
-
 def find_calibration(metrics: Mapping[str, float]) -> Calibration | None:
     """Find the function in metrics whose names lack `THRESHOLD_PREFIX`; None if they are of a test that fitted none."""
     values = {field.name: metrics.get(f"{CALIBRATION_PREFIX}{field.name}") for field in fields(Calibration)}
@@ -64,11 +59,8 @@ Metrics = dict[str, float]
 class NearestItems(NamedTuple):
     """The nearest item that each search finds.
 
-    Args:
-        scores: (S,) similarity of the nearest item.
-        is_known: (S,) whether the search was among all items; otherwise it was among those of other classes than the
-            query's, as if the gallery lacked the class.
-        is_right: (S,) whether the nearest item is of the query's class.
+    ``is_known`` (S,) tells whether a search was among all items; otherwise it was among those of other classes than the
+    query's, as if the gallery lacked the class. ``is_right`` (S,) tells whether the item is of that class.
     """
 
     scores: npt.NDArray[np.float32]
@@ -260,7 +252,7 @@ def evaluate_threshold(
                 f"val_{name}": errors[name] for name in ("fmr", "fnmr", "known_accepted", "wrong_share")
             }
         calibration = fit_calibration(validated.counts)
-        metrics |= name_values(calibration)
+        metrics |= {f"{CALIBRATION_PREFIX}{name}": value for name, value in asdict(calibration).items()}
         if split != "val":
             calibration_errors, reliability_curves = _evaluate_calibration(tested, calibration)
             metrics, curves = metrics | calibration_errors, curves | reliability_curves

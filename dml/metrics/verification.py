@@ -223,12 +223,11 @@ class Calibration:
 class CalibrationErrors(NamedTuple):
     """How far probabilities are from what they stand for; 0 is best of each.
 
-    Args:
-        ece: expected calibration error: the difference between the mean probability and the share of pairs of one
-            class in a bin of probabilities, as a mean over `BINS` bins that counts each pair.
-        brier: mean squared difference between the probability and 1 for a pair of one class, or 0 for another one.
-        log_loss: mean negative logarithm, to base e, of the probability of what the pair is.
-        curve: (2, P) mean probability, and share of pairs of one class, of each bin with pairs: the reliability curve.
+    ``ece`` is the expected calibration error: the difference between the mean probability and the share of pairs of one
+    class in a bin of probabilities, as a mean over `BINS` bins that counts each pair. ``brier`` is the mean squared
+    difference between the probability and 1 for a pair of one class, or 0 for another one, and ``log_loss`` the mean
+    negative natural logarithm of the probability of what the pair is. ``curve`` (2, P) is the mean probability, and the
+    share of pairs of one class, of each bin with pairs: the reliability curve.
     """
 
     ece: float

@@ -65,12 +65,8 @@ class FinishedRun:
 class ConfigurationResult:
     """The metrics of one configuration over its seeds.
 
-    Args:
-        name: settings that tell the configuration from the others, such as "loss=rll".
-        metrics: {name in metrics.json: mean and confidence interval over the seeds}.
-        custom_metrics: metrics that the user has defined.
-        facts: vector, first weights, checkpoint, split and device of the test, as `describe_measurement` returns them.
-        folders: folders of the runs.
+    ``name`` are the settings that tell it from the others, such as "loss=rll". ``facts`` are those of
+    `describe_measurement`.
     """
 
     name: str
@@ -172,18 +168,17 @@ def compare(runs: Sequence[FinishedRun]) -> list[ConfigurationResult]:
     return [
         ConfigurationResult(
             name,
-            _average_over_seeds(group),
+            {
+                metric: mean_interval([run.metrics[metric] for run in group])
+                for metric in group[0].metrics
+                if all(metric in run.metrics for run in group)
+            },
             group[0].custom_metrics,
             merge_facts(run.facts for run in group),
             tuple(run.folder for run in group),
         )
         for name, group in zip(names, groups.values(), strict=True)
     ]
-
-
-def _average_over_seeds(group: Sequence[FinishedRun]) -> dict[str, Interval]:
-    shared = [name for name in group[0].metrics if all(name in run.metrics for run in group)]
-    return {name: mean_interval([run.metrics[name] for run in group]) for name in shared}
 
 
 def _check_seeds(group: Sequence[FinishedRun]) -> None:

@@ -29,10 +29,7 @@ def embedding_map(
     openTSNE runs on the unit embeddings: Barnes-Hut, perplexity 30, or (n - 1) / 3 if that is less, from the first two
     principal components. The same input gives the same places on the same machine. Rows that are not drawn are NaN.
 
-    Args:
-        embeddings: (N, D) embeddings of any real type.
-        points: number of rows to draw, at random; fewer rows are all drawn, but fewer than 5 make no map.
-        seed: seed of the choice of rows and of t-SNE.
+    ``points`` rows are drawn, at random; fewer rows are all drawn, but fewer than 5 make no map.
 
     Raises:
         InputError: if points is below 5, or an embedding is not finite.

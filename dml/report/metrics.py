@@ -32,10 +32,8 @@ def format_metric(value: float | None, metric: MetricDescription) -> str:
 class MetricTable:
     """A table of metrics, whose rows are grouped by level.
 
-    Args:
-        columns: labels of the metrics.
-        groups: {name of the level, or "" for all levels together: {name of the row: cells}}.
-        note: sentence below the table; "" for none.
+    ``groups`` are {name of the level, or "" for all levels together: {name of the row: cells}}; ``note`` is a sentence
+    below.
     """
 
     columns: Sequence[str]

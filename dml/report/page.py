@@ -147,17 +147,8 @@ def write_pictures(
 
     Files of an earlier test would be taken for those of this one.
 
-    Args:
-        folder: folder of the run.
-        metrics: contents of metrics.json.
-        table: the tested images.
-        embeddings: embeddings (N, D) of the tested images.
-        lists: the queries of each benchmark list with their metrics and neighbors.
-        limits: how large the images' files may be.
-        sheet: numbers of queries and neighbors of retrieval.png, and the seed of the choice of queries; None writes no
-            retrieval.png.
-        report: settings of the report with the attributes neighbors, map and seed, as ``evaluation.report`` has them;
-            None writes no per_query.parquet and no report.html.
+    ``lists`` are the queries of each benchmark list. ``sheet`` and ``report`` are ``evaluation.sheet`` and
+    ``evaluation.report``; None writes no such files.
     """
     described = {"levels": table.levels, "names": table.names, "made_with": collect_versions()}
     if sheet:

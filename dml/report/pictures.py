@@ -64,12 +64,8 @@ def draw_sheet(
     Each picture is fitted into a square tile, whose size follows from the width and the longest row. A picture that has
     the class of its query, or another one, has a mark. One picture is in memory at a time.
 
-    Args:
-        rows: titles and pictures.
-        path: file to write.
-        read: function that reads pictures of any size.
-        width: width of the sheet in pixels; so many pictures that they would be too small to see make it wider.
-        legend: {relation: meaning} of the marks, for the line at the bottom; None for no such line.
+    So many pictures that they would be too small to see make the sheet wider. ``legend`` is {relation: meaning} of the
+    marks, for the line at the bottom.
 
     Raises:
         InputError: if there is no picture, or one can't be read.

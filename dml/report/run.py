@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dml.data.image_files.images import UnreadableImageError, read_image, without_remedy
 from dml.data.image_files.limits import ImageLimits
-from dml.data.overview.readability import find_missing
+from dml.data.readability import find_missing
 from dml.evaluation.names import MetricDescription, describe_stored_metrics, split_head_names
 from dml.evaluation.per_query import QueryTable, read_queries
 from dml.report.console import list_remarks

@@ -79,9 +79,7 @@ ENDS = (0.025, 0.975)
 class ClassSums:
     """The metrics of some runs that were tested on the same queries.
 
-    Args:
-        counts: number of queries of each test class.
-        sums: {metric: for each run, the sum of its values over the queries of each test class}.
+    ``counts`` are the queries of each test class, ``sums`` {metric: for each run, the sum of its values over these}.
     """
 
     counts: list[int]
@@ -124,9 +122,7 @@ def sum_by_class(
 ) -> tuple[list[int], dict[str, list[float]]]:
     """Sum values of queries by class, without queries that are NaN -> number of queries, sums, in order of the labels.
 
-    Args:
-        labels: (Q,) classes of the queries.
-        values: {metric: (Q,) value of each query}, NaN for the same queries in every metric.
+    ``labels`` and ``values`` are (Q,); NaN for the same queries in every metric.
     """
     has_value = ~np.isnan(next(iter(values.values())))
     _, classes = np.unique(labels[has_value], return_inverse=True)

@@ -243,9 +243,6 @@ class AugmentedComparison(Comparison):
 
     ``gallery`` is the augmented gallery of a query that excludes nothing. Few items differ from it for a query: those
     that have an excluded item among their neighbors.
-
-    Args:
-        neighbors: gallery before the augmentation, with its neighbors.
     """
 
     neighbors: NeighborLists = field(kw_only=True)

@@ -358,7 +358,16 @@ def keeps_products(index: Any) -> bool:
     if not isinstance(index, faiss.IndexPreTransform):
         return True
     chain: Any = index.chain
-    return all(_is_rotation(chain.at(place)) for place in range(chain.size()))
+    transforms = [faiss.downcast_VectorTransform(chain.at(place)) for place in range(chain.size())]
+    return all(
+        (
+            isinstance(transform, faiss.RandomRotationMatrix | faiss.OPQMatrix)
+            # a file has a trained matrix as a linear transform
+            or (type(transform) is faiss.LinearTransform and transform.is_orthonormal and not transform.have_bias)
+        )
+        and transform.d_in == transform.d_out
+        for transform in transforms
+    )
 
 
 def keeps_numbers(index: Any) -> bool:
@@ -372,15 +381,6 @@ def keeps_numbers(index: Any) -> bool:
     if isinstance(core, faiss.IndexScalarQuantizer | faiss.IndexIVFScalarQuantizer):
         return core.sq.qtype in PRECISE_NUMBERS
     return isinstance(core, faiss.IndexFlat | faiss.IndexIVFFlat)
-
-
-def _is_rotation(transform: Any) -> bool:
-    """Whether a transform of FAISS only turns the vectors; a file has a trained matrix as a linear transform."""
-    transform = faiss.downcast_VectorTransform(transform)
-    is_orthonormal = isinstance(transform, faiss.RandomRotationMatrix | faiss.OPQMatrix) or (
-        type(transform) is faiss.LinearTransform and transform.is_orthonormal and not transform.have_bias
-    )
-    return is_orthonormal and transform.d_in == transform.d_out
 
 
 FEW_VECTORS = re.compile(rb"WARNING clustering \d+ points to \d+ centroids: please provide at least (\d+).*\n")

@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from dml.data.copies import assign_content_ids, warn_of_copies
 from dml.data.image_files.limits import ImageLimits
-from dml.data.overview.copies import assign_content_ids, warn_of_copies
-from dml.data.overview.readability import check_readability
 from dml.data.prepared.cache import CacheFolder
+from dml.data.readability import check_readability
+from dml.data.subsets import take_some_classes
 from dml.data.table import ImageTable
-from dml.data.table_changes.subsets import take_some_classes
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.monitor import AUTO, has_time_for_clusters, make_further_config, make_validation_config
 from dml.evaluation.names import MetricName, list_evaluated_heads, select_joint
@@ -55,7 +55,7 @@ def build_table(config: DictConfig, *, needs_fold: bool = True) -> ImageTable:
 
 
 def check_readable(config: DictConfig, images: ImageTable) -> None:
-    """Make sure that all image files exist and that some can be decoded, see `dml.data.overview.readability`.
+    """Make sure that all image files exist and that some can be decoded, see `dml.data.readability`.
 
     Queries that are in their gallery too are told, unless the configuration of the data set knows of them.
     """

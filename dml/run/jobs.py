@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from pytorch_lightning import Callback, Trainer, seed_everything
 from pytorch_lightning.utilities import rank_zero_only
 
-from dml.data.overview.split_changes import SplitSummary, summarize_data
+from dml.data.split_overview import SplitSummary, summarize_data
 from dml.data.table import ImageTable
 from dml.models.embedding import EmbeddingModel
 from dml.models.recurrent import AnyModel

@@ -72,7 +72,6 @@ LINKS = [
         for name in (
             "table.parquet",
             "verified.jsonl",
-            "digests.parquet",
             "sheet_train.png",
             "warp-8.pixels",
             "warp-8.parquet",

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dml.data.corrections import iterate_rows
 from dml.data.table import ImageTable
-from dml.data.table_changes.corrections import iterate_rows
 from dml.runtime.errors import InputError
 from dml.runtime.filesystem.files import write_text
 from dml.runtime.text.text_tables import format_csv

@@ -35,12 +35,8 @@ NO_IMAGE = -1.0
 class LabelProbabilities:
     """How well the labels of images agree with their neighbors.
 
-    Args:
-        rows: (M,) rows of the images that have a probability: those whose class has another image.
-        quality: (M,) probability of the image's own class, out of fold.
-        suggested: (M,) label of the most probable other class.
-        classes: number of classes.
-        is_doubtful: (M,) whether the label is doubtful.
+    ``rows`` (M,) are the images whose class has another image, ``quality`` (M,) the probability of their class, out of
+    fold, and ``suggested`` (M,) the label of the most probable other class.
     """
 
     rows: NDArray[np.int64]

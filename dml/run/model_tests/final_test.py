@@ -11,8 +11,8 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor
 
+from dml.data.copies import count_queries_in_gallery
 from dml.data.image_files.limits import ImageLimits
-from dml.data.overview.copies import count_queries_in_gallery
 from dml.data.table import ImageTable
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.geometry import UnitEmbeddings

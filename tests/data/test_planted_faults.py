@@ -5,8 +5,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from dml.data.planted_faults import PlantedFaults, plant_faults, read_planted_faults
 from dml.data.table import ImageTable
-from dml.data.table_changes.planted_faults import PlantedFaults, plant_faults, read_planted_faults
 from dml.runtime.errors import InputError
 
 CLASSES, IMAGES = 40, 30

@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dml.data.names import compose_name
-from dml.data.table import EVERY_LEVEL, UNKNOWN, ImageTable
-from dml.data.table_changes.corrections import iterate_rows
+from dml.data.corrections import iterate_rows
+from dml.data.table import EVERY_LEVEL, UNKNOWN, ImageTable, compose_name
 from dml.runtime.errors import InputError, suggest
 from dml.runtime.escaping import printable
 from dml.runtime.filesystem.paths import expand_home

@@ -1,16 +1,85 @@
-"""What a run remembers of its data set, and what has changed since."""
+"""What the splits of a data set hold: counts and sizes for a person, checksums to find what has changed since."""
 
 import os
 from collections.abc import Mapping
 from hashlib import sha256
 
 import numpy as np
+from rich.table import Table
+from rich.text import Text
 
 from dml.data.image_files.contents import ARCHIVES
-from dml.data.table import SPLITS, ImageTable
+from dml.data.prepared.verification import NO_FILE, CheckedImage
+from dml.data.table import SPLITS, UNKNOWN, ImageTable
 from dml.runtime.escaping import printable
 from dml.runtime.filesystem.paths import expand_home
 from dml.runtime.text.counts import format_count
+
+
+def make_overview_table(table: ImageTable, images: Mapping[str, CheckedImage]) -> Table:
+    """Make a table for the terminal of what each split holds, a column for each; five splits fit 80 columns."""
+    shown = Table(title="what the splits hold", title_justify="left", title_style="bold")
+    shown.add_column("")
+    columns = {split: summarize_split(table.subset(split), images) for split in SPLITS if len(table.rows(split))}
+    for split in columns:
+        shown.add_column(split, justify="right")
+    for name in next(iter(columns.values()), ()):
+        shown.add_row(name, *(column[name] for column in columns.values()))
+    return shown
+
+
+def summarize_split(part: ImageTable, images: Mapping[str, CheckedImage]) -> dict[str, str]:
+    """Return the numbers of one split, as texts by their names.
+
+    The smallest image is the one with the fewest pixels; sizes are width x height, 0x0 if no image can be read. A copy
+    is a file whose content an earlier file of the split has.
+    """
+    rows = np.sort(np.unique(part.paths, return_index=True)[1])  # an image may be in several benchmark lists
+    files = [images[path] for path in part.paths[rows].tolist()]
+    labels = part.labels[rows, 0]
+    _, counts = np.unique(labels[labels != UNKNOWN], return_counts=True)
+    readable = [image for image in files if not image.error]
+    sizes = np.array([(image.width, image.height) for image in readable] or [(0, 0)])
+    missing = sum(image.error == NO_FILE for image in files)
+    class_sizes = (counts.min(), np.median(counts), counts.max()) if len(counts) else (0, 0, 0)
+    numbers = {
+        "images": len(files),
+        "classes": len(counts),
+        **dict(zip(("smallest class", "median class", "largest class"), map(int, class_sizes), strict=True)),
+        "median size": np.median(sizes, axis=0).astype(int),
+        "smallest size": sizes[sizes.prod(axis=1).argmin()],
+        "copies": len(readable) - len({image.sha256 for image in readable}),
+        "missing files": missing,
+        "unreadable": len(files) - len(readable) - missing,
+    }
+    return {name: "x".join(f"{number:,}" for number in np.atleast_1d(value)) for name, value in numbers.items()}
+
+
+def make_count_table(table: ImageTable, published: Mapping[str, Mapping[str, int]]) -> Table:
+    """Make a table of the number of images and of classes in each split, beside the published numbers.
+
+    Args:
+        table: the data set.
+        published: number of each kind in each split, such as {"train": {"images": 5864, "class": 100}}.
+    """
+    shown = Table(title="images and classes", title_justify="left", title_style="bold")
+    for name in ("split", "of"):
+        shown.add_column(name)
+    for name in ("found", "published"):
+        shown.add_column(name, justify="right")
+    shown.add_column("")
+    counts = table.counts()
+    for split in SPLITS:
+        split_counts, split_published = counts.get(split, {}), published.get(split, {})
+        missing = [kind for kind in split_published if kind not in split_counts]
+        for i, kind in enumerate([*split_counts, *missing]):
+            count, expected = split_counts.get(kind, 0), split_published.get(kind)
+            verdict = "" if expected is None else "[green]same" if count == expected else "[red]differs"
+            numbers = f"{count:,}", "" if expected is None else f"{expected:,}"
+            shown.add_row(split if i == 0 else "", Text(printable(kind)), *numbers, verdict)
+        shown.add_section()
+    return shown
+
 
 SplitSummary = Mapping[str, Mapping[str, str]]
 """{split: {class: "<number of images> <checksum of their paths>"}}, classes of level 0."""
@@ -20,24 +89,22 @@ NAMED_CLASSES = 3
 
 
 def summarize_data(table: ImageTable, root: str | None) -> dict[str, dict[str, str]]:
-    """Return the classes and the checksums of a data set's images by split; a data set that was moved has the same.
-
-    Args:
-        table: the data set.
-        root: root of the data set, a folder or a file; None takes the source that the table names.
-    """
-    return summarize_splits(table, find_base_folder(root, table))
+    """Return the classes and the checksums of a data set's images by split; a data set that was moved has the same."""
+    return checksum_splits(table, find_base_folder(root, table))
 
 
 def find_base_folder(root: str | None, table: ImageTable) -> str | None:
-    """Return the folder, or the archive, that the paths of a table are below; None if it can't be known."""
+    """Return the folder, or the archive, that the paths of a table are below; None if it can't be known.
+
+    Without a root, the source that the table names tells it.
+    """
     base = str(expand_home(root)) if root else table.source
     if os.path.isfile(base) and not base.endswith(ARCHIVES):  # a list of images, such as a .csv file
         return os.path.dirname(base) or "."
     return base if os.path.exists(base) else None
 
 
-def summarize_splits(table: ImageTable, folder: str | None = None) -> dict[str, dict[str, str]]:
+def checksum_splits(table: ImageTable, folder: str | None = None) -> dict[str, dict[str, str]]:
     """Return for each split in use its classes, the number of their images and a checksum of the images' paths.
 
     A benchmark that lists an image at several levels counts it once for each.

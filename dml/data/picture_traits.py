@@ -22,7 +22,7 @@ FORMAT = 2
 def measure_traits(
     paths: Sequence[str],
     *,
-    processes: int,
+    processes: int | None,
     advance: Callable[[int], None],
     limits: ImageLimits = LIMITS,
 ) -> NDArray[np.float32]:

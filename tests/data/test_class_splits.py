@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dml.data.class_splits import apply_class_splits, format_class_splits, read_class_splits
 from dml.data.table import ImageTable
-from dml.data.table_changes.class_splits import apply_class_splits, format_class_splits, read_class_splits
 from dml.runtime.errors import InputError
 
 NAMES = ("ant", "bee, the", 'a "cat"', "dog")

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dml.data.corrections import Correction, apply_corrections, read_corrections
 from dml.data.table import UNKNOWN, ImageTable
-from dml.data.table_changes.corrections import Correction, apply_corrections, read_corrections
 from dml.runtime.errors import InputError
 
 ROOT = "/data/mine"

@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dml.data.layout import read_csv_rows
-from dml.data.names import compose_name
-from dml.data.overview.split_changes import find_base_folder, make_relative
-from dml.data.table import UNKNOWN, ImageTable
+from dml.data.split_overview import find_base_folder, make_relative
+from dml.data.table import UNKNOWN, ImageTable, compose_name
 from dml.runtime.errors import InputError, suggest
 from dml.runtime.escaping import printable
 from dml.runtime.filesystem.paths import expand_home
@@ -160,12 +159,7 @@ def apply_corrections(
 
 
 class _ImageNames:
-    """The rows of images by their paths: relative to the root, absolute, or as the table has them.
-
-    Args:
-        table: table of the data set.
-        root: root of the data set.
-    """
+    """The rows of images by their paths: relative to the root, absolute, or as the table has them."""
 
     def __init__(self, table: ImageTable, root: str | None) -> None:
         self.rows_by_path: dict[str, list[int]] = {}

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from dml.data.overview.split_changes import describe_changes, make_relative, summarize_splits
+from dml.data.split_overview import checksum_splits, describe_changes, make_relative
 from dml.data.table import ImageTable
 
 CLASSES = ("ant", "bee", "cat", "dog", "emu")
@@ -20,10 +20,10 @@ HALVES = dict(zip(CLASSES, ("train", "train", "val", "test", "test"), strict=Tru
 
 
 def test_same_table_has_no_changes_wherever_it_stands_and_however_it_is_ordered():
-    before = summarize_splits(make_table(HALVES), "/data")
+    before = checksum_splits(make_table(HALVES), "/data")
     moved = make_table(HALVES, "/disk/mine")
     shuffled = moved.take(np.random.default_rng(0).permutation(len(moved)))
-    assert describe_changes(before, summarize_splits(shuffled, "/disk/mine")) == []
+    assert describe_changes(before, checksum_splits(shuffled, "/disk/mine")) == []
 
 
 def test_a_path_that_goes_up_is_shown_without_it():
@@ -33,7 +33,7 @@ def test_a_path_that_goes_up_is_shown_without_it():
 
 def test_classes_in_other_splits_are_named_first():
     after = HALVES | {"ant": "test", "bee": "test", "emu": "train"}
-    changes = describe_changes(summarize_splits(make_table(HALVES)), summarize_splits(make_table(after)))
+    changes = describe_changes(checksum_splits(make_table(HALVES)), checksum_splits(make_table(after)))
     assert changes == [
         "2 classes moved from train to test (ant, bee)",
         "1 class moved from test to train (emu)",
@@ -44,7 +44,7 @@ def test_gone_new_and_altered_classes_are_named():
     before = make_table(HALVES)
     after = make_table({name: split for name, split in HALVES.items() if name != "cat"} | {"fox": "train"})
     after = after.take(np.arange(1, len(after)))  # without the first image of ant
-    assert describe_changes(summarize_splits(before), summarize_splits(after)) == [
+    assert describe_changes(checksum_splits(before), checksum_splits(after)) == [
         "1 class is gone (cat)",
         "1 class is new (fox)",
         "1 class has other images (ant: 3 instead of 4)",
@@ -63,7 +63,7 @@ def test_other_files_and_other_coarse_labels_count_as_other_images(column: str):
     else:
         labels[:4, 1] = 1
     after = ImageTable(paths, labels, two_levels.split, two_levels.levels, two_levels.names)
-    assert describe_changes(summarize_splits(two_levels), summarize_splits(after)) == [
+    assert describe_changes(checksum_splits(two_levels), checksum_splits(after)) == [
         "1 class has other images (ant: other files)"
     ]
 
@@ -71,6 +71,6 @@ def test_other_files_and_other_coarse_labels_count_as_other_images(column: str):
 def test_many_classes_are_counted_and_a_few_named():
     names = [f"c{i:03}" for i in range(1000)]
     before, after = (make_table(dict.fromkeys(names, split), images=1) for split in ("train", "test"))
-    assert describe_changes(summarize_splits(before), summarize_splits(after)) == [
+    assert describe_changes(checksum_splits(before), checksum_splits(after)) == [
         "1,000 classes moved from train to test (c000, c001, c002, ... 997 more)"
     ]

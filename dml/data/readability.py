@@ -50,11 +50,9 @@ def check_readability(
 
     Raises:
         InputError: if files are missing, or images that were tried can't be decoded; the message says how many of how
-            many, and names the first and the remedy. Also if ``images_per_split`` isn't a whole number, 0 or more.
+            many, and names the first and the remedy.
         ImageMemoryError: if the memory runs out.
     """
-    if not isinstance(images_per_split, int) or isinstance(images_per_split, bool) or images_per_split < 0:
-        raise InputError(f"data.check_images={images_per_split}: expected a whole number, 0 or more")
     if not images_per_split:
         return
     table = table.subset(*SPLITS)
