@@ -82,6 +82,7 @@ LINKS = [
 ]
 
 
+@pytest.mark.first_cases(len(LINKS) + 2)
 @pytest.mark.parametrize("link", LINKS)
 @pytest.mark.parametrize("dangling", [False, True])
 def test_nothing_is_written_or_read_through_links(
