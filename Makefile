@@ -49,8 +49,8 @@ $(SETUP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check $(COMPILE) --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-# a process that is done takes over tests of the other
-PYTEST = $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+# a process that is done takes over tests of the other; without compiled files each process compiles all that it imports
+PYTEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 test: setup
 	$(PYTEST) -m 'not thorough'

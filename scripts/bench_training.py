@@ -29,9 +29,9 @@ from dml.commands.start.log_levels import quiet
 from dml.data.dataset import Batch
 from dml.run import builders, loop
 from dml.run.config_folders import CONF
+from dml.training.callbacks.process_state import StepSeed
 from dml.training.callbacks.progress import Progress
-from dml.training.callbacks.seeding import StepSeed
-from dml.training.history import History
+from dml.training.loggers import History
 from dml.training.module import MetricLearner
 
 ROUNDS, STEPS, WARM_UP = 8, 12, 3

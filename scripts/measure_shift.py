@@ -22,8 +22,8 @@ from hydra import compose, initialize_config_dir
 from torch import Tensor
 
 from dml.commands.data_jobs.audit_network import build_backbone_network
+from dml.data.class_splits import apply_class_splits, read_class_splits
 from dml.data.table import ImageTable
-from dml.data.table_changes.class_splits import apply_class_splits, read_class_splits
 from dml.evaluation.evaluator import Evaluator
 from dml.report.provenance import describe_measurement, describe_vector, describe_weights, join_facts, merge_facts
 from dml.report.statistics import PER_QUERY, ClassSums, sum_by_class, sum_runs_by_class

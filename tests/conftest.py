@@ -1,8 +1,10 @@
+import importlib.metadata
 import logging
 import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import configurations
@@ -27,6 +29,7 @@ from dml.run.building import trusting
 from dml.studies import experiments
 from dml.studies.study_command import run_study
 
+importlib.metadata.entry_points = cache(importlib.metadata.entry_points)  # Lightning reads them for each Trainer
 import_lean()  # as commands do, and before the tests import torch
 
 SHORT_RUN = [

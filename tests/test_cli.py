@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, SMALL, Here, Refused
+from conftest import ONE_HEAD, ROOT, SMALL, Here, Refused
 from hydra.errors import MissingConfigException
 
 
@@ -137,7 +137,7 @@ def corrupt(archive: Path, copy: Path) -> str:
 def test_a_corrupt_image_is_named_or_skipped(refused: Refused, here: Here, small_emoji: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken.zip"
     image = corrupt(small_emoji, broken)
-    arguments = [f"dataset.root={broken}", *SMALL, "data.num_workers=1", "evaluation.raw=false"]
+    arguments = [f"dataset.root={broken}", *ONE_HEAD, "data.num_workers=1"]
     # every image of the training classes is drawn within the run
     arguments += ["trainer.max_steps=30", "trainer.val_check_interval=30"]
     line = refused(*arguments, f"hydra.run.dir={tmp_path / 'raise'}")

@@ -2,15 +2,13 @@
 
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from configurations import compose
-from conftest import PLAIN, ROOT, SMALL, Here, Refused, in_a_process
+from conftest import ONE_HEAD, PLAIN, ROOT, SMALL, Here, Refused, in_a_process
 from PIL import Image
 from runs import TWO, assert_same_run, kill_at, last, metrics, run_ranks
 from trainers import small_trainer
@@ -35,10 +33,7 @@ ARGUMENTS = [
 @pytest.fixture(scope="module")
 def finished(small_emoji: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run") / "finished"
-    # a process of its own, as a user starts it; other tests fork
-    command = [sys.executable, "train.py", f"dataset.root={small_emoji}", *ARGUMENTS, f"hydra.run.dir={folder}"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=240, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    in_a_process("train.py", f"dataset.root={small_emoji}", *ARGUMENTS, f"hydra.run.dir={folder}")
     return folder
 
 
@@ -128,7 +123,7 @@ def test_the_queries_and_a_report_of_them(here: Here, finished: Path, tmp_path: 
 @pytest.mark.parametrize("selection", ["last", "test"])
 def test_what_chooses_the_checkpoint(here: Here, small_emoji: Path, tmp_path: Path, selection: str) -> None:
     shorter = ["trainer.max_steps=4", "trainer.val_check_interval=2", f"evaluation.selection={selection}"]
-    here("train", f"dataset.root={small_emoji}", *SMALL, *shorter, f"hydra.run.dir={tmp_path}")
+    here("train", f"dataset.root={small_emoji}", *PLAIN, "model.heads=[H]", *shorter, f"hydra.run.dir={tmp_path}")
     found = metrics(tmp_path)
     rows = [line.split(",") for line in (tmp_path / "metrics.csv").read_text().splitlines()]
     split = "test" if selection == "test" else "val"
@@ -182,7 +177,7 @@ def test_paths_mean_what_they_say(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     shutil.copy(small_emoji, tmp_path / "emoji.zip")
-    arguments = ["dataset.root=~/emoji.zip", *SMALL, "evaluation.raw=false", "trainer.val_check_interval=null"]
+    arguments = ["dataset.root=~/emoji.zip", *ONE_HEAD, "trainer.val_check_interval=null"]
     folder = tmp_path / "my run, lr=0.1 [it's]"
     checkpoint = folder / "checkpoints" / "last.ckpt"
     here("train", *arguments, "trainer.max_steps=2", f"hydra.run.dir={folder}")
@@ -205,8 +200,8 @@ NEIGHBORHOODS += ["training.bank_every_n_steps=3", "loss=tuplet_drift", "trainer
 @pytest.mark.parametrize("options", [[], NEIGHBORHOODS], ids=["default", "stored embeddings"])
 def test_a_finished_run_can_be_prolonged(here: Here, small_emoji: Path, tmp_path: Path, options: list[str]) -> None:
     # a cosine ends with the run that it was made for: prolonged, it is another one
-    small = [value for value in SMALL if not (options and value.startswith("sampler"))]
-    arguments = [f"dataset.root={small_emoji}", *small, "evaluation.raw=false", "scheduler=constant", *options]
+    small = [value for value in ONE_HEAD if not (options and value.startswith("sampler"))]
+    arguments = [f"dataset.root={small_emoji}", *small, "scheduler=constant", *options]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     here("train", *arguments, f"hydra.run.dir={whole}", "trainer.max_steps=9")
     here("train", *arguments, f"hydra.run.dir={parts}", "trainer.max_steps=6")
@@ -230,7 +225,7 @@ def test_resuming_refuses_a_configuration_that_has_changed(refused: Refused, fin
 
 @pytest.mark.distributed
 def test_two_processes_train_as_one(here: Here, small_emoji: Path, tmp_path: Path) -> None:
-    arguments = [f"dataset.root={small_emoji}", *SMALL, "trainer.accelerator=cpu", "evaluation.raw=false"]
+    arguments = [f"dataset.root={small_emoji}", *PLAIN, "trainer.accelerator=cpu"]
     # a few small steps: rounding has no time to grow
     arguments += ["trainer.max_steps=3", "optimizer=sgd", "optimizer.lr=0.001"]
     arguments += ["loss=happier", "training.proxies=class_means"]
@@ -283,10 +278,10 @@ WHOLE_RUNS = {
 """A loss of each structure, and what is its own."""
 
 
-@pytest.mark.first_cases(6)
+@pytest.mark.first_cases(3)  # each takes a step below
 @pytest.mark.parametrize("loss", WHOLE_RUNS)
 def test_a_loss_of_each_structure_trains(here: Here, small_emoji: Path, tmp_path: Path, loss: str) -> None:
-    arguments = [f"dataset.root={small_emoji}", *PLAIN, "trainer.max_steps=2", "trainer.val_check_interval=null"]
+    arguments = [f"dataset.root={small_emoji}", *ONE_HEAD, "trainer.max_steps=2", "trainer.val_check_interval=null"]
     here("train", f"loss={loss}", *arguments, f"hydra.run.dir={tmp_path}")
     trained = last(tmp_path)
     assert trained["global_step"] == 2
@@ -300,7 +295,7 @@ def table(small_emoji: Path) -> ImageTable:
 
 @pytest.mark.parametrize("loss", sorted(path.stem for path in (ROOT / "conf" / "loss").glob("*.yaml")))
 def test_every_loss_takes_a_step(table: ImageTable, loss: str) -> None:
-    config = compose(f"loss={loss}", *PLAIN)
+    config = compose(f"loss={loss}", *ONE_HEAD)
     images, model = builders.build_data(config, table), builders.build_model(config)
     builders.count_in_steps(config, len(images.sampler))
     learner = builders.build_learner(config, images, model)

@@ -74,17 +74,29 @@ def installed(site: Path, tmp_path: Path) -> Installed:
     return installed
 
 
-@pytest.mark.distributed
-def test_a_wheel_trains_and_evaluates_with_a_user_s_configurations_and_loss(
+OWN = ["hydra.searchpath=[my_conf]", "loss=squeeze", "loss.strength=0.25"]
+"""What chooses the user's loss."""
+
+
+def test_a_wheel_trains_with_a_user_s_configurations_and_loss(
     installed: Installed, site: Path, small_emoji: Path, tmp_path: Path
 ) -> None:
-    own = ["hydra.searchpath=[my_conf]", "loss=squeeze", "loss.strength=0.25"]
-    # a run of a sweep that trains on several devices is started as a process of its own, which starts the second one
-    swept = ["-m", "trainer=ddp", "trainer.devices=2", "hydra.sweep.dir=sweep"]
-    installed(site / "bin" / "dml", "train", *swept, *own, f"dataset.root={small_emoji}", *SHORT)
-    run = tmp_path / "sweep" / "0"
+    installed(site / "bin" / "dml", "train", *OWN, f"dataset.root={small_emoji}", *SHORT, "hydra.run.dir=run")
+    run = tmp_path / "run"
     assert last(run)["global_step"] == 2
     assert OmegaConf.load(run / ".hydra" / "config.yaml").loss == {"_target_": "my_losses.Squeeze", "strength": 0.25}
+
+
+@pytest.mark.thorough
+@pytest.mark.distributed
+def test_a_wheel_starts_processes_and_evaluates(
+    installed: Installed, site: Path, small_emoji: Path, tmp_path: Path
+) -> None:
+    # a run of a sweep that trains on several devices is started as a process of its own, which starts the second one
+    swept = ["-m", "trainer=ddp", "trainer.devices=2", "hydra.sweep.dir=sweep"]
+    installed(site / "bin" / "dml", "train", *swept, *OWN, f"dataset.root={small_emoji}", *SHORT)
+    run = tmp_path / "sweep" / "0"
+    assert last(run)["global_step"] == 2
 
     # the checkpoint says where the user's configurations are, which is believed if the user says so
     told = [f"checkpoint={run}/checkpoints/last.ckpt", "trust=true", "trainer.devices=1", "hydra.run.dir=again"]

@@ -54,7 +54,7 @@ class ImageDataset(BatchDataset):
         limits: largest size of an image file.
 
     Raises:
-        InputError: if ``on_corrupt`` is another string; on indexing, if "replace" finds no readable image of the class.
+        InputError: on indexing, if "replace" finds no readable image of the class.
     """
 
     def __init__(
@@ -65,8 +65,6 @@ class ImageDataset(BatchDataset):
         cache: ImageCache | None = None,
         limits: ImageLimits = LIMITS,
     ) -> None:
-        if on_corrupt not in ("raise", "replace", "drop"):
-            raise InputError(f"on_corrupt={on_corrupt}: expected raise, replace or drop")
         self.paths = table.paths
         self.labels = torch.from_numpy(table.labels)
         self.class_names = table.names[0] if table.names else ()
@@ -107,11 +105,7 @@ class ImageDataset(BatchDataset):
         """Log that the image of a row is skipped, unless that has been logged of the same file.
 
         Two workers that read the file at the same moment may both log it: a lock would have to be shared too.
-
-        Args:
-            row: row of the image.
-            error: the reason why the image can't be read.
-            is_reported: (N,) bool, whether the file of each row has been reported; the rows of this file become true.
+        ``is_reported`` (N,) tells whether the file of each row has been reported; the rows of this file become true.
         """
         if not is_reported[row]:
             is_reported[torch.from_numpy(self.paths == self.paths[row])] = True

@@ -5,7 +5,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from dml.data.image_files.decoding import HEIF_SUFFIXES, reads_heif
@@ -63,25 +63,19 @@ def list_images(folder: Path) -> list[str]:
     Raises:
         InputError: if the folder has no image that can be read, or can't be listed.
     """
-    suffixes = read_suffixes()
     files: list[str] = []
     for parent, folders, names in walk_folders(folder, []):
         if set(names) >= MODEL_FILES:
             folders.clear()
         else:
             files += (os.path.join(parent, name) for name in names)
-    files.sort()
-    paths_read = [path for path in files if path.lower().endswith(suffixes)]
-    other_files = [path for path in files if not path.lower().endswith(suffixes)]
-    # os.walk counts a link that leads nowhere as a file, even if a folder is meant
-    dangling = [path for path in other_files if is_dangling_folder(path)]
-    unread = sorted({path for path in other_files if may_be_image(os.path.basename(path))} - {*dangling})
+    paths_read, unread, dangling = sort_files(files)
     left_out = [describe_unread(unread)] if unread else []
     if dangling:
         links = format_count(len(dangling), "link that leads", "links that lead")
         left_out.append(f"{links} nowhere, such as {describe_dangling(dangling[0])}")
     if not paths_read:
-        reason = f"; it holds {'; '.join(left_out)}" if left_out else f" (by suffix: {' '.join(suffixes)})"
+        reason = f"; it holds {'; '.join(left_out)}" if left_out else f" (by suffix: {' '.join(read_suffixes())})"
         raise InputError(f"{printable(folder)}: no image in it that can be read{reason}")
     for line in left_out:
         logger.warning("left out: %s: %s", printable(folder), line)
@@ -115,9 +109,26 @@ def read_suffixes() -> tuple[str, ...]:
     return SUFFIXES + HEIF_SUFFIXES if reads_heif() else SUFFIXES
 
 
-def may_be_image(name: str) -> bool:
-    """Tell whether a file may be an image by its name: unless it ends like text, data or a video."""
-    return not name.lower().endswith(NO_IMAGE_SUFFIXES) and name.lower() not in NO_IMAGE_NAMES
+def sort_files(paths: Iterable[str]) -> tuple[list[str], list[str], list[str]]:
+    """Divide files into images that are read, other files that may be images, and links that lead nowhere; all sorted.
+
+    By its name, a file may be an image unless it ends like text, data or a video. A link that leads nowhere may be
+    meant as one to a folder, unless its name ends like an image's.
+    """
+    suffixes = read_suffixes()
+    images: list[str] = []
+    unread: list[str] = []
+    dangling: list[str] = []
+    for path in sorted(paths):
+        lower_path, name = path.lower(), os.path.basename(path).lower()
+        if lower_path.endswith(suffixes):
+            images.append(path)
+        # os.walk counts a link that leads nowhere as a file
+        elif not lower_path.endswith(UNREAD_SUFFIXES) and os.path.islink(path) and not os.path.exists(path):
+            dangling.append(path)
+        elif not name.endswith(NO_IMAGE_SUFFIXES) and name not in NO_IMAGE_NAMES:
+            unread.append(path)
+    return images, unread, dangling
 
 
 def describe_unread(paths: list[str]) -> str:
@@ -133,11 +144,6 @@ def describe_unread(paths: list[str]) -> str:
     if not counts.keys().isdisjoint(HEIF_SUFFIXES):
         remedy = f"pip install 'dml[heif]' reads .heic, .heif and .hif, or {remedy}"
     return f"{files} that dml doesn't read ({', '.join(kinds)}), such as {printable(paths[0])}; {remedy}"
-
-
-def is_dangling_folder(path: str) -> bool:
-    """Tell whether a path that isn't read as an image is a link that leads nowhere, and may be meant as a folder's."""
-    return not path.lower().endswith(UNREAD_SUFFIXES) and os.path.islink(path) and not os.path.exists(path)
 
 
 def describe_dangling(link: str) -> str:

@@ -31,22 +31,6 @@ BINARY_KINDS = {
 """What a file that isn't text is, and what to do with it, by its first bytes."""
 
 
-class ListError(InputError):
-    """An error for a list that can't be read as it is.
-
-    Args:
-        fault: the file, and what is wrong with it.
-        remedy: how the file has to be changed; an empty string if nothing is known.
-        option: how ``dataset=csv`` reads the file as it is, in words, which replace the remedy there; other readers of
-            such files take no options.
-    """
-
-    def __init__(self, fault: str, remedy: str, option: str = "") -> None:
-        super().__init__(f"{fault}; {remedy}" if remedy else fault)
-        self.fault = fault
-        self.option = option
-
-
 @dataclass(frozen=True)
 class Layout:
     """The official layout of a data set, which error lines describe to a user whose folder differs from it.
@@ -61,38 +45,31 @@ class Layout:
     tree: str
     page: str
 
-    def root(self, root: str | Path | None) -> Path:
-        """Return the root of the data set as a path, with ``~`` expanded."""
-        if root is None:
-            raise InputError(f"dataset.root: no value; give dataset.root=FOLDER, the folder of {self}")
-        folder = expand_home(root)
-        # unlike Path.is_dir, os.path.isdir doesn't fail for names that are too long and folders that may not be read
-        if not os.path.isdir(folder):
-            fault = f"no such folder{_name_start(folder)}{name_similar(folder)}"
-            raise InputError(f"dataset.root={root}: {fault}; give the folder of {self}")
-        return folder
+    def root(self, root: str | Path | None, kind: str = "folder") -> Path:
+        """Return the root of the data set as a path, with ``~`` expanded.
 
-    def locate(self, root: str | Path | None, placeholder: str, kind: str) -> Path:
-        """Return the root of a data set that may be a file as a path, with ``~`` expanded; error lines have the words.
+        Args:
+            root: the setting ``dataset.root``.
+            kind: what the root may be: "folder", "file" or "file or folder".
 
         Raises:
-            InputError: if ``root`` is None, or nothing is there.
+            InputError: if ``root`` is None, or nothing of this kind is there.
         """
+        noun = "folder" if kind == "folder" else "path"
         if root is None:
-            raise InputError(f"dataset.root: no value; give dataset.root={placeholder}, the path of {self}")
+            placeholder = kind.rpartition(" ")[2].upper()
+            raise InputError(f"dataset.root: no value; give dataset.root={placeholder}, the {noun} of {self}")
         path = expand_home(root)
-        if not os.path.exists(path):
-            fault = f"no such {kind}{_name_start(path)}{name_similar(path)}"
-            raise InputError(f"dataset.root={root}: {fault}; give the path of {self}")
+        # unlike Path.is_dir, os.path.isdir doesn't fail for names that are too long and folders that may not be read
+        if not (os.path.isdir(path) if kind == "folder" else os.path.exists(path)):
+            # a run stores the path as it was given, so the line says where a relative one begins
+            start = "" if path.is_absolute() else f" in {printable(os.getcwd())}"
+            fault = f"no such {kind}{start}{name_similar(path)}"
+            raise InputError(f"dataset.root={root}: {fault}; give the {noun} of {self}")
         return path
 
     def find(self, root: Path, *candidates: str) -> Path:
-        """Return the path of the first candidate that exists.
-
-        Args:
-            root: root of the data set.
-            candidates: files or folders, relative to the root.
-        """
+        """Return the path of the first of the candidates, files or folders relative to the root, that exists."""
         for candidate in candidates:
             if os.path.exists(root / candidate):
                 return root / candidate
@@ -102,17 +79,8 @@ class Layout:
         return f"{self.name}, which holds {self.tree} ({self.page})"
 
 
-def _name_start(path: Path) -> str:
-    """Return where a relative path begins, for an error line: a run stores the path as it was given."""
-    return "" if path.is_absolute() else f" in {printable(os.getcwd())}"
-
-
 def name_similar(path: Path) -> str:
-    """Format a part of an error line about a missing path: the entry beside it that has the most similar name.
-
-    Returns:
-        A text such as ", but there is mine"; an empty string if there is none.
-    """
+    """Name the entry beside a missing path whose name is most similar: ", but there is mine"; "" without one."""
     try:
         names = [entry.name for entry in path.parent.iterdir() if not entry.name.startswith(".")]
     except OSError:  # the folder above is missing as well, or may not be listed
@@ -125,8 +93,7 @@ def read_list_lines(path: Path) -> list[str]:
     """Read the lines of a text file in UTF-8, with any line ends and with or without a byte order mark.
 
     Raises:
-        ListError: if the file isn't such text.
-        InputError: if the file is compressed, isn't a regular file, or is too large.
+        InputError: if the file isn't such text, is compressed, isn't a regular file, or is too large.
     """
     return _split_lines(_read_list_text(path, "utf-8"))
 
@@ -140,7 +107,6 @@ def read_csv_rows(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, li
     quotes, the characters of a line end are part of the cell.
 
     Raises:
-        ListError: if the file isn't text in this encoding.
         InputError: if quotes are misplaced, or for the reasons of `read_list_lines`.
     """
     if path.suffix.lower() == ".parquet":
@@ -182,14 +148,13 @@ def _read_list_text(path: Path, encoding: str) -> str:
         reason = getattr(error, "reason", str(error))
         likely_encoding = _guess_encoding(content)
         if not likely_encoding:
-            raise ListError(f"{path}: not a text file ({reason}{place})", "") from error
-        fault = f"{path}: not in {encoding.upper()}, it seems to be in {likely_encoding}"
-        option = f"dataset.reader.encoding={likely_encoding} reads it"
-        raise ListError(fault, f"store it in {encoding.upper()}", option) from error
+            raise InputError(f"{path}: not a text file ({reason}{place})") from error
+        remedy = f"store it in {encoding.upper()} (for dataset=csv, dataset.reader.encoding={likely_encoding} reads it)"
+        raise InputError(f"{path}: not in {encoding.upper()}, it seems to be in {likely_encoding}; {remedy}") from error
     except LookupError as error:
         raise InputError(f"{path}: {error}") from error
     if "\0" in text:
-        number = next(number for number, line in enumerate(_split_lines(text), 1) if "\0" in line)
+        number = len(_split_lines(text[: text.index("\0")]))
         raise InputError(f"{path}, line {number}: a NUL byte, which neither text nor the name of a file holds")
     return text
 

@@ -10,8 +10,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dml.data.names import MISSING_NAMES, compose_name
-from dml.data.table import SPLITS, TEST_SPLITS, ImageTable
+from dml.data.table import SPLITS, TEST_SPLITS, ImageTable, compose_name
 from dml.runtime.errors import InputError
 from dml.runtime.escaping import printable
 from dml.runtime.text.counts import format_count
@@ -43,6 +42,8 @@ SPLIT_COLUMN = re.compile(
 """Names of columns that hold words of splits, surely or perhaps."""
 TRUE, FALSE = {"true", "t", "yes", "y", "1", "1.0"}, {"false", "f", "no", "n", "0", "0.0"}
 """What stands in a column such as ``is_valid``, in lower case."""
+MISSING_NAMES = frozenset(("-", "#n/a", "<na>", "n/a", "na", "nan", "none", "null"))
+"""What programs write in place of a class that is missing, in lower case."""
 FEWEST_CLASSES = 2
 """The smallest number of classes of a drawn split, and of those that are left for training.
 
@@ -266,11 +267,7 @@ def _find_smallest_sizes(classes: int, *, draws_val: bool) -> tuple[int, int]:
 def _draw_classes(
     table: ImageTable, split: NDArray[np.str_], option: str, fraction: float, seed: int, fewest: int, to_keep: int
 ) -> NDArray[np.bool_]:
-    """Draw a fraction of the training classes, at least ``fewest``, of which ``to_keep`` remain.
-
-    Returns:
-        The mask (N,) of the rows of the drawn classes.
-    """
+    """Draw at least ``fewest`` training classes, so that ``to_keep`` remain -> the mask (N,) of their rows."""
     if not 0 < fraction < 1:
         raise InputError(f"dataset.reader.{option}={fraction}: expected a number between 0 and 1")
     is_training = split == "train"

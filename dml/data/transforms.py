@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dml.data.image_files.images import Box, ImageFile
-from dml.runtime.errors import InputError, check_number
+from dml.runtime.errors import InputError, check_number, check_whole
 
 REDUCING_GAP = 2
 """Smallest factor by which a JPEG that is decoded at a reduced size must exceed the height and width of the result.
@@ -37,7 +37,7 @@ class Resize:
     def __init__(self, mode: str, size: int) -> None:
         if mode not in ("warp", "shorter", "longer"):
             raise InputError(f"resize mode={mode}: expected warp, shorter or longer")
-        _check_size("resize size", size)
+        check_whole("resize size", size, least=1)
         self.mode = mode
         self.size = size
 
@@ -72,7 +72,7 @@ class RandomResizedCrop:
     def __init__(
         self, size: int, scale: Sequence[float] = (0.08, 1.0), ratio: Sequence[float] = (3 / 4, 4 / 3)
     ) -> None:
-        _check_size("crop size", size)
+        check_whole("crop size", size, least=1)
         for name, pair in (("scale", scale), ("ratio", ratio)):
             for number in pair:
                 check_number(f"crop {name}", number)
@@ -111,7 +111,7 @@ class Pad:
     """
 
     def __init__(self, size: int, fill: int = 128) -> None:
-        _check_size("pad size", size)
+        check_whole("pad size", size, least=1)
         self.size = size
         self.fill = fill
 
@@ -215,8 +215,3 @@ def _scale(image: Tensor, shape: tuple[int, int]) -> Tensor:
     # the time.
     batch = image.permute(1, 2, 0)[None].permute(0, 3, 1, 2)
     return F.interpolate(batch, shape, mode="bilinear", antialias=True)[0]
-
-
-def _check_size(name: str, size: int) -> None:
-    if not isinstance(size, int) or size < 1:
-        raise InputError(f"{name}={size}: expected a whole number of pixels, at least 1")

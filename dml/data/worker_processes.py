@@ -18,24 +18,19 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
-def choose_processes(processes: int | None) -> int:
-    """Return the number of processes to start: the value of the option ``processes``, or the cores if that is None."""
-    if processes is not None and processes < 1:
-        raise InputError(f"processes={processes}: expected a whole number above 0, or null (one for each core)")
-    return processes or os.cpu_count() or 1
-
-
-def run_in_processes(work: Callable[[Job], Result], jobs: Sequence[Job], processes: int) -> Iterator[Result]:
+def run_in_processes(work: Callable[[Job], Result], jobs: Sequence[Job], processes: int | None) -> Iterator[Result]:
     """Call ``work`` with each job in parallel processes, and yield each result as soon as it is there.
 
     Args:
         work: a function of a module, because another process can import no other function.
         jobs: arguments of the calls.
-        processes: number of processes, each of one thread. 1 calls ``work`` in this process, in the order of the jobs.
+        processes: number of processes, each of one thread; None for one for each core. 1 calls ``work`` in this
+            process, in the order of the jobs.
 
     Raises:
         InputError: if one of the processes is killed.
     """
+    processes = processes or os.cpu_count() or 1
     if processes == 1:
         yield from map(work, jobs)
         return

@@ -73,8 +73,7 @@ def benchmark_lists(table: ImageTable) -> Iterator[BenchmarkList]:
 def check_queries(part: ImageTable) -> None:
     """Make sure that at each evaluated level some query has a positive, which evaluations else find at their end.
 
-    Args:
-        part: the rows of one evaluation; a table without rows is passed.
+    A table without rows is passed.
 
     Raises:
         InputError: if no query has a positive at some level, or the splits are not one evaluation.
@@ -95,9 +94,6 @@ def is_of_one_class(part: ImageTable) -> bool:
 
 def check_validation_classes(part: ImageTable) -> None:
     """Make sure that validations can differ, see `is_of_one_class`.
-
-    Args:
-        part: the rows of a validation.
 
     Raises:
         InputError: if the images are all of one class.

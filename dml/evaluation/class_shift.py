@@ -59,11 +59,6 @@ def reduce_features(means: NDArray[np.float64], is_test: NDArray[np.bool_], comp
 
     There are at least `CLASSES_PER_COMPONENT` classes on each side for each component.
 
-    Args:
-        means: (C, F) mean features of the classes.
-        is_test: (C,) bool, whether a class is for the test.
-        components: largest number of components.
-
     Raises:
         InputError: if a side has fewer classes than one component needs.
     """
@@ -78,11 +73,7 @@ def reduce_features(means: NDArray[np.float64], is_test: NDArray[np.bool_], comp
 def measure_distance(features: NDArray[np.float64], is_test: NDArray[np.bool_]) -> float:
     """Return the squared Frechet distance of the Gaussians with the means and covariances of both sides.
 
-    |m1 - m2|^2 + tr(S1) + tr(S2) - 2 tr((S1 S2)^(1/2)), where each class counts once.
-
-    Args:
-        features: (C, D) features of the classes.
-        is_test: (C,) bool, whether a class is for the test.
+    |m1 - m2|^2 + tr(S1) + tr(S2) - 2 tr((S1 S2)^(1/2)) of features (C, D), where each class counts once.
     """
     sides = features[~is_test], features[is_test]
     difference = sides[0].mean(axis=0) - sides[1].mean(axis=0)
@@ -96,7 +87,7 @@ def measure_distance(features: NDArray[np.float64], is_test: NDArray[np.bool_]) 
 
 
 def swap_classes(features: NDArray[np.float64], is_test: NDArray[np.bool_]) -> Iterator[NDArray[np.bool_]]:
-    """Yield the split after each swap of a training class and a test class, until no swap helps.
+    """Yield the split (C,) bool after each swap of a training class and a test class, until no swap helps.
 
     A swap takes the training class and the test class that move the means m of the two sides farthest apart along their
     difference d = m_train - m_test: argmin of d · x over the training classes, and argmax over the test classes. Each
@@ -105,13 +96,6 @@ def swap_classes(features: NDArray[np.float64], is_test: NDArray[np.bool_]) -> I
     This is the swapping step of ooDML, simplified: a class counts by its mean alone, and its distances to m_train and
     m_test are squared, whose difference is linear in d · x. ooDML then removes classes that are near the other side;
     here all classes stay, so that the sizes of both sides are the same at every level.
-
-    Args:
-        features: (C, D) features of the classes.
-        is_test: (C,) bool, the split at the beginning.
-
-    Yields:
-        Whether each class is for the test, (C,) bool.
     """
     current = is_test.copy()
     while True:
@@ -126,17 +110,9 @@ def swap_classes(features: NDArray[np.float64], is_test: NDArray[np.bool_]) -> I
 
 
 def choose_levels(features: NDArray[np.float64], is_test: NDArray[np.bool_], levels: int) -> list[ShiftLevel]:
-    """Swap classes, and choose splits at evenly spaced distances, from the beginning to the largest distance.
+    """Swap classes, and choose splits at evenly spaced distances -> K + 1 levels, from the beginning to the largest.
 
     Level k of K is the first split whose distance is at least that of the beginning plus k / K of the increase.
-
-    Args:
-        features: (C, D) features of the classes.
-        is_test: (C,) bool, the split at the beginning, which is level 0.
-        levels: number K of levels after the beginning.
-
-    Returns:
-        K + 1 levels with growing distances.
 
     Raises:
         InputError: if too few swaps increase the distance for so many levels.

@@ -29,10 +29,7 @@ SMALLEST_PREFIX = 8
 class VectorForm(NamedTuple):
     """Vectors that take the place of a model's, of unit length or 0.
 
-    Args:
-        name: name of the form, such as "prefix8".
-        train: (M, D) float32 vectors of the training images.
-        test: (N, D) float32 vectors of the tested images.
+    These are float32 (M, D) of the training images, and (N, D) of the tested images.
     """
 
     name: str
@@ -74,11 +71,7 @@ def take_prefix(vectors: Tensor, head_dims: Mapping[str, int], size: int, concat
     >>> take_prefix(torch.tensor([[0.3, 0.4, 0.6, 0.8]]), {"L": 2, "H": 2}, size=1)
     tensor([[0.7071, 0.7071]])
 
-    Args:
-        vectors: (N, D) vectors, the heads side by side.
-        head_dims: size of the embedding of each head, in the order of the dimensions.
-        size: largest number of dimensions of each head.
-        concatenation: how the model joins its heads, see `dml.models.embedding.EmbeddingModel`.
+    ``concatenation`` is how the model joins its heads, see `dml.models.embedding.EmbeddingModel`.
     """
     if size >= max(head_dims.values()):
         return vectors
@@ -95,15 +88,7 @@ def make_forms(
     prefixes: Sequence[int],
     concatenation: str = "normalized",
 ) -> Iterator[VectorForm]:
-    """Yield the prefixes, and then the projections onto as many principal components of the training images.
-
-    Args:
-        train: (M, D) unit vectors of the training images, M >= 2.
-        test: (N, D) unit vectors of the tested images.
-        head_dims: size of the embedding of each head.
-        prefixes: number of dimensions of each head in each prefix.
-        concatenation: how the model joins its heads.
-    """
+    """Yield the prefixes, and then projections onto as many principal components of M >= 2 training images."""
     sizes = []
     for prefix in prefixes:
         train_part, part = (take_prefix(rows, head_dims, prefix, concatenation) for rows in (train, test))
@@ -161,14 +146,8 @@ def measure_compression(
 ) -> Iterator[CompressionRow]:
     """Measure every form of the vectors; each is trained on the training images alone.
 
-    Args:
-        train: (M, D) unit vectors of the training images.
-        test: (N, D) unit vectors of the tested images.
-        head_dims: size of the embedding of each head.
-        evaluator: evaluator of the tested images; it computes the rows of float32.
-        prefixes: number of dimensions of each head in each prefix.
-        candidates: number of neighbors that are sorted again by float32 vectors, in the rows with "+rescore".
-        concatenation: how the model joins its heads.
+    The rows of float32 are those of the evaluator. ``candidates`` neighbors are sorted again by float32 vectors in the
+    rows with "+rescore".
 
     Raises:
         InputError: if there are fewer than two training images, or queries have no positives.
@@ -259,11 +238,7 @@ def rank_positives(neighbors: Integers, query_labels: Integers, gallery_labels: 
     >>> rank_positives(neighbors, np.array([7]), gallery, counts=np.array([2])).tolist()
     [[2.0, 4.0]]
 
-    Args:
-        neighbors: (Q, K) nearest items of the gallery, nearest first.
-        query_labels: (Q,) labels of the queries.
-        gallery_labels: (G,) labels of the gallery.
-        counts: (Q,) number of positives of each query, K or fewer.
+    ``neighbors`` (Q, K) are the nearest items, ``counts`` (Q,) the positives of each query, K or fewer.
     """
     near_ranks = positive_ranks(torch.from_numpy(gallery_labels[neighbors] == query_labels[:, None]))
     ranks = torch.full((len(neighbors), int(counts.max(initial=0))), torch.inf, dtype=torch.float64)

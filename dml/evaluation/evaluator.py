@@ -83,26 +83,12 @@ def evaluate(
 
 
 def evaluate_table(embeddings: Embeddings, table: ImageTable, **settings: Any) -> Metrics:
-    """Compute the metrics of embeddings (N, D) of a table of N rows, see `Evaluator`. -> {metric: fraction}
-
-    Args:
-        embeddings: one embedding for each row of the table.
-        table: the rows of one evaluation.
-        **settings: fields of `MetricConfig`.
-
-    Raises:
-        InputError: if `Evaluator.evaluate` raises one for the same arguments.
-    """
+    """Compute the metrics of embeddings (N, D) of a table of N rows by fields of `MetricConfig`, see `Evaluator`."""
     return Evaluator(table, MetricConfig(**settings))(embeddings)
 
 
 class Evaluation(NamedTuple):
-    """The result of an evaluation.
-
-    Args:
-        lists: metrics and neighbors of the queries of each benchmark list, in rows of the table.
-        metrics: {name: fraction}, the metrics of the whole evaluation.
-    """
+    """The metrics of an evaluation, and those of the queries of each benchmark list, in rows of the table."""
 
     lists: list[PerQuery]
     metrics: Metrics
@@ -206,22 +192,10 @@ def _rank_and_cluster(
     excluded: npt.NDArray[np.int64] | None = None,
     reranker: Reranker | None = None,
 ) -> tuple[PerQuery, Metrics]:
-    """Rank a gallery for queries, cluster the queries, and evaluate pairs, at each level.
+    """Rank a gallery for queries, cluster the queries, and evaluate pairs, at each level -> rankings, other metrics.
 
-    Of several processes, each ranks a share of the queries, and the first one alone does the rest; all get the whole
-    result.
-
-    Args:
-        queries: items to rank the gallery for, and to cluster.
-        gallery: items that are ranked; None if the queries are their own gallery.
-        config: metrics to compute.
-        neighbors: number of nearest items to return for each query.
-        share: (rank, world) of this process.
-        excluded: (Q, M) the gallery items that each query excludes, see `rank_queries`.
-        reranker: steps that change the ranking; None for the plain one.
-
-    Returns:
-        The rankings of all queries, and the metrics of the clusters and of the pairs by name.
+    Of several processes (rank, world), each ranks a share of the queries, and the first one alone does the rest; all
+    get the whole result. Without a gallery the queries are their own. The arguments are those of `rank_items`.
     """
     ranked = rank_items(
         queries, gallery, config, neighbors=neighbors, share=share, excluded=excluded, reranker=reranker

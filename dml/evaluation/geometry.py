@@ -99,10 +99,6 @@ class Geometry(NamedTuple):
     def scale(self, embeddings: Embeddings, name: str) -> Tensor:
         """Check embeddings (N, D), and scale them to unit length in float32; points of a ball keep their lengths.
 
-        Args:
-            embeddings: embeddings of any real type, on any device.
-            name: name of the embeddings in error messages.
-
         Raises:
             InputError: if the embeddings have another shape, hold values that are not finite, or are outside the ball.
         """
@@ -126,15 +122,7 @@ class Geometry(NamedTuple):
         return ranking_vectors(points, self.curvature)[1] if self.curvature else points
 
     def search_scores(self, points: Tensor, products: Tensor) -> Tensor:
-        """Return the similarities that the inner products of a search stand for, to the rounding of the products.
-
-        Args:
-            points: (Q, D) queries.
-            products: (Q, k) inner products of their vectors and those of the items that were found.
-
-        Returns:
-            (Q, k) cosines, or Poincare distances with a negative sign.
-        """
+        """Return the cosines, or negative Poincare distances, (Q, k) of points (Q, D) by a search's inner products."""
         return -product_distances(points, products, self.curvature) if self.curvature else products
 
 
@@ -147,9 +135,7 @@ class UnitEmbeddings:
 
     A test evaluates, maps and compares the same embeddings: `UnitEmbeddings.normalize` checks and scales them once.
 
-    Args:
-        rows: (N, D) float32 embeddings of unit length, or of length 0, on their `ranking_device`; or points of a ball.
-        geometry: how the rows are compared.
+    ``rows`` (N, D) float32 are on their `ranking_device`; a row of length 0 stays one.
     """
 
     rows: Tensor
@@ -159,16 +145,7 @@ class UnitEmbeddings:
     def normalize(
         cls, embeddings: "Embeddings | UnitEmbeddings", name: str = "embeddings", curvature: float = 0.0
     ) -> "UnitEmbeddings":
-        """Check and scale embeddings, see `Geometry.scale`; return embeddings that are normalized already as they are.
-
-        Args:
-            embeddings: (N, D) embeddings of any real type, on any device.
-            name: name of the embeddings in error messages.
-            curvature: curvature of the Poincare ball whose points the embeddings are; 0 for other embeddings.
-
-        Raises:
-            InputError: if `Geometry.scale` raises one.
-        """
+        """Check and scale embeddings, see `Geometry.scale`; what is normalized already is returned as it is."""
         if isinstance(embeddings, UnitEmbeddings):
             return embeddings
         geometry = Geometry(curvature)

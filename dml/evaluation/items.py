@@ -45,12 +45,6 @@ class Items(NamedTuple):
 def check_items(embeddings: Embeddings, labels: Labels, name: str, curvature: float = 0.0) -> Items:
     """Check embeddings and labels, and scale the embeddings to unit length.
 
-    Args:
-        embeddings: (N, D) embeddings of any real type.
-        labels: (N,) or (N, L) integers.
-        name: name of the embeddings in error messages.
-        curvature: curvature of the Poincare ball whose points the embeddings are; 0 for other embeddings.
-
     Raises:
         InputError: if the lengths differ, the labels are not integers, or embeddings are not finite.
     """
@@ -63,9 +57,7 @@ def check_items(embeddings: Embeddings, labels: Labels, name: str, curvature: fl
 def check_labels(labels: Labels, name: str) -> npt.NDArray[Any]:
     """Check labels. (N,) or (N, L) -> (N, L)
 
-    Args:
-        labels: (N,) or (N, L) integers, column 0 the finest level.
-        name: name of the embeddings that the labels belong to, for error messages.
+    ``name`` is that of the embeddings, for error messages.
 
     Raises:
         InputError: if the labels have another shape, or are not integers.
@@ -120,17 +112,10 @@ NONE = -1
 """The index that fills the rows of queries that exclude fewer items than others."""
 
 
-def exclude_queries(queries: int) -> Integers:
-    """Return the exclusions of queries that are their own gallery: each query excludes itself. -> (Q, 1)"""
-    return np.arange(queries, dtype=np.int64)[:, None]
-
-
 def find_copies(queries: Integers, gallery: Integers) -> Integers:
     """Find the gallery items whose file has the content of the query's file. (Q,), (G,) -> (Q, M), padded with `NONE`
 
-    Args:
-        queries: number of the content of each query's file; a query with a number below 0 has no copy.
-        gallery: number of the content of each gallery item's file.
+    ``queries`` and ``gallery`` number the content of each file; a query with a number below 0 has no copy.
     """
     order = np.argsort(gallery, kind="stable")
     first, last = (np.searchsorted(gallery[order], queries, side) for side in ("left", "right"))
@@ -145,14 +130,7 @@ def find_copies(queries: Integers, gallery: Integers) -> Integers:
 def find_nearest_items(queries: Items, gallery: Items, rows: range, block_size: int) -> Integers:
     """Find the nearest gallery item of each query, which HAPPIER's release excludes; ties are in the gallery's order.
 
-    Args:
-        queries: items of all queries.
-        gallery: items of the gallery, on the queries' device.
-        rows: queries to search for; the other queries exclude nothing.
-        block_size: number of queries whose distances to the gallery are in memory at a time.
-
-    Returns:
-        Indices (Q, 1) of gallery items, `NONE` for the other queries.
+    Queries that aren't in ``rows`` exclude nothing. -> indices (Q, 1) of gallery items, `NONE` for the other queries
     """
     items = Gallery(gallery.gallery_vectors())
     nearest = torch.full((len(queries.labels), 1), NONE)
@@ -179,7 +157,7 @@ class Positives:
         self, queries: npt.NDArray[Any], gallery: npt.NDArray[Any] | None, excluded: Integers | None = None
     ) -> None:
         if excluded is None:
-            excluded = exclude_queries(len(queries))[:, : 1 if gallery is None else 0]
+            excluded = np.arange(len(queries), dtype=np.int64)[:, None][:, : 1 if gallery is None else 0]
         self.excluded = excluded
         self.depth: int = queries.shape[1]
         labels = queries if gallery is None else gallery
@@ -229,7 +207,8 @@ class Positives:
         codes.fill(0)
         for query, row in zip(queries, codes, strict=True):
             for level in reversed(range(self.depth)):  # items of finer levels overwrite the codes of coarser ones
-                items = self._find_at_level(query, level)
+                first, last = (bounds[query] for bounds in self._bounds[level])
+                items = self._order[level][first:last]
                 if self.is_tree:
                     row[items] = self.depth - level
                 else:
@@ -242,11 +221,6 @@ class Positives:
     def count_shared(self, codes: Codes) -> Codes:
         """Return the number of levels that items with some codes share. (P,) -> (P,)"""
         return codes if self.is_tree else np.bitwise_count(codes)
-
-    def _find_at_level(self, query: int, level: int) -> Integers:
-        """Find the gallery items with the query's label at a level, rising, the excluded ones among them."""
-        first, last = self._bounds[level]
-        return self._order[level][first[query] : last[query]]
 
 
 def _is_tree(labels: npt.NDArray[Any]) -> bool:

@@ -105,23 +105,14 @@ class Metric:
                 f"{', '.join(RESERVED_NAMES)}"
             )
 
-    def compute_values(self, ranks: Tensor, *arguments: Any) -> Tensor:
-        """Return the value of each query (Q,) of a ranking metric, by the function's arguments with ranks (Q, P) first.
+    def compute_values(self, ranks: Tensor | Sequence[Tensor], *arguments: Any) -> Tensor:
+        """Return the value of each query (Q,) of a ranking metric, by the function's arguments with the ranks first.
 
         Raises:
             InputError: if the function returns anything else.
         """
-        return self._check_values(self.function(ranks, *arguments), len(ranks))
-
-    def compute_joint_values(self, ranks_by_level: Sequence[Tensor], *arguments: Any) -> Tensor:
-        """Return the value of each query (Q,) of a `Kind.HIERARCHY` metric.
-
-        Raises:
-            InputError: if the function returns anything else.
-        """
-        return self._check_values(self.function(ranks_by_level, *arguments), len(ranks_by_level[0]))
-
-    def _check_values(self, values: Any, num_queries: int) -> Tensor:
+        values: Any = self.function(ranks, *arguments)
+        num_queries = len(ranks) if isinstance(ranks, Tensor) else len(ranks[0])
         if not isinstance(values, Tensor) or values.shape != (num_queries,):
             returned = f"a tensor {(*values.shape,)}" if isinstance(values, Tensor) else repr(type(values).__name__)
             raise InputError(
@@ -148,6 +139,10 @@ class Metric:
 def name_rate(rate: float) -> str:
     """Return a power of ten as names of metrics have it: 0.001 -> "1e-3"."""
     return f"1e{round(math.log10(rate))}"
+
+
+def _pair_metric(name: str, label: str, function: Callable[[PairVerification], float], **shown: bool) -> Metric:
+    return Metric(name, label, Kind.PAIRS, function, higher_is_better=False, is_default=False, **shown)
 
 
 def _fnmr_at(verification: PairVerification, fmr: float) -> float:
@@ -177,33 +172,13 @@ METRICS = (
     Metric("nmi", "NMI", Kind.CLUSTERS, lambda assignment, labels, config: nmi(assignment, labels, config.nmi_average)),
     Metric("ami", "AMI", Kind.CLUSTERS, lambda assignment, labels, config: ami(assignment, labels, config.nmi_average)),
     Metric("f1", "F1", Kind.CLUSTERS, lambda assignment, labels, config: pair_f1(assignment, labels)),  # noqa: ARG005
-    Metric(
-        "eer",
-        "EER",
-        Kind.PAIRS,
-        lambda verification: equal_error_rate(verification.rates),
-        higher_is_better=False,
-        is_default=False,
-    ),
+    _pair_metric("eer", "EER", lambda verification: equal_error_rate(verification.rates)),
     *(
-        Metric(
-            f"fnmr@{name_rate(fmr)}",
-            f"FNMR@{name_rate(fmr)}",
-            Kind.PAIRS,
-            partial(_fnmr_at, fmr=fmr),
-            higher_is_better=False,
-            is_default=False,
-        )
+        _pair_metric(f"fnmr@{name_rate(fmr)}", f"FNMR@{name_rate(fmr)}", partial(_fnmr_at, fmr=fmr))
         for fmr in REPORTED_FMRS
     ),
-    Metric(
-        "opis",
-        "OPIS",
-        Kind.PAIRS,
-        lambda verification: opis(verification.pairs, verification.rates),
-        higher_is_better=False,
-        is_default=False,
-        shown_in_percent=False,
+    _pair_metric(
+        "opis", "OPIS", lambda verification: opis(verification.pairs, verification.rates), shown_in_percent=False
     ),
 )
 """The metrics that ship with the package, in the order in which tables show them."""
@@ -328,28 +303,17 @@ class MetricConfig:
         """Return the selected metrics of some kinds."""
         return tuple(metric for metric in self.selected if metric.kind in kinds)
 
-    @cached_property
-    def nearest_functions(self) -> dict[str, Callable[[Tensor], Tensor]]:
-        """{"recall@4": function of ranks (Q, P), ...}: the metrics at k, which are computed at each level."""
-        return {
-            f"{metric.name}@{k}": _bind_k(metric.compute_values, k)
-            for metric in self.select_kind(Kind.AT_K)
-            for k in self.recall_at
-        }
+    def compute_level(self, ranks: Tensor, counts: Tensor, *kinds: Kind) -> Iterator[tuple[str, Tensor]]:
+        """Yield the name and the values (Q,) of each metric of one level, of some kinds.
 
-    @cached_property
-    def within_r_functions(self) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
-        """{name: function of ranks (Q, P) and counts (Q,)}: the metrics that depend on ranks up to R alone."""
-        return {metric.name: metric.compute_values for metric in self.select_kind(Kind.WITHIN_R)}
-
-    @cached_property
-    def level_functions(self) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
-        """{name: function of ranks (Q, P) and counts (Q,)}: all ranking metrics that are computed at each level."""
-        at_k = {name: _ignore_counts(function) for name, function in self.nearest_functions.items()}
-        return at_k | {
-            metric.name: _ignore_counts(metric.compute_values) if metric.kind == Kind.LEVEL else metric.compute_values
-            for metric in self.select_kind(Kind.WITHIN_R, Kind.LEVEL)
-        }
+        ``ranks`` (Q, P) and ``counts`` (Q,) are as each `Kind` takes them.
+        """
+        for metric in self.select_kind(*kinds):
+            if metric.kind == Kind.AT_K:
+                for k in self.recall_at:
+                    yield f"{metric.name}@{k}", metric.compute_values(ranks, k)
+            else:
+                yield metric.name, metric.compute_values(ranks, *([counts] if metric.kind == Kind.WITHIN_R else []))
 
     @property
     def needs_whole_ranking(self) -> bool:
@@ -363,16 +327,7 @@ class MetricConfig:
 
     def ranking_names(self, levels: int) -> Iterator[str]:
         """Yield the names in metrics.json of all ranking metrics, for labels (N, L) with ``levels`` = L."""
-        for level in range(levels):
-            yield from (f"level{level}/{name}" for name in self.level_functions)
+        names = [f"{metric.name}@{k}" for metric in self.select_kind(Kind.AT_K) for k in self.recall_at]
+        names += [metric.name for metric in self.select_kind(Kind.WITHIN_R, Kind.LEVEL)]
+        yield from (f"level{level}/{name}" for level in range(levels) for name in names)
         yield from (metric.name for metric in self.select_kind(Kind.HIERARCHY))
-
-
-def _bind_k(function: Callable[[Tensor, int], Tensor], k: int) -> Callable[[Tensor], Tensor]:
-    """Return a function of ranks alone; k is a positional argument, as custom functions may name it differently."""
-    return lambda ranks: function(ranks, k)
-
-
-def _ignore_counts(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return a function of ranks and their numbers, of which it ignores the latter."""
-    return lambda ranks, _counts: function(ranks)

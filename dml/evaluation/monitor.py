@@ -36,13 +36,8 @@ def make_further_config(
 ) -> MetricConfig:
     """Return the configuration of the metrics of a validation that `make_validation_config` leaves out.
 
-    Args:
-        names: names of metrics; `AUTO` for those of a test that are MAP@R, H-AP if there are several levels, and NMI if
-            there is time for k-means.
-        test: metrics of a test.
-        monitored: names of the metrics that are monitored.
-        table: the rows of a validation.
-        with_clusters: whether there is time for k-means, see `has_time_for_clusters`.
+    ``names`` of `AUTO` are those of a test that are MAP@R, H-AP if there are several levels, and NMI if there is time
+    for k-means (`has_time_for_clusters`).
 
     Raises:
         InputError: if the names are neither `AUTO` nor a list of names of packaged metrics and of those of a test.
@@ -99,15 +94,7 @@ def check_tie_breaker(tie_breaker: str | None, table: ImageTable, test: MetricCo
 def check_monitor(
     monitor: str, mode: str, table: ImageTable, test: MetricConfig, heads: Sequence[str], evaluated_heads: Sequence[str]
 ) -> None:
-    """Make sure that a validation can compute the metric that chooses a checkpoint.
-
-    Args:
-        monitor: name of the metric, such as "level0/recall@1" or "heads/H/h_ap".
-        mode: "max" or "min", whether the largest or the smallest value is chosen.
-        table: the rows of a validation.
-        test: metrics of a test.
-        heads: names of the model's heads.
-        evaluated_heads: names of the heads and the sets of heads that a test evaluates.
+    """Make sure that a validation can compute the metric that chooses a checkpoint, of one of the heads or of several.
 
     Raises:
         InputError: if no validation has the metric, or a smaller value of it is the better one and the largest chosen.

@@ -270,10 +270,6 @@ def describe_stored_metrics(config: Mapping[str, Any]) -> tuple[MetricDescriptio
 def list_evaluated_heads(heads: Iterable[str], evaluation: Mapping[str, Any]) -> list[str]:
     """Return the names of what a test evaluates: each head by ``heads``, the sets of heads by ``head_sets``.
 
-    Args:
-        heads: names of the model's heads.
-        evaluation: the values below ``evaluation`` in the configuration.
-
     Raises:
         InputError: if head_sets is no list of lists of the model's heads.
     """

@@ -92,14 +92,9 @@ class QueryTable:
         return int(np.argmax(has_class.all(axis=0)))
 
     def find_shared_levels(self, neighbors: int | None = None, levels: slice = slice(None)) -> npt.NDArray[np.int64]:
-        """Find the finest level at which each of the nearest images has the class of its query.
+        """Find the finest of some levels at which each of the nearest images has the class of its query. -> (Q, k)
 
-        Args:
-            neighbors: number of nearest images to look at; None for all.
-            levels: levels to look at.
-
-        Returns:
-            (Q, k) numbers of levels, counted from the first that is looked at; their number where an image shares none.
+        The levels are counted from the first that is looked at; their number stands for an image that shares none.
         """
         labels = self.labels[:, None, levels]
         is_shared = (self.neighbor_labels[:, :neighbors, levels] == labels) & (labels >= 0)
@@ -119,13 +114,7 @@ class QueryTable:
     ) -> "QueryTable":
         """Make the table of the rankings of all queries.
 
-        Args:
-            ranked: metrics and neighbors of the queries, as `rank_queries` returns them.
-            paths: (Q,) paths of the queries' images.
-            labels: (Q, L) labels of the queries.
-            gallery_paths: (G,) paths of the gallery's images; None if the queries are their own gallery.
-            gallery_labels: (G, L) labels of the gallery; None if the queries are their own gallery.
-            **described: the arguments levels, names, positions and made_with of `QueryTable`.
+        Without a gallery the queries are their own. ``described`` are levels, names, positions and made_with.
         """
         if gallery_paths is None or gallery_labels is None:
             gallery_paths, gallery_labels = paths, labels
@@ -144,11 +133,7 @@ class QueryTable:
 def join_lists(table: ImageTable, lists: Sequence[PerQuery], neighbors: int, **described: Any) -> QueryTable:
     """Make one table of the queries of all lists of a test; where a list lacks another's metric the value is NaN.
 
-    Args:
-        table: the tested images.
-        lists: queries and neighbors of each list, as rows of the table.
-        neighbors: number of neighbors of each query in the table; a shorter list gives fewer to all.
-        **described: levels, names, positions and made_with, as in `QueryTable`.
+    ``lists`` are in rows of the table; a list with fewer neighbors gives fewer to all. ``described`` is as above.
     """
     names = dict.fromkeys(name for part in lists for name in part.values)
     nearest = min(neighbors, *(part.neighbors.shape[1] for part in lists))
@@ -233,7 +218,10 @@ def _read(path: Path) -> QueryTable:
     table.validate(full=True)
     if missing := [name for name in COLUMNS if name not in table.column_names]:
         raise InputError(f"{path}: column {missing[0]} is missing; a run writes {', '.join(COLUMNS)}")
-    described = _read_metadata(table.schema.metadata, path)
+    metadata = table.schema.metadata or {}
+    if METADATA not in metadata:
+        raise InputError(f"{path}: no levels in its metadata; a run writes them")
+    described: Any = parse_json(metadata[METADATA])
     levels = tuple(described["levels"])
     queries = table.num_rows
     if not queries:
@@ -254,13 +242,6 @@ def _read(path: Path) -> QueryTable:
     )
 
 
-def _read_metadata(metadata: Mapping[bytes, bytes] | None, path: Path) -> Any:
-    """Return the levels, the class names and the versions that are stored beside the columns."""
-    if not metadata or METADATA not in metadata:
-        raise InputError(f"{path}: no levels in its metadata; a run writes them")
-    return parse_json(metadata[METADATA])
-
-
 def _read_column(table: Any, name: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
     """Return a column of nested lists of equal length as an array of some shape."""
     flat = table[name].combine_chunks()
@@ -279,12 +260,7 @@ def _share_memory(strings: Any) -> Strings:
 
 @dataclass(frozen=True)
 class QueryScore:
-    """A score by which queries are ordered from worst to best.
-
-    Args:
-        name: name of the score.
-        values: (Q,) fractions, NaN for queries without positives.
-    """
+    """A score (Q,) by which queries are ordered from worst to best: fractions, NaN for queries without positives."""
 
     name: str
     values: Floats
@@ -313,11 +289,7 @@ def compare_classes(table: QueryTable) -> npt.NDArray[np.bool_]:
 def choose_lowest(values: Floats, classes: npt.NDArray[np.int64], count: int, seed: int = 0) -> list[int]:
     """Choose the rows of the lowest values, at most one of each class. (Q,), (Q,) -> up to ``count`` rows
 
-    Args:
-        values: (Q,) values; rows with NaN are never chosen.
-        classes: (Q,) class of each row.
-        count: largest number of rows.
-        seed: seed of the order of equal values, which is random.
+    Equal values are in random order. Rows with NaN are never chosen.
     """
     order = np.lexsort((np.random.default_rng(seed).permutation(len(values)), values))
     row_by_class: dict[int, int] = {}

@@ -14,7 +14,7 @@ from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from dml.evaluation.items import Items, Labels, Positives, check_query_and_gallery, find_nearest_items
-from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES, MetricConfig
+from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES, Kind, MetricConfig
 from dml.evaluation.ranks import Rankings, compute_scores, rank_block, rank_rows
 from dml.metrics.binary import positive_ranks
 from dml.ops.poincare import pair_distances
@@ -79,7 +79,7 @@ class Ranking:
     @cached_property
     def _largest_r(self) -> int:
         """The largest number of positives of a query at any level, if a metric depends on the ranks up to it."""
-        if not self.config.within_r_functions:
+        if not self.config.select_kind(Kind.WITHIN_R):
             return 0
         return max(int(self.positives.count(level).max(initial=0)) for level in range(self.positives.depth))
 
@@ -130,40 +130,29 @@ class Ranking:
     def _score_nearest(
         self, queries: range, is_same_by_level: Sequence[Tensor], neighbors: Tensor, similarities: Tensor
     ) -> Block:
-        """Compute the metrics of some queries that their nearest items are enough for.
-
-        Args:
-            queries: range of the queries.
-            is_same_by_level: one tensor (Q, K) for each level: whether the neighbors have the query's label.
-            neighbors: nearest items (Q, K) of each query.
-            similarities: cosine similarities (Q, K) of the nearest items.
-        """
+        """Compute the metrics of queries whose nearest items (Q, K) are enough: are they of its class at each level?"""
         values: dict[str, Tensor] = {}
         for level, relevant in enumerate(is_same_by_level):
-            first = _find_first_ranks(relevant)
-            functions = self.config.nearest_functions.items()
-            values |= {f"level{level}/{name}": function(first) for name, function in functions}
-            if self.config.within_r_functions:
-                ranks = positive_ranks(relevant)
-                counts = torch.from_numpy(self.positives.count(level)[queries.start : queries.stop]).to(ranks.device)
-                for name, within_r in self.config.within_r_functions.items():
-                    values[f"level{level}/{name}"] = within_r(ranks, counts)
+            counts = torch.from_numpy(self.positives.count(level)[queries.start : queries.stop]).to(relevant.device)
+            named = [*self.config.compute_level(_find_first_ranks(relevant), counts, Kind.AT_K)]
+            if self.config.select_kind(Kind.WITHIN_R):
+                named += self.config.compute_level(positive_ranks(relevant), counts, Kind.WITHIN_R)
+            values |= {f"level{level}/{name}": value for name, value in named}
         return Block(queries, values, neighbors[:, : self.neighbors], similarities[:, : self.neighbors])
 
     def _rank_by_threads(self, rows: range, size: int) -> Iterator[Block]:
         gallery = Gallery(self.gallery.gallery_vectors())
         memory = torch.empty(min(size, len(rows)), len(gallery))
+
+        def rank_group(group: range, part: Tensor) -> Block:
+            return self._score_ranking(group, part, rank_rows(part, self.positives, group.start, self.neighbors))
+
         with ThreadPoolExecutor(torch.get_num_threads(), initializer=_limit_to_one_thread) as threads:
             for block in _split_range(rows, size):
                 distances = self._compute_distances(gallery, block, memory[: len(block)])
                 groups = list(_split_range(block, choose_group_size(len(gallery))))
                 parts = (distances[group.start - block.start :][: len(group)] for group in groups)
-                yield from threads.map(self._rank_group, groups, parts)
-
-    def _rank_group(self, queries: range, distances: Tensor) -> Block:
-        return self._score_ranking(
-            queries, distances, rank_rows(distances, self.positives, queries.start, self.neighbors)
-        )
+                yield from threads.map(rank_group, groups, parts)
 
     def _rank_by_sort(self, rows: range, size: int) -> Iterator[Block]:
         gallery = Gallery(self.gallery.gallery_vectors())

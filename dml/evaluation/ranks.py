@@ -1,6 +1,5 @@
 """Exact ranks of the positives among all items by distance, ties by index, and the metrics of the ranks."""
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -243,9 +242,7 @@ def _with_a_column(ranks: Tensor) -> Tensor:
 class _Ranks(NamedTuple):
     """The ranks of items of several queries, query after query.
 
-    Args:
-        ranks: (P,) ranks, rising for each query.
-        stops: (Q,) the position behind the last item of each query.
+    ``ranks`` (P,) rise for each query; ``stops`` (Q,) is the position behind the last item of each query.
     """
 
     ranks: Ranks
@@ -269,14 +266,9 @@ class _Ranks(NamedTuple):
 def _split_by_shared_levels(
     ranks: _Ranks, levels: npt.NDArray[np.unsignedinteger[Any]], depth: int
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the ranks (Q, P') of items that share at least 1, 2, ... levels with the query, and exactly as many.
+    """Return the ranks (Q, P') of items that share at least 1, 2, ... levels (P,) with the query, and exactly as many.
 
     Each list is selected from the one before, which is much longer as a rule.
-
-    Args:
-        ranks: ranks of items that share any level.
-        levels: (P,) number of levels that each item shares.
-        depth: number of levels.
     """
     at_least, exactly = [ranks.pad()], []
     for level in range(1, depth):
@@ -289,24 +281,13 @@ def _split_by_shared_levels(
 
 
 def compute_scores(rankings: Rankings, config: MetricConfig) -> dict[str, Tensor]:
-    """Compute the ranking metrics of some queries.
-
-    Returns:
-        {metric: (Q,) float64}; the value of a query without positives means nothing.
-    """
-    return dict(_level_scores(rankings, config)) | dict(_hierarchy_scores(rankings, config))
-
-
-def _level_scores(rankings: Rankings, config: MetricConfig) -> Iterator[tuple[str, Tensor]]:
+    """Compute the ranking metrics of some queries -> {metric: (Q,) float64}, no value without positives."""
+    scores: dict[str, Tensor] = {}
     for level, ranks in enumerate(rankings.by_level):
-        counts = count_positives(ranks)
-        for name, function in config.level_functions.items():
-            yield f"level{level}/{name}", function(ranks, counts)
-
-
-def _hierarchy_scores(rankings: Rankings, config: MetricConfig) -> Iterator[tuple[str, Tensor]]:
+        values = config.compute_level(ranks, count_positives(ranks), Kind.AT_K, Kind.WITHIN_R, Kind.LEVEL)
+        scores |= {f"level{level}/{name}": value for name, value in values}
     if metrics := config.select_kind(Kind.HIERARCHY):
         counts = rankings.by_shared_levels.counts.double()
         counts[:, -1] += config.count_query
-        for metric in metrics:
-            yield metric.name, metric.compute_joint_values(rankings.by_shared_levels, counts, config)
+        scores |= {metric.name: metric.compute_values(rankings.by_shared_levels, counts, config) for metric in metrics}
+    return scores

@@ -73,12 +73,8 @@ class PrincipalComponents:
 def evaluate_projections(train: Tensor, test: Tensor, evaluator: Evaluator, size: int) -> dict[str, Metrics]:
     """Compute the metrics of features as they are, projected onto their components, and whitened -> {name: metrics}.
 
-    Args:
-        train: (M, F) L2-normalized features of the training images; the PCA is fitted on them. With fewer than two
-            images, or images that are all alike, there is none.
-        test: (N, F) L2-normalized features of the rows of the evaluator's table.
-        evaluator: evaluator of the test images.
-        size: largest number of components.
+    The PCA is fitted on the L2-normalized features (M, F) of the training images. With fewer than two images, or images
+    that are all alike, there is none.
     """
     results = {"raw": evaluator(test)}
     if len(train) < 2:
@@ -94,10 +90,7 @@ def evaluate_projections(train: Tensor, test: Tensor, evaluator: Evaluator, size
 def describe_best(results: Mapping[str, Metrics], queries: int, levels: Sequence[str] = ("class",)) -> str:
     """Describe in one sentence which features find most, and what a training can gain over them.
 
-    Args:
-        results: metrics by the name of the features; the first of equal ones is the best.
-        queries: number of queries of the test.
-        levels: names of the levels; of several, the sentence is about the finest.
+    The first of equal ones is the best. Of several levels, the sentence is about the finest.
     """
     metric = choose_first_metric(next(iter(results.values()))) or ""
     best = max(results, key=lambda name: results[name][metric])
@@ -124,12 +117,7 @@ def spread_embeddings(features: Tensor, components: int) -> Tensor:
     finds more swapped labels so than with the features as they are: an average precision of 0.93, not 0.85, where 1 %
     of the labels of grocery photographs were swapped.
 
-    Args:
-        features: (N, F) L2-normalized features of the images, N at least 2.
-        components: largest number of principal components.
-
-    Returns:
-        (N, D) L2-normalized embeddings; the features themselves if these are all alike.
+    L2-normalized features (N, F), N >= 2 -> L2-normalized embeddings (N, D); the features if these are all alike.
     """
     size = max(2, min(components, len(features) // IMAGES_PER_COMPONENT))
     fitted = PrincipalComponents.fit(features, size)
@@ -145,9 +133,7 @@ BLOCK_SIZE = 2048
 class FixedNeighbors(NamedTuple):
     """The nearest images of each test image by a network before its training.
 
-    Args:
-        rows: (N,) int64, the rows of the tested images.
-        neighbors: (N, K) int64, indices among these rows of the nearest images of each.
+    ``neighbors`` (N, K) are indices among the ``rows`` (N,) of the tested images.
     """
 
     rows: npt.NDArray[np.int64]
@@ -204,7 +190,12 @@ def recall_among(
     columns = torch.as_tensor(np.asarray(labels)).reshape(len(labels), -1)
     if not len(rows) == len(columns) == len(neighbors):
         raise InputError(f"{len(rows)} embeddings, {len(columns)} labels and neighbors of {len(neighbors)} items")
-    items = torch.cat([_nearest_first(rows, part) for part in _parts(neighbors)])
+    items = torch.cat(
+        [
+            _nearest_first(rows, start, neighbors[start : start + BLOCK_SIZE])
+            for start in range(0, len(neighbors), BLOCK_SIZE)
+        ]
+    )
     positives = Positives(columns.numpy(), None)
     recalls: dict[str, float] = {}
     for level, column in enumerate(columns.T):
@@ -216,13 +207,8 @@ def recall_among(
     return recalls
 
 
-def _parts(neighbors: Tensor) -> list[tuple[int, Tensor]]:
-    return [(start, neighbors[start : start + BLOCK_SIZE]) for start in range(0, len(neighbors), BLOCK_SIZE)]
-
-
-def _nearest_first(rows: Tensor, part: tuple[int, Tensor]) -> Tensor:
-    """Sort the neighbors (B, K) of the queries from `start` on by falling cosine similarity."""
-    start, items = part
+def _nearest_first(rows: Tensor, start: int, items: Tensor) -> Tensor:
+    """Sort the neighbors (B, K) of the queries from ``start`` on by falling cosine similarity."""
     items = items.sort(dim=1).values
     cosines = torch.einsum("bd,bkd->bk", rows[start : start + len(items)], rows[items])
     return items.gather(1, cosines.argsort(dim=1, descending=True, stable=True))

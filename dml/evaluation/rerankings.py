@@ -25,11 +25,7 @@ JOINT_STEPS = "+"
 
 @dataclass(frozen=True)
 class Reranking:
-    """Steps that change a ranking one after another.
-
-    Args:
-        steps: the steps by name, in their order.
-    """
+    """Steps that change a ranking one after another."""
 
     steps: Mapping[str, Reranker]
 
@@ -52,10 +48,7 @@ def make_rerankings(evaluation: Mapping[str, Any], *, has_gallery: bool) -> list
     >>> [reranking.name for reranking in make_rerankings(evaluation, has_gallery=False)]
     ['alpha_qe', 'dba+alpha_qe']
 
-    Args:
-        evaluation: the values below ``evaluation`` in the configuration, of which configurations of older versions have
-            neither ``rerankings`` nor ``reranking_steps``.
-        has_gallery: whether the queries search a gallery of its own.
+    Configurations of older versions have neither ``rerankings`` nor ``reranking_steps``.
 
     Raises:
         InputError: if a step or one of its numbers is unknown or makes no sense, or steps can't follow each other.
@@ -123,11 +116,6 @@ def evaluate_rerankings(evaluator: Evaluator, embeddings: UnitEmbeddings, rerank
     """Compute the ranking metrics of each re-ranking -> {"reranked/alpha_qe/level0/recall@1": fraction, ...}.
 
     Clusters and pairs of embeddings have no ranking, so a re-ranking has none of their metrics.
-
-    Args:
-        evaluator: evaluator of the plain ranking.
-        embeddings: (N, D) embeddings of the rows of its table.
-        rerankings: re-rankings to evaluate.
     """
     selected = evaluator.config.select_kind(Kind.AT_K, Kind.WITHIN_R, Kind.LEVEL, Kind.HIERARCHY)
     ranking_evaluator = replace(evaluator, config=replace(evaluator.config, metrics=selected))

@@ -36,11 +36,6 @@ RELIABILITY_BALANCED = "reliability_balanced"
 """The name of that of probabilities for as many pairs of one class as of different classes."""
 
 
-def name_values(calibration: Calibration) -> dict[str, float]:
-    """Return the values of the function by their names without `THRESHOLD_PREFIX`: calibration_slope and so on."""
-    return {f"{CALIBRATION_PREFIX}{name}": value for name, value in asdict(calibration).items()}
-
-
 def find_calibration(metrics: Mapping[str, float]) -> Calibration | None:
     """Find the function in metrics whose names lack `THRESHOLD_PREFIX`; None if they are of a test that fitted none."""
     values = {field.name: metrics.get(f"{CALIBRATION_PREFIX}{field.name}") for field in fields(Calibration)}
@@ -64,11 +59,8 @@ Metrics = dict[str, float]
 class NearestItems(NamedTuple):
     """The nearest item that each search finds.
 
-    Args:
-        scores: (S,) similarity of the nearest item.
-        is_known: (S,) whether the search was among all items; otherwise it was among those of other classes than the
-            query's, as if the gallery lacked the class.
-        is_right: (S,) whether the nearest item is of the query's class.
+    ``is_known`` (S,) tells whether a search was among all items; otherwise it was among those of other classes than the
+    query's, as if the gallery lacked the class. ``is_right`` (S,) tells whether the item is of that class.
     """
 
     scores: npt.NDArray[np.float32]
@@ -80,9 +72,6 @@ def find_nearest(pairs: LabeledPairs) -> NearestItems:
     """Find the nearest item of each query twice: among all items, and among those of other classes.
 
     Items that a query excludes are never found. A search that has nothing to find is left out.
-
-    Args:
-        pairs: the images, and perhaps the gallery that they search.
     """
     items, item_labels, excluded = pairs.embeddings, pairs.labels, pairs.excluded
     if pairs.gallery is None:
@@ -162,14 +151,9 @@ class ThresholdSettings:
 
 
 def make_pairs(embeddings: UnitEmbeddings, table: ImageTable) -> LabeledPairs | None:
-    """Make the pairs of an evaluated split: of two images, or of a query and an item of the gallery.
+    """Make the pairs, by their finest labels, of two images of a split, or of a query and an item of the gallery.
 
-    Args:
-        embeddings: embeddings (N, D) of the table's rows.
-        table: the rows of one evaluation.
-
-    Returns:
-        The pairs with their finest labels; None if they have no cosine similarity, or a list for each level.
+    None if they have no cosine similarity, or a list for each level.
     """
     if not embeddings.geometry.is_cosine or has_level_lists(table):
         return None
@@ -191,10 +175,7 @@ def choose_threshold(pairs: LabeledPairs, nearest: NearestItems, settings: Thres
 
     There is none if no similarity has such a share.
 
-    Args:
-        pairs: pairs of both kinds, see `has_both_kinds`.
-        nearest: nearest items of the pairs' queries, see `find_nearest`.
-        settings: the wanted share or rate.
+    There must be pairs of both kinds, see `has_both_kinds`.
     """
     if settings.fmr is None:
         return _find_wrong_share(nearest, settings.wrong_share)
@@ -217,12 +198,8 @@ def _find_wrong_share(nearest: NearestItems, share: float) -> float | None:
 def compute_threshold_errors(pairs: LabeledPairs, similarity: float) -> Metrics:
     """Compute the errors of a threshold: over all pairs, and for the median and the worst class.
 
-    Args:
-        pairs: pairs of both kinds, of classes on which the threshold wasn't chosen.
-        similarity: similarity from which on a pair is judged to be of one class.
-
-    Returns:
-        fmr, fnmr, balanced_accuracy (1 minus the mean of both), and both rates of the median and of the worst class.
+    These are fmr, fnmr, balanced_accuracy (1 minus the mean of both), and both rates of the median and of the worst
+    class. There must be pairs of both kinds, of classes on which the threshold wasn't chosen.
     """
     counts = pairs.count_by_class(np.array([similarity]))
     fmr = float(counts.negatives.sum() / counts.all_negatives.sum())
@@ -275,7 +252,7 @@ def evaluate_threshold(
                 f"val_{name}": errors[name] for name in ("fmr", "fnmr", "known_accepted", "wrong_share")
             }
         calibration = fit_calibration(validated.counts)
-        metrics |= name_values(calibration)
+        metrics |= {f"{CALIBRATION_PREFIX}{name}": value for name, value in asdict(calibration).items()}
         if split != "val":
             calibration_errors, reliability_curves = _evaluate_calibration(tested, calibration)
             metrics, curves = metrics | calibration_errors, curves | reliability_curves

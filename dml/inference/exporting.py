@@ -21,8 +21,8 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from dml.data.image_files.images import UnreadableImageError, without_remedy
+from dml.data.subsets import take_some_classes
 from dml.data.table import ImageTable
-from dml.data.table_changes.subsets import take_some_classes
 from dml.data.transforms import stack
 from dml.evaluation import evaluate
 from dml.evaluation.geometry import Geometry

@@ -28,9 +28,9 @@ from dml.inference.image_inputs import ImageInput, ImageInputs, list_inputs, rea
 from dml.inference.model_settings import ModelSettings
 from dml.metrics.verification import Calibration
 from dml.models.embedding import EmbeddingModel, embed_views
+from dml.models.weights import add_tensors
 from dml.ops.poincare import join_in_ball
 from dml.ops.precision import full_float32
-from dml.ops.tensor_hashes import add_tensors
 from dml.runtime.errors import InputError
 from dml.runtime.escaping import printable
 from dml.runtime.text.console import progress_bar

@@ -19,8 +19,8 @@ from dml.data.image_files.images import ImageFile, UnreadableImageError, without
 from dml.data.image_files.limits import ImageLimits
 from dml.data.image_listing import list_images
 from dml.data.layout import name_similar, read_list_lines
-from dml.data.names import compose_name
 from dml.data.readers import csv
+from dml.data.table import compose_name
 from dml.data.transforms import Pipeline
 from dml.runtime.errors import InputError
 from dml.runtime.escaping import printable

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 
 from dml.data.image_files.contents import MISSING, read_stamps
 from dml.data.layout import name_similar
-from dml.data.names import check_paths
-from dml.data.table import ImageTable
+from dml.data.table import ImageTable, check_paths
 from dml.inference.image_inputs import list_named_images, unpack_paths
 from dml.runtime.errors import InputError
 from dml.runtime.escaping import printable

@@ -26,8 +26,7 @@ from dml.runtime.filesystem.checksums import rows_checksum
 from dml.runtime.filesystem.files import clean_up
 from dml.runtime.filesystem.paths import expand_home
 from dml.runtime.run_folders.run_folder import RunFolder, newest_runs
-from dml.training.checkpoints import TrainingProgress, load_model, load_state, read_checkpoint
-from dml.training.frozen_weights import lacks_weights
+from dml.training.checkpoints import TrainingProgress, lacks_weights, load_model, load_state, read_checkpoint
 
 logger = logging.getLogger(__name__)
 

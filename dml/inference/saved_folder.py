@@ -153,31 +153,22 @@ def describe(embedder: ImageEmbedder) -> dict[str, Any]:
 SHOWN = ("recall@", "map@r", "h_ap", "nmi")
 """Beginnings of the names of the metrics that the card shows, without their level."""
 
-USE = """\
-```python
-import dml
-
-model = dml.load("FOLDER")               # the folder of this file
-vectors = model.embed(["a.jpg", "b.jpg"])  # (2, {dimension}) float32
-index = dml.Index.build(model, "photos")
-scores, paths = index.search("a.jpg", k=5)
-```
-"""
+TEMPLATE = Path(__file__).with_name("assets") / "model_card.md"
+"""The text of the card, in the language of Jinja."""
 
 
 def write_card(embedder: ImageEmbedder, license_id: str | None) -> str:
     """Return the text of a model's card."""
-    from huggingface_hub import EvalResult, ModelCardData
+    from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-    settings = embedder.settings
-    has_picture = settings.picture is not None and embedder.has_chosen_heads
+    settings, errors = embedder.settings, embedder.threshold_errors
     dataset = name_dataset(settings.config)
     shown = select_shown(_select_metrics(embedder))
     results = [
         EvalResult("image-retrieval", dataset, dataset, metric_type=name, metric_value=round(value, 4))
         for name, value in shown.items()
     ]
-    facts = ModelCardData(
+    card_data = ModelCardData(
         library_name="dml",
         license=license_id,
         pipeline_tag="image-feature-extraction",
@@ -185,21 +176,23 @@ def write_card(embedder: ImageEmbedder, license_id: str | None) -> str:
         model_name=settings.name if shown else None,
         eval_results=results or None,
     )
-    paragraphs = [
-        f"---\n{facts.to_yaml()}\n---\n",
-        f"# {settings.name}, trained on {dataset}\n",
-        "A network that turns an image into a vector; similar images have similar vectors.\n",
-        "![Queries of the test and their nearest neighbors](retrieval.png)\n" if has_picture else "",
-        "## Use\n",
-        USE.format(dimension=embedder.dimension),
-        "## Facts\n",
-        markdown_table(("fact", "value"), _list_facts(embedder, license_id)),
-        "\n## Results\n",
-        *_describe_results(embedder, shown),
-        *_describe_threshold(embedder.threshold_errors),
-        *_describe_calibration(embedder.threshold_errors),
-    ]
-    return "\n".join(paragraph for paragraph in paragraphs if paragraph)
+    card = ModelCard.from_template(
+        card_data,
+        template_str=TEMPLATE.read_text(encoding="utf-8"),
+        settings=settings,
+        dataset=dataset,
+        dimension=embedder.dimension,
+        has_picture=settings.picture is not None and embedder.has_chosen_heads,
+        facts=markdown_table(("fact", "value"), _list_facts(embedder, license_id)),
+        results=_tabulate_results(settings.metrics, shown),
+        lacks_metrics_of_heads=bool(settings.metrics) and not embedder.has_chosen_heads,
+        errors=errors,
+        threshold_choice=describe_choice(errors),
+        thresholds=_tabulate_thresholds(errors),
+        calibration=find_calibration(errors),
+        calibrations=_tabulate_calibrations(errors),
+    )
+    return f"{card.content}\n"
 
 
 def _select_metrics(embedder: ImageEmbedder) -> Mapping[str, Any]:
@@ -223,60 +216,40 @@ def select_shown(metrics: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
+SELECTIONS = {"val": "validation classes", "last": "nothing: it is the last one", "test": "the test classes themselves"}
+"""What a checkpoint was chosen on, by the value of ``evaluation.selection``."""
+
+
 def _list_facts(embedder: ImageEmbedder, license_id: str | None) -> Iterable[tuple[str, str]]:
     settings = embedder.settings
     config, training = settings.config, settings.training
+    height, width = embedder.preprocess(torch.zeros(3, 600, 800, dtype=torch.uint8)).shape[-2:]
+    selection = SELECTIONS.get(str(settings.metrics.get("selection")), "unknown: the run wasn't tested at this step")
     yield "network", f"{settings.name}, heads {' + '.join(embedder.heads)}"
     yield "vector", f"{embedder.dimension} dimensions; geometry: {embedder.geometry}"
-    yield "input", f"RGB images of any size, {_describe_input(embedder)}"
+    yield "input", f"RGB images of any size, which become {width} x {height} pixels"
     yield "background of transparent images", settings.limits.background
     yield "trained on", f"{name_dataset(config)}, {len(settings.class_names) or 'an unknown number of'} classes"
     yield "loss", str((config.get("loss") or {}).get("_target_", "unknown")).rpartition(".")[2]
     yield "steps", str(training.get("step", "unknown"))
-    yield "checkpoint chosen on", _describe_selection(settings)
+    yield "checkpoint chosen on", selection
     yield "seed", str(config.get("seed", "unknown"))
     yield "fingerprint", f"`{embedder.fingerprint}`"
     yield "license of the weights", license_id or "none was stated; pretrained weights and data have their own"
 
 
-def _describe_input(embedder: ImageEmbedder) -> str:
-    image = torch.zeros(3, 600, 800, dtype=torch.uint8)
-    height, width = embedder.preprocess(image).shape[-2:]
-    return f"which become {width} x {height} pixels"
-
-
-def _describe_selection(settings: ModelSettings) -> str:
-    selection = settings.metrics.get("selection")
-    texts = {"val": "validation classes", "last": "nothing: it is the last one", "test": "the test classes themselves"}
-    return texts.get(str(selection), "unknown: the run wasn't tested at this step")
-
-
-def _describe_results(embedder: ImageEmbedder, shown: Mapping[str, float]) -> Iterable[str]:
-    settings = embedder.settings
+def _tabulate_results(metrics: Mapping[str, Any], shown: Mapping[str, float]) -> str:
     if not shown:
-        is_tested = settings.metrics and not embedder.has_chosen_heads
-        reason = "has no metrics of these heads alone" if is_tested else "wasn't tested at this step"
-        yield f"The run of this model {reason}.\n"
-        return
-    split = "classes that it wasn't trained on" if settings.metrics.get("split") == "test" else "the validation classes"
-    yield f"In percent, on {split}; each query is searched among the others, and never finds itself. One run.\n"
-    raw = {name: settings.metrics.get(f"raw/{name}", math.nan) for name in shown}
+        return ""
+    raw = {name: metrics.get(f"raw/{name}", math.nan) for name in shown}
     rows = [
         (name, f"{100 * value:.1f}", "" if math.isnan(raw[name]) else f"{100 * raw[name]:.1f}")
         for name, value in shown.items()
     ]
-    yield markdown_table(("metric", "this model", "the network's features before training"), rows) + "\n"
+    return markdown_table(("metric", "this model", "the network's features before training"), rows)
 
 
-def _describe_threshold(errors: Mapping[str, float]) -> Iterable[str]:
-    if "similarity" not in errors:
-        return
-    yield "## Same or not\n"
-    yield (
-        f"Two images are judged to be of one class if the similarity of their vectors is at least "
-        f"`model.threshold` = {errors['similarity']:.4f}. It was chosen on the validation classes, "
-        f"{describe_choice(errors)}.\n"
-    )
+def _tabulate_thresholds(errors: Mapping[str, float]) -> str:
     rows = [
         (name, format_percent(errors[fmr]), f"{100 * errors[fnmr]:.1f}")
         for name, fmr, fnmr in (
@@ -288,27 +261,10 @@ def _describe_threshold(errors: Mapping[str, float]) -> Iterable[str]:
         if fmr in errors
     ]
     heads = ("errors in percent", "pairs of different classes judged the same", "pairs of one class judged different")
-    yield markdown_table(heads, rows) + "\n"
-    if "unknown_accepted" in errors:
-        yield (
-            f"Of queries whose class is not in the gallery, {1 - errors['unknown_accepted']:.1%} are rejected: "
-            "their nearest neighbor is below the threshold. "
-            f"Of the others {errors['known_accepted']:.1%} are accepted.\n"
-        )
+    return markdown_table(heads, rows)
 
 
-def _describe_calibration(errors: Mapping[str, float]) -> Iterable[str]:
-    calibration = find_calibration(errors)
-    if calibration is None:
-        return
-    yield (
-        "`model.calibration.probability(similarity)` is the probability that two images are of one class, if "
-        f"{calibration.prior:.2%} of all pairs are of one class, as on the validation classes, where it was fitted: "
-        f"1 / (1 + exp(-({calibration.slope:.2f} * similarity + {calibration.intercept:.2f} + log(p / (1 - p))))), "
-        "where p is that share; `prior=0.5` takes another one.\n"
-    )
-    if "ece" not in errors:
-        return
+def _tabulate_calibrations(errors: Mapping[str, float]) -> str:
     rows = [
         (
             pairs,
@@ -316,5 +272,6 @@ def _describe_calibration(errors: Mapping[str, float]) -> Iterable[str]:
             *(f"{errors[name + suffix]:.4f}" for name in ("brier", "log_loss")),
         )
         for pairs, suffix in (("all pairs", ""), ("as many pairs of one class as of others", "_balanced"))
+        if f"ece{suffix}" in errors
     ]
-    yield markdown_table(("on the test classes", "calibration error, %", "Brier score", "log loss"), rows) + "\n"
+    return markdown_table(("on the test classes", "calibration error, %", "Brier score", "log loss"), rows)

@@ -5,8 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dml.losses.loss_contract import Loss
-from dml.ops.distances import unit_distances
-from dml.ops.pairs import finest
+from dml.ops.pairs import finest, unit_distances
 from dml.ops.precision import full_precision
 
 

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dml.losses.loss_contract import Loss
-from dml.ops.block_size import block_size
-from dml.ops.derivatives import refuse_second_derivative
+from dml.ops.gradients import block_size, refuse_second_derivative
 from dml.ops.pairs import ALL, finest, own_entries
 from dml.ops.precision import full_precision
 from dml.ops.relevance import level_counts, power_relevance, shared_levels

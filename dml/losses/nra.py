@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from dml.losses.loss_contract import Loss
-from dml.ops.derivatives import refuse_second_derivative
+from dml.ops.gradients import refuse_second_derivative
 from dml.ops.pairs import finest, pair_masks
 from dml.ops.precision import full_precision
 from dml.runtime.errors import InputError

@@ -5,8 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dml.losses.loss_contract import Loss
-from dml.ops.distances import unit_distances
-from dml.ops.pairs import ALL, finest, pair_masks
+from dml.ops.pairs import ALL, finest, pair_masks, unit_distances
 from dml.ops.precision import full_precision
 from dml.ops.reductions import masked_softmax
 from dml.runtime.errors import InputError

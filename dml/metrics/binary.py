@@ -26,18 +26,12 @@ def positive_ranks(relevant: Tensor) -> Tensor:
 
 
 def pad_ranks(rows: Tensor, ranks: Tensor, number: int) -> Tensor:
-    """Arrange the ranks of the relevant items of all rankings as one tensor.
+    """Arrange the ranks of the relevant items of Q rankings as (Q, P') float64, rising and padded with infinity.
 
     >>> pad_ranks(torch.tensor([0, 0, 1]), torch.tensor([1, 3, 2]), number=2).tolist()
     [[1.0, 3.0], [2.0, inf]]
 
-    Args:
-        rows: (P,) ranking of each item, rising.
-        ranks: (P,) rank of each item, rising in each ranking.
-        number: number of rankings, Q.
-
-    Returns:
-        Ranks (Q, P') float64 in ascending order, padded with infinity; P' is the largest number of items of a ranking.
+    ``rows`` (P,) is the ranking of each item, rising, and ``ranks`` (P,) rises in each ranking.
     """
     starts = torch.searchsorted(rows, torch.arange(number + 1, device=rows.device))
     largest = int(starts.diff().max()) if number else 0
@@ -119,14 +113,10 @@ def r_precision(ranks: Tensor, counts: Tensor | None = None) -> Tensor:
 
 
 def trim_ranks(ranks: Tensor, last: Tensor) -> Tensor:
-    """Drop the columns in which every rank is beyond the last rank of its query that counts. (Q, P) -> (Q, P')
+    """Drop the columns in which every rank is beyond the last one (Q,) that counts for its query. (Q, P) -> (Q, P')
 
     >>> trim_ranks(torch.tensor([[1.0, 2.0, 9.0], [1.0, 3.0, 4.0]]), last=torch.tensor([3, 3])).tolist()
     [[1.0, 2.0], [1.0, 3.0]]
-
-    Args:
-        ranks: (Q, P) ranks in ascending order.
-        last: (Q,) last rank that counts for each query.
     """
     return ranks[:, : int(_count_up_to(ranks, last).max()) if len(ranks) else 0]
 

@@ -89,10 +89,7 @@ def h_ap(ranks: Sequence[Tensor], relevance: Tensor) -> Tensor:
 def _sum_beyond(least: Tensor, ranks: GradedRanks, relevance: Tensor) -> Tensor:
     """Sum what min(rel(j), rel(k)) is above the lowest relevance of both levels and all above, over rank(k). -> (Q,)
 
-    Args:
-        least: (Q, L + 1) lowest relevance of each level and all above.
-        ranks: ranks of the items of each level.
-        relevance: (Q, L + 1) relevance of an item of each level.
+    ``least`` (Q, L + 1) is the lowest relevance of each level and all above, ``relevance`` that of each level.
     """
     total = torch.zeros_like(relevance[:, 0])
     for level, level_ranks in enumerate(ranks, 1):

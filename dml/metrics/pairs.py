@@ -48,11 +48,8 @@ class PairCounts(NamedTuple):
 class ClassCounts(NamedTuple):
     """How many pairs of each class have some similarity or a larger one.
 
-    Args:
-        positives: (C, T) number of pairs with both images in the class and at least the T similarities.
-        negatives: (C, T) number of such pairs with one of the two images in the class.
-        all_positives: (C,) number of pairs with both images in the class.
-        all_negatives: (C,) number of pairs with one of the two images in the class.
+    ``positives`` (C, T) have both images in the class, ``negatives`` (C, T) one of the two, and at least the T
+    similarities.
     """
 
     positives: Integers
@@ -64,11 +61,8 @@ class ClassCounts(NamedTuple):
 class _Block(NamedTuple):
     """The pairs of some queries and items, all of which are sorted by class.
 
-    Args:
-        similarities: (B, M) float32 from -1 to 1, or `EXCLUDED`.
-        query_classes: (B,) classes of the queries, as numbers from 0.
-        item_classes: (M,) classes of the items.
-        positives: columns beyond which no pair is of one class.
+    ``similarities`` (B, M) are from -1 to 1, or `EXCLUDED`; classes are numbers from 0. Beyond the columns
+    ``positives`` no pair is of one class.
     """
 
     similarities: Tensor
@@ -109,7 +103,8 @@ class LabeledPairs:
         for block in self._blocks():
             bins = _find_bins(block.similarities)
             total += torch.bincount(bins.view(-1), minlength=size)
-            positives += torch.bincount(bins[:, block.positives][_is_same(block)], minlength=size)
+            is_same = block.query_classes[:, None] == block.item_classes[None, block.positives]
+            positives += torch.bincount(bins[:, block.positives][is_same], minlength=size)
         counted = positives.cpu().numpy(), (total - positives).cpu().numpy()
         # bin 0 holds excluded pairs, bin i + 1 those from EDGES[i] on; no pair is at the last edge
         return PairCounts(EDGES, *(np.append(_sum_from_end(values[1:]), 0) for values in counted))
@@ -191,7 +186,8 @@ class LabeledPairs:
             with without_tf32():
                 similarities = (rows[start:end] @ items[first:].T).clamp_(-1, 1)
             if self.gallery is None:
-                similarities[:, : end - start].masked_fill_(_lower_triangle(end - start, self._device), EXCLUDED)
+                is_repeated = torch.ones(end - start, end - start, dtype=torch.bool, device=self._device).tril()
+                similarities[:, : end - start].masked_fill_(is_repeated, EXCLUDED)
             elif excluded is not None:
                 block_rows, places = np.nonzero(excluded[start:end] >= 0)
                 similarities[block_rows, excluded[start:end][block_rows, places]] = EXCLUDED
@@ -223,16 +219,6 @@ class LabeledPairs:
 def _find_bins(similarities: Tensor) -> Tensor:
     """Turn similarities, in place, into 1 + the index of the last edge that they reach; excluded pairs get 0."""
     return similarities.clamp_(min=-1 - 1 / HALF).mul_(HALF).floor_().add_(HALF + 1).to(torch.int32)
-
-
-def _is_same(block: _Block) -> Tensor:
-    """Tell which pairs in the columns ``block.positives`` are of one class. -> (B, P)"""
-    return block.query_classes[:, None] == block.item_classes[None, block.positives]
-
-
-def _lower_triangle(size: int, device: torch.device) -> Tensor:
-    """Return the mask (size, size) of pairs of an item with itself or an earlier one."""
-    return torch.ones(size, size, dtype=torch.bool, device=device).tril()
 
 
 def _sum_from_end(values: Integers) -> Integers:

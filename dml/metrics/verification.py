@@ -62,9 +62,7 @@ def error_rates(pairs: LabeledPairs, fmrs: tuple[float, ...] = ()) -> ErrorRates
     >>> fnmr_at_fmr(rates, 0.01), equal_error_rate(rates)
     (0.0, 0.0)
 
-    Args:
-        pairs: pairs of images.
-        fmrs: false match rates at which the curve will be read.
+    ``fmrs`` are the false match rates at which the curve will be read.
     """
     coarse = ErrorRates.from_counts(pairs.counts)
     if np.isnan(coarse.fmr).any() or np.isnan(coarse.fnmr).any():
@@ -76,11 +74,7 @@ def error_rates(pairs: LabeledPairs, fmrs: tuple[float, ...] = ()) -> ErrorRates
 
 @dataclass(frozen=True)
 class PairVerification:
-    """Pairs and their ROC curve, which is computed once for all metrics of the pairs.
-
-    Args:
-        pairs: pairs of images.
-    """
+    """Pairs and their ROC curve, which is computed once for all metrics of the pairs."""
 
     pairs: LabeledPairs
 
@@ -229,12 +223,11 @@ class Calibration:
 class CalibrationErrors(NamedTuple):
     """How far probabilities are from what they stand for; 0 is best of each.
 
-    Args:
-        ece: expected calibration error: the difference between the mean probability and the share of pairs of one
-            class in a bin of probabilities, as a mean over `BINS` bins that counts each pair.
-        brier: mean squared difference between the probability and 1 for a pair of one class, or 0 for another one.
-        log_loss: mean negative logarithm, to base e, of the probability of what the pair is.
-        curve: (2, P) mean probability, and share of pairs of one class, of each bin with pairs: the reliability curve.
+    ``ece`` is the expected calibration error: the difference between the mean probability and the share of pairs of one
+    class in a bin of probabilities, as a mean over `BINS` bins that counts each pair. ``brier`` is the mean squared
+    difference between the probability and 1 for a pair of one class, or 0 for another one, and ``log_loss`` the mean
+    negative natural logarithm of the probability of what the pair is. ``curve`` (2, P) is the mean probability, and the
+    share of pairs of one class, of each bin with pairs: the reliability curve.
     """
 
     ece: float
@@ -254,9 +247,7 @@ def fit_calibration(counts: PairCounts) -> Calibration:
     After Platt, "Probabilistic Outputs for Support Vector Machines and Comparisons to Regularized Likelihood Methods"
     (Advances in Large Margin Classifiers, 1999). The equal weights are ours.
 
-    Args:
-        counts: pairs at `dml.metrics.pairs.EDGES`, some of each kind; a pair's similarity is the middle of its
-            bin, at most 2 ** -17 from its own.
+    A pair's similarity is the middle of its bin of `dml.metrics.pairs.EDGES`, at most 2 ** -17 from its own.
     """
     similarities, positives, negatives = _list_bins(counts)
     sizes = np.array([positives.sum(), negatives.sum()])
@@ -301,12 +292,9 @@ def compute_calibration_errors(
 
 
 def _fit_logistic(similarities: Floats, weights: Floats, to_one: Floats) -> tuple[float, float]:
-    """Fit a logistic function of some similarities by the trust region method of Newton -> slope and intercept.
+    """Fit a logistic function of similarities (B,) by the trust region method of Newton -> slope and intercept.
 
-    Args:
-        similarities: (B,) similarity in the middle of each bin of pairs.
-        weights: (B,) weight of the pairs in each bin; all sum to 1.
-        to_one: (B,) part of each weight that is of pairs of one class.
+    ``weights`` (B,) sum to 1; ``to_one`` (B,) is the part of each that is of pairs of one class.
     """
     from scipy.optimize import minimize  # late: it takes half a second, which a start waits for
 

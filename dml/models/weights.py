@@ -1,8 +1,9 @@
-"""Weights of networks from files: state_dicts, those of packages, and ``.caffemodel`` files, which are protobuf."""
+"""Weights of networks: state_dict files, those of packages, ``.caffemodel`` files, which are protobuf, and hashes."""
 
 import importlib.util
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -222,3 +223,27 @@ def _read_varint(message: memoryview, position: int) -> tuple[int, int]:
 def _decode(varint: bytes) -> int:
     """Decode a whole number of seven bits a byte, the lowest first."""
     return sum((byte & 127) << 7 * i for i, byte in enumerate(varint))
+
+
+def add_tensors(digest: Any, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Add tensors to a hash: the name, the type, the shape and the bytes of each.
+
+    Args:
+        digest: hash of hashlib, changed in place.
+        tensors: tensors with their names, on any device.
+    """
+    for name, tensor in tensors:
+        plain = tensor.detach().cpu().contiguous()
+        digest.update(f"{name} {plain.dtype} {tuple(plain.shape)}".encode())
+        digest.update(plain.reshape(-1).view(torch.uint8).numpy())
+
+
+def hash_tensors(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """Return a short hash of tensors with their names; their order counts.
+
+    >>> hash_tensors([("weight", torch.zeros(2))]) == hash_tensors([("weight", torch.ones(2))])
+    False
+    """
+    digest = sha256()
+    add_tensors(digest, tensors)
+    return digest.hexdigest()[:16]

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dml.ops.block_size import block_size
+from dml.ops.gradients import block_size
 from dml.runtime.errors import InputError
 
 MARGIN = 1e-5

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dml.ops.derivatives import refuse_second_derivative
+from dml.ops.gradients import refuse_second_derivative
 
 
 def softplus(values: Tensor) -> Tensor:

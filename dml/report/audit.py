@@ -42,13 +42,8 @@ TITLES = {
 class AuditReport:
     """What the page of an audit shows.
 
-    Args:
-        facts: facts about the audit, by name.
-        images: the images that were looked at.
-        findings: the findings, ranked within each kind.
-        names: shown path of each image, by its path in the table.
-        shown: largest number of findings of a kind.
-        csv_path: path of the CSV file, as the page names it.
+    ``names`` is the shown path of each image by its path in the table; ``shown`` the largest number of findings of a
+    kind.
     """
 
     facts: Mapping[str, str]

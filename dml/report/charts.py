@@ -44,13 +44,9 @@ class Tick(NamedTuple):
 class Curve:
     """One metric over the steps.
 
-    Args:
-        name: name of the curve: a level, or a part of the loss.
-        last: last logged value, as text; where `path` is a running mean, the path ends elsewhere.
-        path: SVG path of the curve; a running mean of the points if they are many.
-        faint: SVG path through the points themselves if `path` is their running mean, otherwise empty.
-        dots: SVG path of single points; empty if they are many.
-        top: CSS pixels from the top of the box to the middle of the curve's name.
+    ``last`` is the last logged value as text; ``top`` is in CSS pixels from the top of the box to the middle of the
+    name. The SVG paths are the curve, a running mean of the points if they are many; the points themselves, if the
+    curve is their mean; and single dots, if they are few.
     """
 
     name: str
@@ -65,13 +61,8 @@ class Curve:
 class Chart:
     """Curves in one box, which share the axes.
 
-    Args:
-        title: name of the metric, with its unit.
-        x: ticks of the horizontal axis, which are counted from the left.
-        y: ticks of the vertical axis, which are counted from the top.
-        curves: the curves; that of the finest level, or of the whole loss, comes first.
-        marked: percent of the width from the left to the step that was tested; None if the step is not on the axis.
-        height: height of the box in CSS pixels.
+    The first curve is that of the finest level, or of the whole loss. ``marked`` is the percent of the width from the
+    left to the step that was tested; None if the step isn't on the axis. ``height`` is in CSS pixels.
     """
 
     title: str

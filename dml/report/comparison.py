@@ -65,12 +65,8 @@ class FinishedRun:
 class ConfigurationResult:
     """The metrics of one configuration over its seeds.
 
-    Args:
-        name: settings that tell the configuration from the others, such as "loss=rll".
-        metrics: {name in metrics.json: mean and confidence interval over the seeds}.
-        custom_metrics: metrics that the user has defined.
-        facts: vector, first weights, checkpoint, split and device of the test, as `describe_measurement` returns them.
-        folders: folders of the runs.
+    ``name`` are the settings that tell it from the others, such as "loss=rll". ``facts`` are those of
+    `describe_measurement`.
     """
 
     name: str
@@ -172,18 +168,17 @@ def compare(runs: Sequence[FinishedRun]) -> list[ConfigurationResult]:
     return [
         ConfigurationResult(
             name,
-            _average_over_seeds(group),
+            {
+                metric: mean_interval([run.metrics[metric] for run in group])
+                for metric in group[0].metrics
+                if all(metric in run.metrics for run in group)
+            },
             group[0].custom_metrics,
             merge_facts(run.facts for run in group),
             tuple(run.folder for run in group),
         )
         for name, group in zip(names, groups.values(), strict=True)
     ]
-
-
-def _average_over_seeds(group: Sequence[FinishedRun]) -> dict[str, Interval]:
-    shared = [name for name in group[0].metrics if all(name in run.metrics for run in group)]
-    return {name: mean_interval([run.metrics[name] for run in group]) for name in shared}
 
 
 def _check_seeds(group: Sequence[FinishedRun]) -> None:
@@ -217,10 +212,6 @@ def markdown(rows: Sequence[ConfigurationResult], metrics: Sequence[str]) -> str
 
     Fractions are in percent, counts and other values as they are. A cell is the mean over the seeds ± half the 95 %
     interval (standard deviation of one run).
-
-    Args:
-        rows: results of the configurations.
-        metrics: names of the metrics in metrics.json.
 
     Raises:
         InputError: if no configuration has one of the metrics.
@@ -304,10 +295,6 @@ def describe_differences(rows: Sequence[ConfigurationResult], metric: str) -> st
 
     The interval holds 95 % of the means of `RESAMPLES` draws of whole classes with replacement, the same classes for
     both configurations: queries of one class are easy or hard together. The metrics are means over the seeds.
-
-    Args:
-        rows: results of the configurations.
-        metric: name of the metric in metrics.json.
 
     Returns:
         The table and a sentence; "" for one configuration, or if a run has no value of the metric for each query.

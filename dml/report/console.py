@@ -1,6 +1,6 @@
 """What a run prints of its metrics: their tables, those before the training, and the final ones."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +60,12 @@ def metric_table(
     if not rows:
         raise InputError("metric_table: no rows to show")
     described = {metric: describe_metric(metric, custom) for metric in metrics}
+    no_percents = [metric.label for metric in described.values() if not metric.shown_in_percent]
     table = Table(
         box=box.SIMPLE_HEAD,
         title=Text(printable(title)) if title else None,
         title_justify="left",
-        caption=_caption(described.values()),
+        caption=Text(printable(f"not in percent: {', '.join(no_percents)}")) if no_percents else None,
         caption_justify="left",
     )
     if len(levels) > 1:
@@ -98,12 +99,6 @@ def summary_table(
     return metric_table(rows, levels=(), metrics=choose_joint_metrics(metrics), custom=custom)
 
 
-def _caption(metrics: Iterable[MetricDescription]) -> Text | None:
-    """Return a line that names the metrics which are not shown in percent; None if all are."""
-    labels = [metric.label for metric in metrics if not metric.shown_in_percent]
-    return Text(printable(f"not in percent: {', '.join(labels)}")) if labels else None
-
-
 def _format_cell(value: float | None, metric: MetricDescription) -> str:
     return "–" if value is None else format_value(value, metric)
 
@@ -133,13 +128,8 @@ def print_result(
 ) -> None:
     """Print the table of the final metrics, how the tested checkpoint was chosen, and the files in the run folder.
 
-    Args:
-        metrics: contents of metrics.json.
-        levels: names of level 0, 1, ...
-        heads: names of the model's heads.
-        folder: folder of the run.
-        settings: configuration of the run as nested plain values.
-        custom: the user's own metrics.
+    ``metrics`` are the contents of metrics.json, ``settings`` the configuration as nested plain values, ``custom`` the
+    user's own metrics.
     """
     console.print(summary_table(metrics, levels, heads, custom))
     for heading, text in list_remarks(metrics, settings).items():
@@ -161,12 +151,7 @@ def print_result(
 
 
 def list_remarks(metrics: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return {word: sentence} of what a reader of a run's metrics has to know: was it quick, or worse than untrained?
-
-    Args:
-        metrics: contents of metrics.json.
-        settings: configuration of the run as nested plain values.
-    """
+    """Return {word: sentence} of what a reader of metrics.json has to know: was it quick, or worse than untrained?"""
     remarks = {"quick": QUICK} if settings.get("quick") else {}
     network, remedy = "the trained network", "a smaller optimizer.lr or another loss"
     if metrics.get("step") == 0:

@@ -29,10 +29,7 @@ def embedding_map(
     openTSNE runs on the unit embeddings: Barnes-Hut, perplexity 30, or (n - 1) / 3 if that is less, from the first two
     principal components. The same input gives the same places on the same machine. Rows that are not drawn are NaN.
 
-    Args:
-        embeddings: (N, D) embeddings of any real type.
-        points: number of rows to draw, at random; fewer rows are all drawn, but fewer than 5 make no map.
-        seed: seed of the choice of rows and of t-SNE.
+    ``points`` rows are drawn, at random; fewer rows are all drawn, but fewer than 5 make no map.
 
     Raises:
         InputError: if points is below 5, or an embedding is not finite.
@@ -136,15 +133,7 @@ def _make_coloring(name: str, names: list[str], colors: list[str], classes: npt.
 
 
 def _find_families(classes: npt.NDArray[np.int64], families: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the family that holds most points of each class.
-
-    Args:
-        classes: (P,) class of each point, from 0 to C - 1.
-        families: (P,) family of each point.
-
-    Returns:
-        The family (C,) of each class.
-    """
+    """Return the family (C,) that holds most points of each class, by the class and the family (P,) of each point."""
     counts = np.zeros((classes.max() + 1, families.max() + 1), dtype=np.int64)
     np.add.at(counts, (classes, families), 1)
     family_by_class: npt.NDArray[np.int64] = counts.argmax(axis=1)
@@ -157,12 +146,7 @@ def choose_few_colors(count: int) -> list[str]:
 
 
 def choose_many_colors(families: npt.NDArray[np.int64] | None, count: int) -> list[str]:
-    """Return a color for each class: shades of the hue of its family, or all hues if there are no families.
-
-    Args:
-        families: (C,) family of each class; None if the classes have no families.
-        count: number of classes C.
-    """
+    """Return a color for each class: shades of the hue of its family, or all hues if there are no families."""
     if families is None:
         return [_format_color(GOLDEN_ANGLE * i, SHADES[i % len(SHADES)]) for i in range(count)]
     hues = int(families.max()) + 1

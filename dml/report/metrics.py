@@ -32,10 +32,8 @@ def format_metric(value: float | None, metric: MetricDescription) -> str:
 class MetricTable:
     """A table of metrics, whose rows are grouped by level.
 
-    Args:
-        columns: labels of the metrics.
-        groups: {name of the level, or "" for all levels together: {name of the row: cells}}.
-        note: sentence below the table; "" for none.
+    ``groups`` are {name of the level, or "" for all levels together: {name of the row: cells}}; ``note`` is a sentence
+    below.
     """
 
     columns: Sequence[str]
@@ -106,14 +104,7 @@ def _format_rows(
     names: Iterable[str],
     columns: Mapping[str, MetricDescription],
 ) -> dict[str, list[str]]:
-    """Return the cells of each row that has any of the metrics.
-
-    Args:
-        rows: {name of the row: metrics}.
-        run: run that the metrics belong to.
-        names: names in metrics.json of the metrics of one group, such as those of a level.
-        columns: {label: metric} of all columns.
-    """
+    """Return the cells of each row that has any of the metrics ``names`` of one group, such as those of a level."""
     name_by_label = {describe_metric(name, run.custom_metrics).label: name for name in names}
     return {
         row: [format_metric(values.get(name_by_label.get(label, "")), metric) for label, metric in columns.items()]

@@ -45,13 +45,8 @@ ASSETS = "assets"
 def run_report(run: ReportedRun, read: ReadPicture | None = None) -> str:
     """Make the report of a run: one HTML file that needs no other. The same run gives the same text.
 
-    Args:
-        run: run to report on.
-        read: function that reads the picture of a path in ``run.queries``; None reads image files, with the limits
-            that the run had.
-
-    Raises:
-        InputError: if a picture can't be read.
+    ``read`` reads the picture of a path; None reads image files, with the limits that the run had. A picture that can't
+    be read is an InputError, here and below.
     """
     tiles, map_tiles, table = Tiles(), Tiles(), run.queries
     content = {
@@ -73,16 +68,7 @@ def run_report(run: ReportedRun, read: ReadPicture | None = None) -> str:
 
 
 def comparison_report(a: ReportedRun, b: ReportedRun, read: ReadPicture | None = None) -> str:
-    """Make the report that compares two runs which were tested on the same queries: one HTML file.
-
-    Args:
-        a: first of the two runs, "A" in the report.
-        b: second run, "B" in the report; differences are B - A.
-        read: function that reads pictures, see `run_report`.
-
-    Raises:
-        InputError: if the queries differ, or a picture can't be read.
-    """
+    """Make the report that compares runs A and B, which were tested on the same queries: one HTML file."""
     b, tiles = align_queries(a, b), Tiles()
     summaries = [run.summarize() for run in (a, b)]
     names = dict.fromkeys(name for summary in summaries for name in summary)
@@ -101,30 +87,14 @@ def comparison_report(a: ReportedRun, b: ReportedRun, read: ReadPicture | None =
 
 
 def search_report(searches: ImageSearches, read: ReadPicture = read_image) -> str:
-    """Make a page of searches, each image beside what it finds: one HTML file that needs no other.
-
-    Args:
-        searches: queries, each with the images that an index found for it.
-        read: function that reads pictures, see `run_report`.
-
-    Raises:
-        InputError: if a picture can't be read, or there are too many.
-    """
+    """Make a page of searches, each image beside what it finds: one HTML file that needs no other."""
     tiles = Tiles()
     content = {"searches": searches, "results": make_search_results(searches, tiles)}
     return _render("searches.html.j2", content, tiles, read)
 
 
 def audit_report(report: AuditReport, read: ReadPicture = read_image) -> str:
-    """Make the page of a data audit, with the pictures of its findings: one HTML file that needs no other.
-
-    Args:
-        report: findings of the audit, and the images that they are about.
-        read: function that reads pictures, see `run_report`.
-
-    Raises:
-        InputError: if a picture can't be read.
-    """
+    """Make the page of a data audit, with the pictures of its findings: one HTML file that needs no other."""
     tiles = Tiles()
     content = {"report": report, "sections": make_finding_sections(report, tiles)}
     return _render("audit.html.j2", content, tiles, read)
@@ -177,17 +147,8 @@ def write_pictures(
 
     Files of an earlier test would be taken for those of this one.
 
-    Args:
-        folder: folder of the run.
-        metrics: contents of metrics.json.
-        table: the tested images.
-        embeddings: embeddings (N, D) of the tested images.
-        lists: the queries of each benchmark list with their metrics and neighbors.
-        limits: how large the images' files may be.
-        sheet: settings of retrieval.png with the attributes queries, neighbors and seed, as ``evaluation.sheet`` has
-            them; None writes no retrieval.png.
-        report: settings of the report with the attributes neighbors, map and seed, as ``evaluation.report`` has them;
-            None writes no per_query.parquet and no report.html.
+    ``lists`` are the queries of each benchmark list. ``sheet`` and ``report`` are ``evaluation.sheet`` and
+    ``evaluation.report``; None writes no such files.
     """
     described = {"levels": table.levels, "names": table.names, "made_with": collect_versions()}
     if sheet:

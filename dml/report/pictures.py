@@ -64,12 +64,8 @@ def draw_sheet(
     Each picture is fitted into a square tile, whose size follows from the width and the longest row. A picture that has
     the class of its query, or another one, has a mark. One picture is in memory at a time.
 
-    Args:
-        rows: titles and pictures.
-        path: file to write.
-        read: function that reads pictures of any size.
-        width: width of the sheet in pixels; so many pictures that they would be too small to see make it wider.
-        legend: {relation: meaning} of the marks, for the line at the bottom; None for no such line.
+    So many pictures that they would be too small to see make the sheet wider. ``legend`` is {relation: meaning} of the
+    marks, for the line at the bottom.
 
     Raises:
         InputError: if there is no picture, or one can't be read.
@@ -167,16 +163,7 @@ def draw_queries(
     neighbors: int,
     levels: slice = slice(1),
 ) -> None:
-    """Write a PNG of some queries and their nearest images in one ranking or in several.
-
-    Args:
-        tables: names, and rankings of the same queries.
-        queries: rows of the queries in the tables.
-        path: path of the PNG.
-        read: function that reads pictures.
-        neighbors: largest number of images beside each query.
-        levels: levels whose classes an image may share with its query.
-    """
+    """Write a PNG of some queries and their nearest images in one ranking or in several."""
     table = tables[0][1]
     names = table.levels[levels]
     relations = [SAME, *[COARSER] * (len(names) - 1), OTHER]
@@ -195,19 +182,7 @@ def draw_queries(
 def write_contact_sheets(
     table: ImageTable, folder: Path, limits: ImageLimits, *, classes: int, pictures: int, seed: int
 ) -> None:
-    """Write a PNG for each split: some of its classes, chosen blindly, and some images of each.
-
-    Args:
-        table: images that can be read.
-        folder: folder of the pictures, sheet_train.png and so on.
-        limits: how large the images' files may be.
-        classes: number of classes to draw.
-        pictures: number of images to draw of each class.
-        seed: seed of the choice of classes and images.
-
-    Raises:
-        InputError: if a folder is in the place of a picture.
-    """
+    """Write a PNG for each split: some of its classes, chosen blindly, and some images of each."""
     for split in SPLITS:
         part = table.subset(split)
         if not len(part):

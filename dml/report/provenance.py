@@ -30,11 +30,6 @@ def describe_vector(sizes: Mapping[str, int], heads: Sequence[str], curvature: f
 
     >>> describe_vector({"L": 64, "M": 64, "H": 192}, ["M", "H"], 0.0)
     '256 dimensions, cosine'
-
-    Args:
-        sizes: size of the embedding of each head.
-        heads: heads whose embeddings are concatenated.
-        curvature: curvature of the Poincare ball in which the vectors lie; 0 for the sphere.
     """
     return f"{sum(sizes[head] for head in heads):,} dimensions, {Geometry(curvature).name}"
 
@@ -44,9 +39,6 @@ def describe_weights(config: Mapping[str, Any]) -> str:
 
     >>> describe_weights({"model": {"backbone": {"weights": None}}})
     'random'
-
-    Args:
-        config: configuration of the run as nested plain values.
     """
     if init := (config.get("training") or {}).get("init"):
         return f"the checkpoint {init}"
@@ -62,12 +54,7 @@ def describe_weights(config: Mapping[str, Any]) -> str:
 
 
 def describe_measurement(metrics: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, str]:
-    """Return what the metrics of a run are of, by the name of the fact.
-
-    Args:
-        metrics: contents of metrics.json.
-        config: configuration of the run as nested plain values.
-    """
+    """Return what the metrics of a run are of, by the name of the fact."""
     return {
         "vector": str(metrics.get("vector", UNKNOWN)),
         "first weights": describe_weights(config),
@@ -80,11 +67,7 @@ def describe_measurement(metrics: Mapping[str, Any], config: Mapping[str, Any]) 
 def describe_configuration(config: Mapping[str, Any]) -> dict[str, str]:
     """Return the facts of `describe_measurement` that the configuration of a run tells before the run has ended.
 
-    Args:
-        config: configuration of the run as nested plain values.
-
-    Returns:
-        The facts. If the validation chooses heads, the size is between that of the last head and that of all heads.
+    If the validation chooses heads, the size is between that of the last head and that of all heads.
     """
     model, evaluation = config["model"], config["evaluation"]
     heads, sizes = model["heads"], model["embed_dim"]

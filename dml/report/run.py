@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dml.data.image_files.images import UnreadableImageError, read_image, without_remedy
 from dml.data.image_files.limits import ImageLimits
-from dml.data.overview.readability import find_missing
+from dml.data.readability import find_missing
 from dml.evaluation.names import MetricDescription, describe_stored_metrics, split_head_names
 from dml.evaluation.per_query import QueryTable, read_queries
 from dml.report.console import list_remarks
@@ -138,9 +138,7 @@ def _name_choice(choice: str | None, name: str | None) -> str | None:
 def read_run(path: Path, metrics: Mapping[str, Any] | None = None) -> ReportedRun:
     """Read a run from metrics.json, per_query.parquet, .hydra/config.yaml, and what it has of the other files.
 
-    Args:
-        path: folder of the run.
-        metrics: future contents of metrics.json, for a report that is made before the file is written; None reads it.
+    ``metrics`` is the future metrics.json, for a report that is made before the file is written; None reads it.
 
     Raises:
         InputError: if one of the files is missing, or is not the one that the run wrote.

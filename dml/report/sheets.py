@@ -76,11 +76,8 @@ Floats = npt.NDArray[np.float64]
 class CaptionedPicture:
     """A picture with the name of its class below it.
 
-    Args:
-        tile: position of the picture on the page's sheet of pictures.
-        name: name of the picture's finest class.
-        relation: relation of a neighbor to its query: `SAME`, `COARSER` or `OTHER`; "" for a query.
-        remark: words on a neighbor: which level it shares with the query, and its similarity (cosine, or of the ball).
+    ``relation`` to its query is `SAME`, `COARSER` or `OTHER`, "" for a query. ``remark`` says which level it shares,
+    and how similar it is.
     """
 
     tile: Tile
@@ -93,11 +90,8 @@ class CaptionedPicture:
 class QueryResult:
     """A query and its nearest neighbors, in one run or in several.
 
-    Args:
-        query: picture of the query.
-        superclasses: names of the query's coarser classes, the coarsest first.
-        remarks: lines of text below the name of the query's class.
-        neighbors: one list of pictures for each run: the nearest neighbors, nearest first.
+    ``superclasses`` are the names of the query's coarser classes, the coarsest first. ``neighbors`` has a list for each
+    run, nearest first.
     """
 
     query: CaptionedPicture
@@ -125,15 +119,7 @@ def make_sheets(table: QueryTable, tiles: Tiles, count: int = 6) -> dict[str, li
 def show_query(
     table: QueryTable, row: int, tiles: Tiles, remarks: Sequence[str], other_runs: Iterable[QueryTable] = ()
 ) -> QueryResult:
-    """Return a query with its neighbors.
-
-    Args:
-        table: queries of a run.
-        row: row of the query.
-        tiles: sheet of pictures, to which the shown pictures are added.
-        remarks: lines of text below the name of the query's class.
-        other_runs: queries of other runs in the same order, whose neighbors are shown below.
-    """
+    """Return a query with its neighbors, and below them those in other runs with the same order of queries."""
     labels = table.labels[row].tolist()
     superclasses = [table.class_name(label, level) for level, label in enumerate(labels) if level]
     return QueryResult(
@@ -170,11 +156,8 @@ Example = tuple[CaptionedPicture, CaptionedPicture]
 class Confusion:
     """Two classes, with the queries of either class whose nearest neighbor is in the other.
 
-    Args:
-        names: names of the two classes.
-        mixed_up: number of queries whose nearest neighbor is in the other class.
-        queries: number of queries of both classes that have a positive.
-        examples: some of the queries that are mixed up, each with its nearest neighbor.
+    ``queries`` counts those of both classes that have a positive, ``mixed_up`` those whose nearest neighbor is in the
+    other class; ``examples`` are some of these.
     """
 
     names: tuple[str, str]
@@ -189,14 +172,7 @@ class Confusion:
 
 
 def find_confusions(table: QueryTable, tiles: Tiles, count: int = 12, examples: int = 3) -> list[Confusion]:
-    """Find the pairs of finest classes with the most queries that are mixed up; the larger share decides ties.
-
-    Args:
-        table: queries of a run.
-        tiles: sheet of pictures, to which those of the examples are added.
-        count: largest number of pairs.
-        examples: largest number of examples of each pair.
-    """
+    """Find the pairs of finest classes with the most queries that are mixed up; the larger share decides ties."""
     classes, nearest = table.labels[:, 0], table.neighbor_labels[:, 0, 0]
     has_positive = ~np.isnan(score_queries(table).values)
     wrong = np.flatnonzero(has_positive & (classes != nearest) & (nearest >= 0))
@@ -234,13 +210,8 @@ def _show_examples(table: QueryTable, tiles: Tiles, rows: npt.NDArray[np.int64])
 class FoundImage:
     """An image that a search found.
 
-    Args:
-        path: path of the image.
-        label: name of its class; empty if none is known.
-        score: similarity to the query.
-        same: whether the image is surely of the query's class: its score is at least the model's threshold; None if the
-            model has none.
-        probability: probability that the image is of the query's class; None if the model has none.
+    ``same`` tells whether the score is at least the model's threshold, so that the image is surely of the query's
+    class; None without a threshold. ``probability`` of the same is None if the model has none.
     """
 
     path: str
@@ -254,14 +225,9 @@ class FoundImage:
 class ImageSearches:
     """Searches of one index.
 
-    Args:
-        index: name of the index.
-        size: number of its images.
-        score: meaning of a score, in words.
-        threshold: score from which on two images are judged to be of one class; None if the model has no threshold.
-        found: pairs of a query's path and what was found, best first.
-        prior: share of pairs of one class for which the probabilities are, in percent; empty if the model has none.
-        choice: description of the chosen threshold, as the end of a sentence.
+    ``score`` and ``choice`` are the meaning of a score and of the threshold, in words; ``prior`` is the share of pairs
+    of one class for which the probabilities are, in percent, or empty. ``found`` are the paths of queries, each with
+    its images, best first.
     """
 
     index: str
@@ -275,10 +241,6 @@ class ImageSearches:
 
 def make_search_results(searches: ImageSearches, tiles: Tiles) -> list[QueryResult]:
     """Make what a page shows of searches; files are named without their folders, since a page is passed on.
-
-    Args:
-        searches: the searches to show.
-        tiles: sheet of the page's pictures, to which those of the queries and of the found images are added.
 
     Raises:
         InputError: if the pictures are too many for one sheet.

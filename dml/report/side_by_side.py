@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,7 +11,6 @@ import numpy.typing as npt
 from dml.data.table import UNKNOWN
 from dml.evaluation.names import MetricDescription, describe_metric
 from dml.evaluation.per_query import (
-    QueryScore,
     QueryTable,
     Strings,
     choose_lowest,
@@ -33,8 +32,6 @@ from dml.report.sheets import QueryResult, Tiles, show_query
 from dml.report.statistics import Difference, mean_difference
 from dml.runtime.configuration.nested import flat
 from dml.runtime.errors import InputError
-
-RESAMPLES = 2000
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -156,12 +153,7 @@ def compare_metrics(a: ReportedRun, b: ReportedRun) -> dict[str, list[ComparedMe
     """
     values_a, values_b = a.queries.metrics, b.queries.metrics
     intervals = {
-        name: mean_difference(
-            values,
-            values_b[name],
-            labels=a.queries.labels[:, a.queries.level_of_classes(name)],
-            resamples=RESAMPLES,
-        )
+        name: mean_difference(values, values_b[name], a.queries.labels[:, a.queries.level_of_classes(name)])
         for name, values in values_a.items()
         if name in values_b and _can_be_paired(values, values_b[name])
     }
@@ -186,31 +178,19 @@ def _compare_by_group(
 ) -> dict[str, list[ComparedMetric]]:
     levels = a.queries.levels
     described = {name: describe_metric(name, a.custom_metrics) for name in metrics_a if name in metrics_b}
-    widths = _measure_widths(described, intervals)
+    # bars of all fractions share their scale, the largest end of an interval; any other metric has its own
+    scales = {name: "fractions" if metric.shown_in_percent else metric.label for name, metric in described.items()}
+    widths: dict[str, float] = {}
+    for name, interval in intervals.items():
+        if name in scales:
+            widths[scales[name]] = max(widths.get(scales[name], 0.0), abs(interval.low), abs(interval.high))
     groups: dict[str, list[ComparedMetric]] = {group: [] for group in (*levels, MEAN_OF_LEVELS, ALL_LEVELS)}
     for name, metric in described.items():
         compared = _compare(metric, metrics_a[name], metrics_b[name])
         if name in intervals:
-            compared = _add_interval(compared, metric, intervals[name], widths[_choose_scale(metric)])
+            compared = _add_interval(compared, metric, intervals[name], widths[scales[name]] or 1.0)
         groups[name_group(name, levels)].append(compared)
     return {group: rows for group, rows in groups.items() if rows}
-
-
-def _choose_scale(metric: MetricDescription) -> str:
-    """Return the metrics that share the scale of their bars: all fractions do, any other metric has its own scale."""
-    return "fractions" if metric.shown_in_percent else metric.label
-
-
-def _measure_widths(
-    described: Mapping[str, MetricDescription], intervals: Mapping[str, Difference]
-) -> dict[str, float]:
-    """Return for each scale the largest difference in its intervals."""
-    widths: dict[str, float] = {}
-    for name, metric in described.items():
-        if name in intervals:
-            scale = _choose_scale(metric)
-            widths[scale] = max(widths.get(scale, 0.0), abs(intervals[name].low), abs(intervals[name].high))
-    return {scale: width or 1.0 for scale, width in widths.items()}
 
 
 def _compare(metric: MetricDescription, value_a: float, value_b: float) -> ComparedMetric:
@@ -221,18 +201,12 @@ def _compare(metric: MetricDescription, value_a: float, value_b: float) -> Compa
 def _add_interval(
     compared: ComparedMetric, metric: MetricDescription, difference: Difference, width: float
 ) -> ComparedMetric:
-    mean, low, high = difference.mean, difference.low, difference.high
+    """Add an interval, and its bar from -``width`` to ``width``."""
+    mean, low, high, _ = difference
     ends = f"{_format_difference(low, metric)} to {_format_difference(high, metric)}"
-    if metric.higher_is_better:
-        bar = (_place(low, width), _place(high, width), _place(mean, width))
-    else:
-        bar = (_place(-high, width), _place(-low, width), _place(-mean, width))
-    return replace(compared, interval=ends, sure=low > 0 or high < 0, bar=bar)
-
-
-def _place(difference: float, width: float) -> float:
-    """Return the position of a difference in percent of a bar that goes from -``width`` to ``width``."""
-    return round(50 + 50 * difference / width, 2)
+    shown = (low, high, mean) if metric.higher_is_better else (-high, -low, -mean)
+    start, end, point = (round(50 + 50 * value / width, 2) for value in shown)
+    return replace(compared, interval=ends, sure=low > 0 or high < 0, bar=(start, end, point))
 
 
 def _format_difference(difference: float, metric: MetricDescription) -> str:
@@ -259,15 +233,19 @@ def count_outcomes(a: ReportedRun, b: ReportedRun) -> Outcomes:
 def choose_changed_queries(
     a: ReportedRun, b: ReportedRun, tiles: Tiles, count: int = 8
 ) -> dict[str, list[QueryResult]]:
-    """Choose queries that one run gets right and the other wrong, at most one of each class.
+    """Choose up to ``count`` queries that one run gets right and the other wrong, at most one of each class.
 
-    Args:
-        a: first of the two runs, "A" in the report.
-        b: second run, "B" in the report, with the queries in the order of the first.
-        tiles: sheet of pictures, to which those of the queries and their neighbors are added.
-        count: largest number of queries in each direction; those whose score changes most come first.
+    Those whose score changes most come first.
     """
     scores = score_queries(a.queries), score_queries(b.queries)
+
+    def remark(row: int) -> list[str]:
+        """Return a line for each run: the score of a query, and the rank of its nearest neighbor of its class."""
+        return [
+            f"{letter}: {score.describe(row)}, {describe_first_match(run.queries, row)}"
+            for letter, run, score in zip("AB", (a, b), scores, strict=True)
+        ]
+
     gains = scores[1].values - scores[0].values
     hits_a, hits_b = find_hits(a.queries), find_hits(b.queries)
     values_by_title = {
@@ -276,19 +254,11 @@ def choose_changed_queries(
     }
     return {
         title: [
-            show_query(a.queries, row, tiles, _remark(row, (a, b), scores), [b.queries])
+            show_query(a.queries, row, tiles, remark(row), [b.queries])
             for row in choose_lowest(values, a.queries.labels[:, 0], count)
         ]
         for title, values in values_by_title.items()
     }
-
-
-def _remark(row: int, runs: Iterable[ReportedRun], scores: Iterable[QueryScore]) -> list[str]:
-    """Return a line for each run: the score of a query, and the rank of its nearest neighbor of its class."""
-    return [
-        f"{letter}: {score.describe(row)}, {describe_first_match(run.queries, row)}"
-        for letter, run, score in zip("AB", runs, scores, strict=True)
-    ]
 
 
 def compare_settings(a: ReportedRun, b: ReportedRun) -> list[tuple[str, str, str]]:

@@ -17,83 +17,43 @@ LARGEST_DRAW = 2**22
 
 
 class Difference(NamedTuple):
-    """The mean difference of a metric, second run less first, and its confidence interval.
+    """The mean difference of a metric at some queries, second run less first, and its 95 % confidence interval."""
 
-    Args:
-        queries: number of queries with a value.
-        mean: mean difference over these queries.
-        low: lower end of the confidence interval.
-        high: upper end of the confidence interval.
-        classes: number of classes of these queries, if the interval is of resampled classes; None if it is of
-            resampled queries.
-    """
-
-    queries: int
     mean: float
     low: float
     high: float
-    classes: int | None = None
+    classes: int
+    """The number of classes of these queries."""
 
 
 def mean_difference(
-    first: Values,
-    second: Values,
-    *,
-    labels: npt.NDArray[np.int64] | None = None,
-    confidence: float = 0.95,
-    resamples: int = 10_000,
-    seed: int = 0,
+    first: Values, second: Values, labels: npt.NDArray[np.int64], *, resamples: int = 2000, seed: int = 0
 ) -> Difference:
-    """Compute the mean difference of two runs at the same queries, with a paired bootstrap interval.
+    """Compute the mean difference of two runs at the same queries (Q,), with a paired bootstrap interval.
 
-    The interval holds the middle of the means of resamples (percentile interval; Efron, 1979). With labels, a resample
-    is C classes, drawn with replacement, each with all its queries and their values in both runs (cluster bootstrap;
-    Davison and Hinkley, 1997, section 3.8): queries of one class are easy or hard together, and an interval that takes
-    them for independent is too short. Without labels, a resample is Q queries. The interval covers the choice of the
-    classes or queries, not the choice of the seeds; of a single one its ends are NaN. Queries that are NaN in both runs
-    are skipped.
-
-    Args:
-        first: values (Q,) of a metric, such as those of `PerQuery.values`.
-        second: values (Q,) of the other run at the same queries.
-        labels: (Q,) classes of the queries, to draw classes; None to draw queries.
-        confidence: probability with which the interval holds the difference.
-        resamples: number of times that the classes or queries are drawn.
-        seed: seed of the draws.
+    The interval holds the middle of the means of resamples (percentile interval; Efron, 1979). A resample is C classes,
+    drawn with replacement, each with all its queries and their values in both runs (cluster bootstrap; Davison and
+    Hinkley, 1997, section 3.8): queries of one class are easy or hard together, and an interval that takes them for
+    independent is too short. It covers the choice of the classes, not the choice of the seeds; of a single class its
+    ends are NaN. Queries that are NaN in both runs are skipped.
 
     Raises:
-        InputError: if the lengths differ, a query has a value in one run alone, no query has a value, ``resamples`` is
-            below 1, or ``confidence`` is not between 0 and 1.
+        InputError: if a query has a value in one run alone, or no query has a value.
     """
-    if not 0 < confidence < 1:
-        raise InputError(f"confidence = {confidence}: expected a number between 0 and 1")
-    if resamples < 1:
-        raise InputError(f"resamples = {resamples}: expected at least 1")
-    differences = _differences(first, second)
+    differences = second - first
     has_value = ~np.isnan(differences)
-    differences = differences[has_value]
-    if not len(differences):
-        raise InputError("comparison: no query has a value")
-    if labels is None:
-        groups = np.arange(len(differences))
-    else:
-        if labels.shape != first.shape:
-            raise InputError(f"comparison: labels of shape {labels.shape}, expected {first.shape}, one for each query")
-        _, groups = np.unique(labels[has_value], return_inverse=True)
-    means = resample_means(np.bincount(groups, differences), np.bincount(groups), resamples, seed)
-    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2]) if groups.any() else (np.nan, np.nan)
-    classes = None if labels is None else int(groups.max()) + 1
-    return Difference(len(differences), float(differences.mean()), float(low), float(high), classes)
+    if (np.isnan(first) & np.isnan(second) != ~has_value).any() or not has_value.any():
+        raise InputError(f"comparison: {has_value.sum()} of {len(first)} queries have a value in both runs")
+    _, classes = np.unique(labels[has_value], return_inverse=True)
+    means = resample_means(np.bincount(classes, differences[has_value]), np.bincount(classes), resamples, seed)
+    low, high = np.quantile(means, ENDS) if classes.any() else (np.nan, np.nan)
+    return Difference(float(differences[has_value].mean()), float(low), float(high), int(classes.max()) + 1)
 
 
 def resample_means(sums: npt.NDArray[Any], counts: npt.NDArray[Any], resamples: int, seed: int) -> Values:
     """Draw groups of values with replacement, as many as there are, again and again -> (R,) mean value of each draw.
 
-    Args:
-        sums: (C,) sum of the values of each group.
-        counts: (C,) number of values of each group.
-        resamples: R, the number of draws.
-        seed: seed of the draws.
+    The groups have ``counts`` (C,) values, whose sums are ``sums`` (C,).
     """
     generator = np.random.default_rng(seed)
     means = np.empty(resamples)
@@ -105,17 +65,6 @@ def resample_means(sums: npt.NDArray[Any], counts: npt.NDArray[Any], resamples: 
     return means
 
 
-def _differences(first: Values, second: Values) -> npt.NDArray[np.float64]:
-    if first.shape != second.shape or first.ndim != 1:
-        raise InputError(
-            f"comparison of runs with values of shapes {first.shape} and {second.shape}: expected (Q,) twice"
-        )
-    unpaired = int((np.isnan(first) != np.isnan(second)).sum())
-    if unpaired:
-        raise InputError(f"comparison: {unpaired} of {len(first)} queries have a value in one run alone")
-    return second - first
-
-
 PER_QUERY = {"recall@1": "level0/recall@1", "map@r": "level0/map@r"}
 """The metrics with a value for each query, and their names in metrics.json and per_query.parquet."""
 DIGITS = 3
@@ -123,15 +72,14 @@ DIGITS = 3
 SEED = 0
 """The seed of the draws of test classes: all results see the same draws."""
 ENDS = (0.025, 0.975)
+"""The quantiles between which a 95 % interval lies."""
 
 
 @dataclass(frozen=True)
 class ClassSums:
     """The metrics of some runs that were tested on the same queries.
 
-    Args:
-        counts: number of queries of each test class.
-        sums: {metric: for each run, the sum of its values over the queries of each test class}.
+    ``counts`` are the queries of each test class, ``sums`` {metric: for each run, the sum of its values over these}.
     """
 
     counts: list[int]
@@ -145,20 +93,13 @@ class ClassSums:
         """Return the mean of a metric over all queries and runs."""
         return float(np.mean(self.run_means(metric)))
 
-    def mean_sums(self, metric: str) -> npt.NDArray[np.float64]:
+    def mean_sums(self, metric: str) -> Values:
         """Return the sums of a metric over the queries of each test class, (C,), as means over the runs."""
-        sums: npt.NDArray[np.float64] = np.asarray(self.sums[metric], dtype=np.float64).mean(axis=0)
+        sums: Values = np.asarray(self.sums[metric], dtype=np.float64).mean(axis=0)
         return sums
 
-    def draw_means(
-        self, metric: str, less: "ClassSums | None" = None, resamples: int = 2000
-    ) -> npt.NDArray[np.float64]:
+    def draw_means(self, metric: str, less: "ClassSums | None" = None, resamples: int = 2000) -> Values:
         """Compute the mean of a metric, or its difference to other runs, for draws of the test classes -> (resamples,).
-
-        Args:
-            metric: name of the metric.
-            less: runs whose mean is subtracted; None for no difference.
-            resamples: number of draws, each of as many classes as there are, with replacement.
 
         Raises:
             InputError: if the other runs were tested on other classes.
@@ -181,9 +122,7 @@ def sum_by_class(
 ) -> tuple[list[int], dict[str, list[float]]]:
     """Sum values of queries by class, without queries that are NaN -> number of queries, sums, in order of the labels.
 
-    Args:
-        labels: (Q,) classes of the queries.
-        values: {metric: (Q,) value of each query}, NaN for the same queries in every metric.
+    ``labels`` and ``values`` are (Q,); NaN for the same queries in every metric.
     """
     has_value = ~np.isnan(next(iter(values.values())))
     _, classes = np.unique(labels[has_value], return_inverse=True)
@@ -198,12 +137,7 @@ def shorten(values: Iterable[float]) -> list[float]:
 
 
 def sum_runs_by_class(folders: Sequence[RunFolder], columns: Mapping[str, str] = PER_QUERY) -> ClassSums:
-    """Read the tests of finished runs of one data set, and sum their metrics by class.
-
-    Args:
-        folders: folders of the runs.
-        columns: {metric: its name in per_query.parquet}.
-    """
+    """Read the tests of finished runs of one data set, and sum their metrics by class."""
     counts: list[int] = []
     rows: dict[str, list[list[float]]] = {metric: [] for metric in columns}
     for folder in folders:
@@ -240,12 +174,8 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval
     >>> mean_interval([1.0, 2.0, 3.0]).mean
     2.0
 
-    Args:
-        values: (n,) values, one for each run.
-        confidence: probability with which the interval holds the mean.
-
     Raises:
-        InputError: if there is no value, or confidence is not between 0 and 1.
+        InputError: if there is no value, or the confidence is not between 0 and 1.
     """
     if not len(values):
         raise InputError("mean_interval: no values")
@@ -266,9 +196,6 @@ def bootstrap_p_value(differences: npt.NDArray[np.float64]) -> float:
 
     It is twice the share of draws on the rarer side of 0, counted with one draw more (Davison and Hinkley, 1997,
     section 4.2), so that it is never 0: the least level at which the percentile interval leaves out 0.
-
-    Args:
-        differences: (R,) mean difference of each draw.
     """
     draws = len(differences)
     below, above = np.count_nonzero(differences <= 0), np.count_nonzero(differences >= 0)
@@ -283,9 +210,6 @@ def adjust_p_values(p_values: Sequence[float]) -> list[float]:
 
     >>> adjust_p_values([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
-
-    Args:
-        p_values: p-value of each test.
     """
     values = np.asarray(p_values, dtype=np.float64)
     order = np.argsort(values, kind="stable")

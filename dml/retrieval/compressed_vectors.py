@@ -67,10 +67,7 @@ class CompressedVectors:
     def search(self, queries: Floats, k: int, excluded: Integers | None = None) -> Integers:
         """Find the k nearest vectors of each query (Q, D) -> (Q, k), nearest first; ties are in the vectors' order.
 
-        Args:
-            queries: vectors (Q, D).
-            k: number of neighbors, at most N - M.
-            excluded: (Q, M) vectors that each query excludes, padded with -1; None excludes nothing.
+        ``excluded`` (Q, M) vectors are left out of a query's neighbors, padded with -1; k is at most N - M.
         """
         neighbors = np.empty((len(queries), k), np.int64)
         for start in range(0, len(queries), QUERIES_PER_BLOCK):
@@ -89,17 +86,11 @@ class CompressedVectors:
         return indices
 
     def rescore(self, queries: Floats, neighbors: Integers, candidates: int) -> Integers:
-        """Sort the first neighbors of each query again by the inner products of the float32 vectors.
+        """Sort the first ``candidates`` of the neighbors (Q, K) again by the inner products of the float32 vectors.
 
         This is what ``faiss.IndexRefineFlat`` does, for binary vectors too, and for each number of neighbors the same.
 
-        Args:
-            queries: vectors (Q, D).
-            neighbors: (Q, K) nearest vectors, nearest first.
-            candidates: number of neighbors of each query that are sorted again; the others stay where they are.
-
-        Returns:
-            The neighbors (Q, K); ties are in the vectors' order.
+        Ties are in the vectors' order; the other neighbors stay where they are.
         """
         result = neighbors.copy()
         for start in range(0, len(queries), QUERIES_PER_BLOCK):

@@ -113,13 +113,8 @@ def k_nearest(distances: Tensor, k: int, rows_at_once: int) -> tuple[Tensor, Ten
     >>> items.tolist()
     [[1, 3, 0]]
 
-    Args:
-        distances: (B, G) distances without NaN.
-        k: number of items to find for each row, 1 to G.
-        rows_at_once: number of rows to sort at a time; sorting takes several times the memory of the distances.
-
-    Returns:
-        The distances (B, k), smallest first, and the indices of the items (B, k).
+    Distances have no NaN. ``rows_at_once`` rows are sorted at a time, which takes several times the memory of their
+    distances.
     """
     values, items = distances.topk(min(k + 1, distances.shape[1]), dim=1, largest=False)
     is_unsure = (values[:, k - 1 : k] == values[:, k:]).any(dim=1)
@@ -138,12 +133,6 @@ def sort_with_ties(distances: Tensor) -> tuple[Tensor, Tensor]:
     >>> values, items = sort_with_ties(torch.tensor([[0.0, 0.5, -0.0]]))
     >>> items.tolist()
     [[0, 2, 1]]
-
-    Args:
-        distances: (B, G) distances without NaN.
-
-    Returns:
-        The distances, smallest first, and the indices of the items.
     """
     values, items = (distances + 0).sort(dim=1, stable=True)  # -0 + 0 is 0
     return values, items
@@ -161,10 +150,6 @@ def nearest(distances: Floats, k: int) -> Integers:
 
     >>> nearest(np.array([0.5, 0.1, 0.5, 0.3], dtype=np.float32), k=3).tolist()
     [1, 3, 0]
-
-    Args:
-        distances: (N,) distances of the items.
-        k: number of indices, 0 to N.
     """
     if not k:
         return np.empty(0, dtype=np.int64)

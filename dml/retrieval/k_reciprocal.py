@@ -135,10 +135,7 @@ class Neighborhoods(NamedTuple):
 def find_neighborhoods(comparison: Comparison, k: int, own_index: int | None = None) -> Neighborhoods:
     """Find the k nearest items of each query, and how far the farthest item is.
 
-    Args:
-        comparison: queries and gallery.
-        k: number of neighbors.
-        own_index: index that stands for a query itself; None if the queries are the gallery.
+    ``own_index`` stands for a query itself; None if the queries are the gallery.
     """
     lists = np.empty((len(comparison.queries), k + 1), dtype=np.int64)
     lists[:, 0] = np.arange(len(lists)) if own_index is None else own_index

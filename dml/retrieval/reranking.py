@@ -154,19 +154,12 @@ class AlphaQueryExpansion:
 
 
 def expand_query(query: Tensor, neighbors: Tensor, similarities: Tensor, alpha: float) -> Tensor:
-    """Add neighbors to queries, weighted by their similarities, see `AlphaQueryExpansion`.
+    """Add neighbors (..., n, D) to queries (..., D), weighted by their cosines (..., n), see `AlphaQueryExpansion`.
 
     >>> expand_query(torch.tensor([1.0, 0.0]), torch.tensor([[0.0, 1.0]]), torch.tensor([0.5]), alpha=2.0).tolist()
     [1.0, 0.25]
 
-    Args:
-        query: (..., D) embeddings.
-        neighbors: (..., n, D) embeddings of the neighbors.
-        similarities: (..., n) their cosine similarities with the query.
-        alpha: exponent of the similarity.
-
-    Returns:
-        (..., D) the sums, which are not of unit length.
+    The sums are not of unit length.
     """
     return query + torch.einsum("...n,...nd->...d", similarities.clamp(min=0.0) ** alpha, neighbors)
 
@@ -230,12 +223,7 @@ class NeighborLists(NamedTuple):
     n: int
 
     def augment(self, items: Tensor, excluded: Tensor | None = None) -> Tensor:
-        """Return the augmented vectors (P, D) of some items.
-
-        Args:
-            items: (P,) indices of the items.
-            excluded: (P, M) items that are not in the mean, padded with -1; None for none.
-        """
+        """Return the augmented vectors (P, D) of items (P,), whose means lack the items (P, M) that are excluded."""
         parts = []
         for start in range(0, len(items), ITEMS_AT_ONCE):
             part = items[start : start + ITEMS_AT_ONCE]
@@ -255,9 +243,6 @@ class AugmentedComparison(Comparison):
 
     ``gallery`` is the augmented gallery of a query that excludes nothing. Few items differ from it for a query: those
     that have an excluded item among their neighbors.
-
-    Args:
-        neighbors: gallery before the augmentation, with its neighbors.
     """
 
     neighbors: NeighborLists = field(kw_only=True)

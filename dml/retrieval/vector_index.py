@@ -78,11 +78,7 @@ class VectorIndex:
 
         It is tried with one cell. Codes that need more vectors to be trained, of more than 8 bits, are not tried.
 
-        Args:
-            dimension: size D of the vectors.
-            factory: description of the index.
-            parameters: search parameters of the index, such as "nprobe=32"; "" for none.
-            count: number of vectors that the index shall be trained with.
+        It is checked for ``count`` vectors of the training.
 
         Raises:
             InputError: if FAISS can't make such an index, train it with so many vectors, add some to it or search it.
@@ -228,10 +224,6 @@ class VectorIndex:
         Vectors with equal scores are in the order of their ids; an exact index finds those with the smallest ids, see
         `search_with_ties`. An approximate index may find fewer than k: then the last ids are -1.
 
-        Args:
-            queries: vectors (Q, D).
-            k: number of neighbors, at most the number of vectors.
-
         Raises:
             InputError: if FAISS can't search an index of this kind, or with these parameters.
         """
@@ -280,10 +272,6 @@ class VectorIndex:
     @classmethod
     def read(cls, path: Path, factory: str) -> "VectorIndex":
         """Open the index in a file; its vectors stay on the disk until they are used, where FAISS can do so.
-
-        Args:
-            path: path of the file.
-            factory: description with which the index was made.
 
         Raises:
             InputError: if the file can't be read, or its index doesn't search by inner product.
@@ -370,7 +358,16 @@ def keeps_products(index: Any) -> bool:
     if not isinstance(index, faiss.IndexPreTransform):
         return True
     chain: Any = index.chain
-    return all(_is_rotation(chain.at(place)) for place in range(chain.size()))
+    transforms = [faiss.downcast_VectorTransform(chain.at(place)) for place in range(chain.size())]
+    return all(
+        (
+            isinstance(transform, faiss.RandomRotationMatrix | faiss.OPQMatrix)
+            # a file has a trained matrix as a linear transform
+            or (type(transform) is faiss.LinearTransform and transform.is_orthonormal and not transform.have_bias)
+        )
+        and transform.d_in == transform.d_out
+        for transform in transforms
+    )
 
 
 def keeps_numbers(index: Any) -> bool:
@@ -386,30 +383,15 @@ def keeps_numbers(index: Any) -> bool:
     return isinstance(core, faiss.IndexFlat | faiss.IndexIVFFlat)
 
 
-def _is_rotation(transform: Any) -> bool:
-    """Whether a transform of FAISS only turns the vectors; a file has a trained matrix as a linear transform."""
-    transform = faiss.downcast_VectorTransform(transform)
-    is_orthonormal = isinstance(transform, faiss.RandomRotationMatrix | faiss.OPQMatrix) or (
-        type(transform) is faiss.LinearTransform and transform.is_orthonormal and not transform.have_bias
-    )
-    return is_orthonormal and transform.d_in == transform.d_out
-
-
 FEW_VECTORS = re.compile(rb"WARNING clustering \d+ points to \d+ centroids: please provide at least (\d+).*\n")
 STDERR = 2
 
 
 def train_index(index: Any, vectors: Floats, parameters: str) -> int:
-    """Find the cells or codes of an index of FAISS.
+    """Find the cells or codes of an index of FAISS from contiguous float32 vectors (N, D).
 
-    Args:
-        index: index of FAISS.
-        vectors: contiguous vectors (N, D) of type float32.
-        parameters: search parameters of the index, such as "nprobe=32".
-
-    Returns:
-        The number of vectors that FAISS asks for, if there are fewer; 0 if there are enough. FAISS prints it, up to a
-        thousand times, to the file descriptor of stderr. What else is printed there appears after the training.
+    -> the number of vectors that FAISS asks for, if there are fewer; 0 if there are enough. FAISS prints it, up to a
+    thousand times, to the file descriptor of stderr. What else is printed there appears after the training.
 
     Raises:
         RuntimeError: if FAISS can't train the index with these vectors.

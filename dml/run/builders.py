@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from dml.data.overview.copies import assign_content_ids, warn_of_copies
-from dml.data.overview.readability import check_readability
+from dml.data.copies import assign_content_ids, warn_of_copies
 from dml.data.prepared.cache import CacheFolder
+from dml.data.readability import check_readability
+from dml.data.subsets import take_some_classes
 from dml.data.table import ImageTable
-from dml.data.table_changes.subsets import take_some_classes
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.monitor import has_time_for_clusters, make_further_config, make_validation_config
 from dml.evaluation.names import MetricName, list_evaluated_heads, select_joint
@@ -27,10 +27,10 @@ from dml.run.settings import DatasetSettings, Settings, read_settings
 from dml.run.table_reading import read_table
 from dml.runtime.errors import InputError
 from dml.training.callbacks.loss_schedule import make_loss_schedule
+from dml.training.checkpoints import FrozenWeights
 from dml.training.data import DataModule, EvaluationData
 from dml.training.embedders import HeadChoice, ModelEmbedder
 from dml.training.frozen import FrozenDataModule, FrozenLearner
-from dml.training.frozen_weights import FrozenWeights
 from dml.training.gradient_cache import check_chunk_size
 from dml.training.hardware import check_synchronized, choose_loader_settings, parse_compile
 from dml.training.module import MetricLearner
@@ -55,7 +55,7 @@ def build_table(settings: Settings, *, needs_fold: bool = True) -> ImageTable:
 
 
 def check_readable(settings: Settings, images: ImageTable) -> None:
-    """Make sure that all image files exist and that some can be decoded, see `dml.data.overview.readability`.
+    """Make sure that all image files exist and that some can be decoded, see `dml.data.readability`.
 
     Queries that are in their gallery too are told, unless the configuration of the data set knows of them.
     """

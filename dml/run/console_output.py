@@ -5,7 +5,7 @@ from pathlib import Path
 from pytorch_lightning import Trainer
 from pytorch_lightning.utilities import rank_zero_only
 
-from dml.data.overview.copies import count_queries_in_gallery
+from dml.data.copies import count_queries_in_gallery
 from dml.data.splits import describe_shared_classes, describe_splits
 from dml.losses.memory import CrossBatchMemory
 from dml.report.console import QUICK

@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 from pytorch_lightning import seed_everything
 from pytorch_lightning.utilities import rank_zero_only
 
-from dml.data.overview.split_changes import summarize_data
+from dml.data.split_overview import summarize_data
 from dml.data.splits import describe_splits
 from dml.data.table import ImageTable
 from dml.run import builders, loop
@@ -30,8 +30,7 @@ from dml.runtime.escaping import in_markup
 from dml.runtime.filesystem.paths import expand_home
 from dml.runtime.run_folders.run_folder import RunFolder
 from dml.runtime.text.console import console
-from dml.training.checkpoints import TrainingProgress, load_model, read_checkpoint
-from dml.training.frozen_weights import lacks_weights
+from dml.training.checkpoints import TrainingProgress, lacks_weights, load_model, read_checkpoint
 
 
 def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> dict[str, Any]:

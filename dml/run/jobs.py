@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from pytorch_lightning import Callback, Trainer, seed_everything
 from pytorch_lightning.utilities import rank_zero_only
 
-from dml.data.overview.split_changes import SplitSummary, summarize_data
+from dml.data.split_overview import SplitSummary, summarize_data
 from dml.data.table import ImageTable
 from dml.models.embedding import EmbeddingModel
 from dml.models.recurrent import AnyModel
@@ -37,13 +37,12 @@ from dml.runtime import signals
 from dml.runtime.errors import InputError
 from dml.runtime.filesystem.paths import expand_home
 from dml.runtime.run_folders.run_folder import CONFIGURATION, RunFolder, configuration_id
-from dml.training.callbacks.last_checkpoint import AtomicCheckpointIO, RunEnder
-from dml.training.checkpoints import TrainingProgress, load_model
+from dml.training.callbacks.checkpoints import AtomicCheckpointIO, RunEnder
+from dml.training.checkpoints import FrozenWeights, TrainingProgress, load_model
 from dml.training.data import DataModule
 from dml.training.frozen import FrozenDataModule, FrozenLearner
-from dml.training.frozen_weights import FrozenWeights
 from dml.training.hardware import check_accelerator
-from dml.training.history import History
+from dml.training.loggers import History
 from dml.training.module import MetricLearner
 
 Metrics = dict[str, Any]

@@ -17,10 +17,10 @@ from dml.run.settings import Settings
 from dml.run.stages import Stage
 from dml.runtime.errors import InputError
 from dml.runtime.run_folders.run_folder import without_run_keys
-from dml.training.callbacks.last_checkpoint import LastCheckpoint
+from dml.training.callbacks.checkpoints import LastCheckpoint
+from dml.training.callbacks.process_state import Float32Precision, SignalHandling
 from dml.training.callbacks.progress import make_progress
-from dml.training.hardware import Float32Precision, check_accelerator, choose_deterministic
-from dml.training.processes import SignalHandling
+from dml.training.hardware import check_accelerator, choose_deterministic
 from dml.training.run_length import AUTO, COUNTED
 from dml.training.trainer_arguments import check_arguments
 

@@ -6,17 +6,16 @@ import numpy as np
 from omegaconf import DictConfig
 from rich.filesize import decimal
 
+from dml.data.copies import assign_content_ids, count_queries_in_gallery
 from dml.data.image_files.limits import ImageLimits, limit_list_bytes
 from dml.data.image_files.pngs import user_cache_folder
-from dml.data.overview.copies import assign_content_ids, count_queries_in_gallery, delete_content_hashes
-from dml.data.overview.split_overview import make_count_table
 from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.cache_build import build_cache
 from dml.data.prepared.prepared_files import hold_preparation_lock, make_writable_folder
 from dml.data.prepared.verification import CheckedImage, check_images, list_faults, write_table
+from dml.data.split_overview import make_count_table
 from dml.data.table import ImageTable
 from dml.data.transforms import Resize
-from dml.data.worker_processes import choose_processes
 from dml.report.pictures import write_contact_sheets
 from dml.run.building import build
 from dml.run.settings import PrepareSettings, Settings, read_settings
@@ -62,10 +61,8 @@ def _prepare(
 ) -> dict[str, list[str]]:
     """Write the files -> the faults."""
     dataset, compare_contents = settings.dataset, settings.verify == "content"
-    processes, limits = choose_processes(settings.processes), settings.data.limits
+    processes, limits = settings.processes, settings.data.limits
     remove_partial_files(folder.path, is_shared=True)  # a training may write features there
-    if compare_contents:
-        delete_content_hashes(folder)
     with progress_bar("verified", len({*table.paths.tolist()})) as advance:
         images = check_images(
             table,
@@ -111,7 +108,7 @@ def make_cache_folder(settings: Settings) -> CacheFolder:
 
 
 def _write_cache(
-    folder: CacheFolder, resize: Resize, images: Mapping[str, CheckedImage], processes: int, limits: ImageLimits
+    folder: CacheFolder, resize: Resize, images: Mapping[str, CheckedImage], processes: int | None, limits: ImageLimits
 ) -> None:
     with progress_bar("decoded", len(images)) as advance:
         files = build_cache(folder, resize, images, processes=processes, advance=advance, warn=warn, limits=limits)

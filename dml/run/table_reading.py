@@ -2,11 +2,11 @@
 
 from pytorch_lightning.utilities import rank_zero_only
 
+from dml.data.class_splits import apply_class_splits, read_class_splits
+from dml.data.corrections import apply_corrections, read_corrections
 from dml.data.image_files.limits import limit_list_bytes
+from dml.data.planted_faults import plant_faults, read_planted_faults
 from dml.data.table import ImageTable, hold_out_classes, list_training_classes, load
-from dml.data.table_changes.class_splits import apply_class_splits, read_class_splits
-from dml.data.table_changes.corrections import apply_corrections, read_corrections
-from dml.data.table_changes.planted_faults import plant_faults, read_planted_faults
 from dml.run.building import build
 from dml.run.settings import DatasetSettings
 from dml.runtime.escaping import in_markup

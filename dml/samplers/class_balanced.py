@@ -211,18 +211,11 @@ class _Queue:
 
 
 def _draw_offsets(size: int, count: int, classes: int, seed: int, first: int, last: int) -> Ints:
-    """Draw images of several classes of one size in the rounds from first to last - 1.
-
-    Args:
-        size: number of images of each class.
-        count: number of images that a class gives in a round.
-        classes: number of classes.
-        seed: seed of the shuffles.
-        first: number of the first round.
-        last: number of the round after the last one.
+    """Draw images of several classes of ``size`` images, each of which gives ``count`` in a round.
 
     Returns:
-        Numbers of the images within their class (classes, rounds, count), from 0 to size - 1.
+        Numbers of the images within their class (classes, rounds, count), from 0 to size - 1, in the rounds from
+        ``first`` to ``last`` - 1.
     """
     queued = count % size or size  # a class smaller than the count gives complete copies of itself as well
     queue = _Queue(np.ones(size, np.int64), queued, (seed, size), rows=classes)

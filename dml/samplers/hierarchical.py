@@ -81,7 +81,8 @@ class HierarchicalSampler(EpochSampler):
         classes, supers = take_finest_labels(labels), _level(labels, super_level)
         members = [np.flatnonzero(supers == name) for name in np.unique(supers)]
         capacities = np.array([_capacity(classes[rows], images_per_class, short_classes) for rows in members])
-        self.classes_per_batch = _choose_classes_per_batch(classes_per_batch, capacities)
+        auto = max(2, min(AUTO_CLASSES, _largest_batch(capacities)))
+        self.classes_per_batch = auto if classes_per_batch == AUTO else int(classes_per_batch)
         self._pairs = _pair_up(capacities, self.classes_per_batch)
         _check_pairs(capacities, len(self._pairs), super_level, self.classes_per_batch)
 
@@ -150,11 +151,6 @@ def _capacity(classes: Ints, images_per_class: int, short_classes: str) -> int:
     """Compute how many classes with K images each a super-class can give to one batch."""
     _, sizes = np.unique(classes, return_counts=True)
     return int(images_per_draw(sizes, images_per_class, short_classes).sum()) // images_per_class
-
-
-def _choose_classes_per_batch(setting: int | str, capacities: Ints) -> int:
-    """Return the number of classes in a batch, for "auto" at most as many as the two largest super-classes can give."""
-    return int(setting) if setting != AUTO else max(2, min(AUTO_CLASSES, _largest_batch(capacities)))
 
 
 def _largest_batch(capacities: Ints) -> int:

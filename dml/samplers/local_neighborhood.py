@@ -55,15 +55,10 @@ class Neighborhoods:
 
     @classmethod
     def from_table(cls, classes: Ints, neighbors: ArrayLike, num_neighbors: int | None) -> "Neighborhoods":
-        """Build the neighborhoods from a table of neighbors.
-
-        Args:
-            classes: (N,) class of each row, from 0 to C - 1.
-            neighbors: (N, K) row indices of each row's neighbors, nearest first.
-            num_neighbors: number of columns of the table to use; None uses all.
+        """Build the neighborhoods from a table (N, K) of neighbors, of which ``num_neighbors`` columns count.
 
         Raises:
-            InputError: if the table doesn't fit the classes.
+            InputError: if the table doesn't fit the classes (N,).
         """
         table = _check_table(np.asarray(neighbors), len(classes))[:, :num_neighbors]
         groups = np.concatenate([np.arange(len(classes))[:, None], table.astype(np.int64)], axis=1)

@@ -21,7 +21,7 @@ from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.prepared_files import UnfitFileError, open_file, replacing_file
 from dml.data.table import ImageTable
 from dml.models.embedding import EmbeddingModel
-from dml.ops.tensor_hashes import add_tensors
+from dml.models.weights import add_tensors
 from dml.runtime.errors import InputError
 from dml.runtime.filesystem.checksums import DamageError, check_zip
 from dml.training.data import DataModule, Transform

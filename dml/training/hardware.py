@@ -1,4 +1,4 @@
-"""Choices that depend on the machine: workers, pinned memory, deterministic algorithms, precision, compilation."""
+"""Choices that depend on the machine: accelerator, workers, deterministic algorithms, compilation, Slurm."""
 
 import os
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from inspect import signature
 from typing import Any
 
 import torch
-from pytorch_lightning import Callback, LightningModule, Trainer
+from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
 from torch import nn
 
 from dml.data.image_files.limits import ImageLimits
@@ -105,44 +105,12 @@ def check_synchronized(model: nn.Module) -> None:
             )
 
 
-PRECISIONS = {
-    None: ("highest", True),
-    "highest": ("highest", False),
-    "high": ("high", True),
-    "medium": ("medium", True),
-}
-"""By precision: torch's name of the precision of matrix products, and whether convolutions are computed in TF32."""
+def slurm() -> SLURMEnvironment:
+    """Make the Lightning environment of a job that srun started, without Lightning's requeueing.
 
-
-class Float32Precision(Callback):
-    """Sets the precision of float32 products and convolutions on a GPU for training steps; elsewhere it is full.
-
-    TF32 keeps 10 of the 23 bits of a mantissa. So embeddings have an error of one part in a thousand, which can change
-    the nearest neighbor. This doesn't harm training. But validations, tests and the embeddings of the training set
-    are computed in full precision. On a CPU this callback does nothing.
-
-    Args:
-        precision: "highest" for float32; "high" for TF32; "medium" for bfloat16 in matrix products and TF32 in
-            convolutions; None for torch's default, which is TF32 in convolutions only.
+    At a signal, the requeueing would write a checkpoint that no run reads. A run of dml stops after the step and writes
+    ``last.ckpt``, and ``resume=FOLDER`` goes on from there (docs/multi_node.md).
     """
-
-    def __init__(self, precision: str | None) -> None:
-        self.precision = precision
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # noqa: ARG002
-        """Set full precision."""
-        self._set_precision(trainer, "highest")
-
-    def on_train_batch_start(self, trainer: Trainer, *args: Any) -> None:  # noqa: ARG002
-        """Set the precision of training steps."""
-        self._set_precision(trainer, self.precision)
-
-    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:  # noqa: ARG002
-        """Set full precision."""
-        self._set_precision(trainer, "highest")
-
-    def _set_precision(self, trainer: Trainer, precision: str | None) -> None:
-        if trainer.strategy.root_device.type == "cuda":
-            products, convolutions = PRECISIONS[precision]
-            torch.set_float32_matmul_precision(products)
-            torch.backends.cudnn.allow_tf32 = convolutions
+    if "SLURM_PROCID" not in os.environ:
+        raise InputError("trainer=slurm: srun did not start this process; srun python train.py ..., or trainer=ddp")
+    return SLURMEnvironment(auto_requeue=False)

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from dml.models.recurrent import RecurrentModel
 from dml.ops.training_protocols import EmbeddingBank
 from dml.retrieval.search import nearest_neighbors
+from dml.training.callbacks.embedding_bank import HeadBank, find_neighbors
 from dml.training.embedders import Embedded, ModelEmbedder
-from dml.training.head_bank import HeadBank, find_neighbors
 from dml.training.module import MetricLearner
 
 ROWS_PER_BLOCK = 4096

@@ -67,9 +67,9 @@ class SameBatches:
 def train_from_memory(job: Job) -> Results:
     """Measure the training steps on batches that are in memory: dml's module in its trainer, with its log."""
     from dml.run import builders, loop
+    from dml.training.callbacks.process_state import StepSeed
     from dml.training.callbacks.progress import Progress
-    from dml.training.callbacks.seeding import StepSeed
-    from dml.training.history import History
+    from dml.training.loggers import History
     from peers.dml_clocks import TimeSteps
 
     config = compose_job(job)

@@ -12,9 +12,9 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from dml.data.corrections import apply_corrections, read_corrections
 from dml.data.dataset import ImageDataset, collate
 from dml.data.table import ImageTable
-from dml.data.table_changes.corrections import apply_corrections, read_corrections
 from dml.data.transforms import Pipeline, RandomResizedCrop, Resize
 from dml.runtime.errors import InputError
 
@@ -247,11 +247,6 @@ def test_a_bug_in_a_transform_is_no_unreadable_image(table: ImageTable) -> None:
 
     with pytest.raises(ValueError, match="a bug"):
         ImageDataset(table, fail, on_corrupt="drop")[0]
-
-
-def test_unknown_on_corrupt(table: ImageTable) -> None:
-    with pytest.raises(InputError, match="on_corrupt=ignore: expected raise, replace or drop"):
-        ImageDataset(table, same, on_corrupt="ignore")
 
 
 # batches

@@ -223,13 +223,13 @@ def test_the_rest_follows_on_the_first_step() -> None:
     ("build", "message"),
     [
         (lambda: Resize("both", 5), "resize mode=both: expected warp, shorter or longer"),
-        (lambda: Resize("warp", 0), "resize size=0: expected a whole number of pixels"),
-        (lambda: Resize("warp", "abc"), "resize size=abc: expected a whole number of pixels, at least 1"),  # type: ignore[arg-type]
-        (lambda: RandomResizedCrop(-3), "crop size=-3: expected a whole number of pixels"),
+        (lambda: Resize("warp", 0), "resize size=0: must be a whole number, 1 or more"),
+        (lambda: Resize("warp", "abc"), "resize size=abc: must be a whole number, 1 or more"),  # type: ignore[arg-type]
+        (lambda: RandomResizedCrop(-3), "crop size=-3: must be a whole number, 1 or more"),
         (lambda: RandomResizedCrop(8, (0.5, 0.4)), r"crop scale=\[0.5, 0.4\]: expected two numbers"),
         (lambda: RandomResizedCrop(8, (0.5,)), r"crop scale=\[0.5\]: expected two numbers"),
         (lambda: RandomResizedCrop(8, ratio=(0, 1)), r"crop ratio=\[0, 1\]: expected two numbers"),
-        (lambda: Pad(0), "pad size=0: expected a whole number of pixels"),
+        (lambda: Pad(0), "pad size=0: must be a whole number, 1 or more"),
     ],
 )
 def test_errors(build: Any, message: str) -> None:

@@ -5,7 +5,7 @@ import pytest
 from joblib import Parallel, delayed
 from torch.utils.data import DataLoader
 
-from dml.data.worker_processes import choose_processes, choose_start_method, run_in_processes
+from dml.data.worker_processes import choose_start_method, run_in_processes
 from dml.runtime.errors import InputError
 
 
@@ -15,20 +15,9 @@ def double(number: int) -> int:
     return 2 * number
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_all_jobs_are_done(processes: int) -> None:
+@pytest.mark.parametrize("processes", [1, 2, None])
+def test_all_jobs_are_done(processes: int | None) -> None:
     assert sorted(run_in_processes(double, range(5), processes)) == [0, 2, 4, 6, 8]
-
-
-@pytest.mark.parametrize(("processes", "expected"), [(None, os.cpu_count()), (1, 1), (3, 3)])
-def test_processes_as_the_option_says(processes: int | None, expected: int) -> None:
-    assert choose_processes(processes) == expected
-
-
-@pytest.mark.parametrize("processes", [0, -1])
-def test_less_than_one_process_is_refused(processes: int) -> None:
-    with pytest.raises(InputError, match=rf"^processes={processes}: expected a whole number above 0, or null"):
-        choose_processes(processes)
 
 
 def test_a_killed_process_is_one_line() -> None:

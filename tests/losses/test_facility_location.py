@@ -74,7 +74,7 @@ BATCHES = {
 
 
 @given(**BATCHES)
-@examples(60)
+@examples(40)
 def test_equals_the_loops(labels: list[int], seed: int, gamma: float) -> None:
     embeddings = draw_embeddings(len(labels), 3, seed)
     oracle = Oracle(embeddings, labels, gamma)

@@ -136,8 +136,7 @@ def test_names_are_those_of_the_release(trained: BNInception) -> None:
 
 
 @pytest.mark.networks
-@pytest.mark.parametrize("form", ["layer", "layers", "double"])
-@pytest.mark.parametrize("branches", [True, False])
+@pytest.mark.parametrize(("form", "branches"), [("layer", True), ("layers", True), ("double", False)])
 def test_a_caffemodel_gives_all_of_its_weights(tmp_path: Path, trained: BNInception, form: str, branches: bool) -> None:
     path = write(tmp_path / "googlenet_bn.caffemodel", released_layers(trained), form)
     loaded = networks.bn_inception(str(path), branches=branches).network.state_dict()

@@ -78,7 +78,7 @@ def test_padding_as_tensorflow_without_a_copy_of_the_map(
     torch.testing.assert_close(network(images), plain)
 
 
-@pytest.mark.first_cases(5)
+@pytest.mark.first_cases(3)
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("freeze", ["all", "statistics"])
 def test_a_folded_network_computes_the_same(name: str, freeze: str) -> None:

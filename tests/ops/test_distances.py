@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dml.ops.distances import unit_distances
+from dml.ops.pairs import unit_distances
 
 RESOLUTION = {torch.float32: 1.4e-3, torch.float64: 6e-8}
 

@@ -12,7 +12,6 @@ from dml.evaluation.per_query import QueryTable
 from dml.report.run import ReportedRun, read_run
 from dml.report.sheets import Tiles
 from dml.report.side_by_side import (
-    RESAMPLES,
     align_queries,
     choose_changed_queries,
     compare_metrics,
@@ -156,7 +155,7 @@ def test_differences(runs: tuple[ReportedRun, ReportedRun]) -> None:
     assert max(max(bar) for bar in bars) <= 100
     assert max(abs(bound - 50) for bar in bars for bound in bar[:2]) == pytest.approx(50)
     values = (run.queries.metrics["level0/ap"] for run in (a, b))
-    interval = mean_difference(*values, labels=a.queries.labels[:, 0], resamples=RESAMPLES)
+    interval = mean_difference(*values, labels=a.queries.labels[:, 0])
     shown = " to ".join(f"{100 * bound:+.1f}".replace("-", "−") for bound in (interval.low, interval.high))
     assert rows["AP"].interval == shown
     for own in found.values():
@@ -181,7 +180,7 @@ def test_a_list_of_queries_has_the_classes_of_its_level(runs: tuple[ReportedRun,
     a, b = map(in_two_lists, runs)
     name, group = f"level{level}/ap", ("shape", "family")[level]
     values, labels = (run.queries.metrics[name] for run in (a, b)), runs[0].queries.labels[:, level]
-    expected = mean_difference(*values, labels=labels, resamples=RESAMPLES)
+    expected = mean_difference(*values, labels=labels)
     compared = {row.name: row for row in compare_metrics(a, b)[group]}["AP"]
     assert expected.low < expected.high
     bounds = (f"{100 * bound:+.1f}".replace("-", "−") for bound in (expected.low, expected.high))

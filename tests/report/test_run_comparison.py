@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import SMALL, Here, in_a_process
+from conftest import PLAIN, Here, in_a_process
 
 from dml.evaluation.names import MetricDescription
 from dml.evaluation.per_query import QueryTable, read_queries, write_queries
@@ -30,8 +30,8 @@ from dml.report.comparison import (
 from dml.report.statistics import Interval, mean_difference
 from dml.runtime.errors import InputError
 
-SHORT = [override for override in SMALL if override != "evaluation.report=null"]  # its test writes per_query.parquet
-SHORT += ["evaluation.report.map=false", "evaluation.raw=false", "evaluation.sheet=null", "trainer.max_steps=2"]
+SHORT = [override for override in PLAIN if override != "evaluation.report=null"]  # its test writes per_query.parquet
+SHORT += ["evaluation.report.map=false", "model.heads=[H]", "trainer.max_steps=2", "trainer.val_check_interval=2"]
 
 
 @pytest.fixture(scope="module")
@@ -85,8 +85,8 @@ def test_rows_are_named_by_what_sets_them_apart(sweep: Path, small_emoji: Path, 
 
 def test_tables(sweep: Path) -> None:
     rows = compare(find_runs([sweep]))
-    lines = markdown(rows, ["level0/recall@1", "level0/nmi"]).splitlines()
-    assert lines[:2] == ["| run | seeds | level0/recall@1 | level0/nmi |", "| --- | ---: | ---: | ---: |"]
+    lines = markdown(rows, ["level0/recall@1", "level0/map@r"]).splitlines()
+    assert lines[:2] == ["| run | seeds | level0/recall@1 | level0/map@r |", "| --- | ---: | ---: | ---: |"]
     best = max(rows, key=lambda row: row.metrics["level0/recall@1"].mean)
     value = best.metrics["level0/recall@1"]
     cell = f"{100 * value.mean:.1f} ± {100 * value.half_width:.1f} ({100 * value.deviation:.1f})"
@@ -192,7 +192,7 @@ def test_the_command(sweep: Path, tmp_path: Path) -> None:
     files = ["--markdown", str(tmp_path / "table.md"), "--csv", str(tmp_path / "table.csv")]
     printed = in_a_process("scripts/compare.py", str(sweep), *files)
     assert printed.startswith("| run | seeds | level0/recall@1 |")
-    assert "\n- vector: 24 dimensions, cosine\n- first weights: random\n- checkpoint: " in printed
+    assert "\n- vector: 8 dimensions, cosine\n- first weights: random\n- checkpoint: " in printed
     best, other = sorted(("nra", "rll"), key=lambda loss: -statistics.mean(recalls(sweep, loss)))
     assert f"\n| run | level0/recall@1, difference to loss={best}, in points |\n" in printed
     difference = 100 * (statistics.mean(recalls(sweep, other)) - statistics.mean(recalls(sweep, best)))

@@ -13,7 +13,7 @@ from dml.run.loop import build_callbacks
 from dml.run.stages import list_stages
 from dml.runtime.errors import InputError
 from dml.training.callbacks.averaging import Averaging
-from dml.training.callbacks.embedding_bank_updates import EmbeddingBankUpdates
+from dml.training.callbacks.embedding_bank import EmbeddingBankUpdates
 from dml.training.callbacks.loss_schedule import LossSchedule
 
 DEFAULT = [

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from examples import examples
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
 from hypothesis import strategies as st
@@ -76,9 +77,13 @@ VALUES = st.recursive(
 )
 
 
+PARSER = OverridesParser.create()
+
+
 @given(VALUES)
+@examples(50)
 def test_hydra_reads_a_formatted_value_back(value: Any) -> None:
-    assert OverridesParser.create().parse_override(f"key={format_value(value)}").value() == value
+    assert PARSER.parse_override(f"key={format_value(value)}").value() == value
 
 
 @pytest.mark.parametrize(("options", "found"), [([], True), (["-P"], False)])

@@ -15,8 +15,8 @@ from rich.console import Console
 
 from dml.commands.arguments import replace_resize_option
 from dml.data.dataset import ImageDataset
-from dml.data.overview.split_overview import make_count_table
 from dml.data.prepared.cache import CacheFolder
+from dml.data.split_overview import make_count_table
 from dml.data.transforms import Pipeline, Resize
 from dml.run import builders, prepare_job
 from dml.run.config_folders import CONF
@@ -216,7 +216,7 @@ def test_a_data_set_without_a_root(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     [
         (["data.cache=null"], "data.cache=null: auto, or the folder to write to"),
         (["data.cache=/dev/null"], r"/dev/null/sop-\w+: can't be written to; give data\.cache=FOLDER, also to "),
-        (["resize=abc"], "resize size=abc: expected a whole number of pixels"),
+        (["resize=abc"], "resize size=abc: must be a whole number, 1 or more"),
         (["resize=8", "mode=both"], "resize mode=both: expected warp, shorter or longer"),
     ],
 )

@@ -72,7 +72,6 @@ LINKS = [
         for name in (
             "table.parquet",
             "verified.jsonl",
-            "digests.parquet",
             "sheet_train.png",
             "warp-8.pixels",
             "warp-8.parquet",
@@ -83,6 +82,7 @@ LINKS = [
 ]
 
 
+@pytest.mark.first_cases(len(LINKS) + 2)
 @pytest.mark.parametrize("link", LINKS)
 @pytest.mark.parametrize("dangling", [False, True])
 def test_nothing_is_written_or_read_through_links(

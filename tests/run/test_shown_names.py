@@ -12,8 +12,8 @@ from PIL import Image
 from rich.console import Console
 
 import dml
-from dml.data.overview.split_overview import make_count_table
 from dml.data.prepared.verification import CheckedImage, list_faults
+from dml.data.split_overview import make_count_table
 from dml.data.table import ImageTable
 from dml.report.comparison import ConfigurationResult, markdown
 from dml.report.console import metric_table

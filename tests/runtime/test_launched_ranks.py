@@ -96,6 +96,7 @@ def test_each_process_gets_the_arguments_and_the_variables(tmp_path: Path) -> No
 
 
 @pytest.mark.distributed
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize(
     ("rank", "then", "code", "line"),
     [

@@ -256,8 +256,9 @@ def test_a_small_study_is_trained_interrupted_and_continued(
     here: Here, small_emoji: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With folds, a search and ensembles: real runs, whose results outlive them."""
-    small = [one for one in PLAIN if one != "evaluation.report=null"] + ["trainer.max_steps=4"]
-    overrides = json.dumps([*small, "trainer.val_check_interval=2", f"dataset.root={small_emoji}"])
+    small = [one for one in PLAIN if one != "evaluation.report=null"]
+    small += ["model.heads=[H]", "evaluation.heads=false", "trainer.max_steps=2"]
+    overrides = json.dumps([*small, "trainer.val_check_interval=1", f"dataset.root={small_emoji}"])
     text = f"""
 seeds: 1
 folds: 2

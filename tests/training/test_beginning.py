@@ -14,7 +14,7 @@ from runs import last
 
 from dml.run import builders
 from dml.runtime.run_folders.run_folder import RunFolder
-from dml.training.callbacks.best_checkpoint import BestCheckpoint
+from dml.training.callbacks.checkpoints import BestCheckpoint
 
 RECALL = [*PLAIN, "evaluation.metrics=[recall]"]
 BEGINNING = [*RECALL, "heads.initial=principal_components", "checkpoints.beginning=true"]
@@ -49,7 +49,7 @@ def test_heads_begin_at_the_components_of_what_their_network_gives(
 def test_heads_of_another_form_begin_as_they_are(
     here: Here, small_emoji: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dml.training.callbacks.principal_heads.last_layers", lambda heads: {})
+    monkeypatch.setattr("dml.training.callbacks.initial_values.last_layers", lambda heads: {})
     here("train", *BEGINNING, f"dataset.root={small_emoji}", f"hydra.run.dir={tmp_path}")
     assert RunFolder(tmp_path).is_finished
 

@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from dml.runtime.errors import InputError
-from dml.training.callbacks.best_checkpoint import BestCheckpoint
-from dml.training.callbacks.last_checkpoint import AtomicCheckpointIO
+from dml.training.callbacks.checkpoints import AtomicCheckpointIO, BestCheckpoint
 from dml.training.checkpoints import load_model, read_checkpoint
 
 

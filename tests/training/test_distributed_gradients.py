@@ -19,7 +19,7 @@ from trainers import small_trainer
 
 from dml.losses.regularizers import EmbeddingDrift
 from dml.run.builders import build_losses
-from dml.training.callbacks.seeding import StepSeed
+from dml.training.callbacks.process_state import StepSeed
 from dml.training.module import MetricLearner
 from dml.training.optimizers import ParameterGroups, optimizer_by_role
 

@@ -13,12 +13,12 @@ from dml.losses.rll import RankedListLoss
 from dml.runtime.errors import InputError
 from dml.runtime.run_folders.run_folder import RunFolder
 from dml.training.callbacks.averaging import Averaging
-from dml.training.callbacks.last_checkpoint import AtomicCheckpointIO, LastCheckpoint
+from dml.training.callbacks.checkpoints import AtomicCheckpointIO, LastCheckpoint
+from dml.training.callbacks.process_state import StepSeed
 from dml.training.callbacks.progress import Progress
-from dml.training.callbacks.seeding import StepSeed
 from dml.training.checkpoints import read_checkpoint
 from dml.training.divergence import CpuCopy, DivergenceCheck
-from dml.training.history import History
+from dml.training.loggers import History
 from dml.training.module import MetricLearner
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a .validation_step. but have no .val_dataloader.")

@@ -22,10 +22,9 @@ from dml.ops.training_protocols import EmbeddingBank
 from dml.runtime.errors import InputError
 from dml.samplers.hard_class import HardClassSampler
 from dml.samplers.local_neighborhood import LocalNeighborhoodSampler, hard_shares
-from dml.training.callbacks.embedding_bank_updates import EmbeddingBankUpdates
-from dml.training.callbacks.seeding import StepSeed
+from dml.training.callbacks.embedding_bank import EmbeddingBankUpdates, HeadBank, find_neighbors
+from dml.training.callbacks.process_state import StepSeed
 from dml.training.embedders import CHOSEN_HEADS, Embedded
-from dml.training.head_bank import HeadBank, find_neighbors
 from dml.training.module import MetricLearner
 from dml.training.optimizers import optimizer_by_role
 from dml.training.recurrent_learner import RecurrentLearner, embed_queries, read_neighborhoods

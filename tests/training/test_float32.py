@@ -6,7 +6,7 @@ import pytest
 import torch
 from pytorch_lightning import Callback
 
-from dml.training.hardware import Float32Precision
+from dml.training.callbacks.process_state import Float32Precision
 
 FLOAT32, TF32 = ("highest", False), ("high", True)
 

@@ -19,8 +19,8 @@ from dml.models.heads import GeMHead, NormalizedPoolHead, PoolHead
 from dml.models.small_cnn import small_cnn
 from dml.run import builders
 from dml.runtime.errors import InputError
-from dml.training.callbacks.embedding_bank_updates import EmbeddingBankUpdates
-from dml.training.callbacks.seeding import StepSeed
+from dml.training.callbacks.embedding_bank import EmbeddingBankUpdates
+from dml.training.callbacks.process_state import StepSeed
 from dml.training.frozen import (
     FeatureDataset,
     FeatureEmbedder,

@@ -14,9 +14,8 @@ from dml.models.embedding import EmbeddingModel
 from dml.models.heads import PoolHead
 from dml.models.networks import number_layers
 from dml.runtime.errors import InputError
-from dml.training.callbacks.last_checkpoint import AtomicCheckpointIO
-from dml.training.checkpoints import load_model, read_checkpoint
-from dml.training.frozen_weights import FrozenWeights, fill_in
+from dml.training.callbacks.checkpoints import AtomicCheckpointIO
+from dml.training.checkpoints import FrozenWeights, fill_in, load_model, read_checkpoint
 
 
 class Network(nn.Sequential):

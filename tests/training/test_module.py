@@ -23,11 +23,11 @@ from dml.models.embedding import EmbeddingModel
 from dml.models.heads import PoolHead
 from dml.runtime.errors import InputError
 from dml.training.callbacks.averaging import Averaging
-from dml.training.callbacks.last_checkpoint import LastCheckpoint
+from dml.training.callbacks.checkpoints import LastCheckpoint
 from dml.training.callbacks.loss_schedule import LossSchedule
-from dml.training.callbacks.seeding import StepSeed
+from dml.training.callbacks.process_state import StepSeed
 from dml.training.embedders import CHOSEN_HEADS, Embedded, evaluate_heads
-from dml.training.history import History
+from dml.training.loggers import History
 from dml.training.module import MetricLearner
 from dml.training.optimizers import SchedulePace, optimizer_by_role
 

@@ -13,7 +13,7 @@ import wandb
 from conftest import SMALL, Here, Refused
 from runs import metrics
 
-from dml.training.loggers.wandb_logger import RunFolderWandbLogger
+from dml.training.loggers import RunFolderWandbLogger
 
 BLOCK, HEADER = 32768, struct.Struct("<IHB")
 FULL, LAST = 1, 4

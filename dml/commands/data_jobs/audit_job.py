@@ -13,13 +13,12 @@ from torch import Tensor, nn
 from dml.commands.data_jobs.audit_network import AuditNetwork, build_network
 from dml.commands.data_jobs.checked_images import check_and_summarize, read_part, set_for_readable, take_readable
 from dml.data.image_files.images import read_image
-from dml.data.overview.picture_traits import FORMAT, SIDE, measure_traits
-from dml.data.overview.split_changes import find_base_folder, make_relative
+from dml.data.picture_traits import FORMAT, SIDE, measure_traits
 from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.prepared_files import hold_preparation_lock
 from dml.data.prepared.verification import CheckedImage
+from dml.data.split_overview import find_base_folder, make_relative
 from dml.data.table import SPLITS, UNKNOWN, ImageTable
-from dml.data.worker_processes import choose_processes
 from dml.evaluation.audit.findings import (
     ISSUES,
     AuditedImages,
@@ -146,7 +145,7 @@ def _load_traits(settings: AuditSettings, table: ImageTable, folder: CacheFolder
         with progress_bar("scaled down", len(images)) as advance:
             traits = measure_traits(
                 images.paths.tolist(),
-                processes=choose_processes(settings.processes),
+                processes=settings.processes,
                 advance=advance,
                 limits=limits,
             )

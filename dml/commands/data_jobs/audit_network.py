@@ -17,9 +17,8 @@ from dml.run.settings import AuditSettings, Settings, read_settings
 from dml.run.stages import find_stage
 from dml.runtime.errors import InputError
 from dml.runtime.filesystem.paths import expand_home
-from dml.training.checkpoints import TrainingProgress, load_model, read_checkpoint
+from dml.training.checkpoints import TrainingProgress, lacks_weights, load_model, read_checkpoint
 from dml.training.frozen import unpack_inputs
-from dml.training.frozen_weights import lacks_weights
 
 GROUPS = (("train",), ("val",), TEST_SPLITS)
 """Splits that are embedded together; dml inspect keeps the features of the same groups."""

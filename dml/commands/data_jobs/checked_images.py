@@ -7,12 +7,11 @@ import torch
 from omegaconf import DictConfig
 
 from dml.data.image_files.images import suggest_slashes
-from dml.data.overview.split_overview import make_overview_table, summarize_splits
 from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.verification import CheckedImage, check_images, write_table
+from dml.data.split_overview import make_overview_table
+from dml.data.subsets import draw_share_of_classes
 from dml.data.table import ImageTable
-from dml.data.table_changes.subsets import draw_share_of_classes
-from dml.data.worker_processes import choose_processes
 from dml.models.embedding import EmbeddingModel
 from dml.run.builders import build_table
 from dml.run.building import build
@@ -57,7 +56,7 @@ def check_and_summarize(
         images = check_images(
             table,
             folder,
-            processes=choose_processes(settings.processes),
+            processes=settings.processes,
             advance=advance,
             warn=warn,
             limits=settings.data.limits,
@@ -67,7 +66,7 @@ def check_and_summarize(
     is_changed = dataset.corrections or dataset.class_splits or dataset.planted
     if is_whole and not is_changed:
         write_table(folder, _read_without_folds(settings) if dataset.folds else table, images)
-    console.print(make_overview_table(summarize_splits(table, images)))
+    console.print(make_overview_table(table, images))
     return images
 
 

@@ -19,7 +19,7 @@ from dml.commands.data_jobs.checked_images import (
     take_readable,
 )
 from dml.commands.failures.error_lines import explain
-from dml.data.overview.split_overview import describe_copies
+from dml.data.copies import describe_copies
 from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.prepared_files import hold_preparation_lock
 from dml.data.table import ImageTable

@@ -12,9 +12,9 @@ from rich.table import Table
 
 from dml.commands.data_jobs.audit_network import AuditNetwork, build_backbone_network
 from dml.commands.data_jobs.checked_images import check_and_summarize, read_part, set_for_readable, take_readable
+from dml.data.class_splits import format_class_splits, name_movable_classes
 from dml.data.prepared.prepared_files import hold_preparation_lock
 from dml.data.table import SPLITS, TEST_SPLITS, ImageTable
-from dml.data.table_changes.class_splits import format_class_splits, name_movable_classes
 from dml.evaluation.class_shift import ShiftLevel, average_classes, choose_levels, draw_half, reduce_features
 from dml.run.prepare_job import make_cache_folder
 from dml.run.settings import ShiftSettings, read_settings

@@ -114,11 +114,18 @@ def _upload(options: argparse.Namespace) -> None:
     if options.collection is None:
         raise InputError("--collection NAME: the name of the collection is missing")
     check_name(options.collection)
-    from dml.inference.vector_stores.store_upload import Upload
+    from dml.inference.vector_stores.store_upload import upload_images
 
     model = load_for_many_images(options.model, options.device, trust=options.trust)
-    upload = Upload(model, address, options.collection, replace=bool(options.replace))
-    report = upload.run(options.images, options.root, **embedding_options(options))
+    report = upload_images(
+        model,
+        address,
+        options.collection,
+        options.images,
+        root=options.root,
+        replace=bool(options.replace),
+        **embedding_options(options),
+    )
     note = ""
     if report.replaced == report.collection:
         note = "; the vectors of the old model are kept as an older version"

@@ -41,7 +41,7 @@ def _find_rank(arguments: Sequence[str]) -> tuple[int, int]:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if "trainer=slurm" in arguments and "SLURM_PROCID" in os.environ:
-        from dml.training.processes import slurm
+        from dml.training.hardware import slurm
 
         environment = slurm()
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = environment.main_address, str(environment.main_port)

@@ -3,6 +3,7 @@
 ``archive.zip/member`` and ``archive.tar/member`` name members; tar files are those of the WebDataset layout.
 """
 
+import hashlib
 import lzma
 import os
 import posixpath
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dml.runtime.filesystem.regular_files import FLAGS, RefusedFileError, check_regular, check_size, read_regular
+from dml.runtime.filesystem.regular_files import RefusedFileError, check_regular, check_size, read_regular
 
 ARCHIVES = (".zip", ".tar")
 """The endings of the archives whose members have paths."""
@@ -81,8 +82,9 @@ def read_member(archive: str, member: str, max_bytes: int, option: str) -> bytes
         return read_zip_member(_open_zip(archive, stamp, os.getpid()), member, max_bytes, option)
     entry = _index_tar(archive, stamp).entries[member]
     check_size(entry.size, max_bytes, option)
-    # forked workers share the file, and so its position, which pread leaves alone
-    content = os.pread(_open_tar(archive, stamp).descriptor, entry.size, entry.offset)
+    with open(archive, "rb", buffering=0) as file:
+        file.seek(entry.offset)
+        content = file.read(entry.size)
     if len(content) < entry.size:
         raise tarfile.ReadError(f"it ends within {member}")
     return content
@@ -113,13 +115,7 @@ def measure_member(archive: str, member: str) -> int:
 
 
 def list_members(archive: str) -> Set[str]:
-    """Return the names of an archive's members.
-
-    Raises:
-        FileNotFoundError: if there is no such archive.
-        RefusedFileError: if it isn't a regular file.
-        one of `DAMAGES`: if it is damaged.
-    """
+    """Return the names of an archive's members; the errors are those of `read_member`."""
     if archive.endswith(".tar"):
         return index_tar(archive).entries.keys()
     return _open_zip(archive, _check_stamp(archive), os.getpid()).NameToInfo.keys()
@@ -128,13 +124,8 @@ def list_members(archive: str) -> Set[str]:
 def index_tar(archive: str) -> TarIndex:
     """Find the regular files in a tar file, which is read once from its beginning to its end, without their content.
 
-    A hard link is the file that it names, which has to stand in front of it, as for ``tar``.
-
-    Args:
-        archive: path of the tar file, without compression: its members couldn't be read in any order.
-
-    Returns:
-        The index, with the members in their order; of files with the same name, the last one counts, as for ``tar``.
+    A hard link is the file that it names, which has to stand in front of it; of files with the same name, the last one
+    counts, as for ``tar``. The file may not be compressed: its members couldn't be read in any order.
 
     Raises:
         FileNotFoundError, RefusedFileError: if there is no such file, or it isn't a regular one.
@@ -195,22 +186,6 @@ def _check_tar_end(file: tarfile.TarFile) -> None:
         raise tarfile.ReadError(f"it is damaged or cut off at byte {file.offset}, behind its last member")
 
 
-class _OpenFile:
-    """A file descriptor that is closed when nothing needs it any more."""
-
-    def __init__(self, path: str) -> None:
-        self.descriptor = os.open(path, FLAGS)
-
-    def __del__(self) -> None:
-        if hasattr(self, "descriptor"):
-            os.close(self.descriptor)
-
-
-@lru_cache(maxsize=64)  # of thousands of shards, not all can be open at once
-def _open_tar(path: str, _: Stamp) -> _OpenFile:
-    return _OpenFile(path)
-
-
 @lru_cache(maxsize=8)
 def _open_zip(path: str, _: Stamp, process: int) -> zipfile.ZipFile:  # noqa: ARG001
     """Open an archive once a process: forked workers that share a file handle would share its position too.
@@ -220,7 +195,6 @@ def _open_zip(path: str, _: Stamp, process: int) -> zipfile.ZipFile:  # noqa: AR
     return zipfile.ZipFile(path)
 
 
-"""The size of a file in bytes, and the time when it was last written, in nanoseconds; see `read_stamps`."""
 MISSING: Stamp = (-1, -1)
 """The stamp of a file that doesn't exist."""
 UNREADABLE = (OSError, RefusedFileError, *DAMAGES)
@@ -246,6 +220,14 @@ def read_content(path: str, max_bytes: int = MAX_BYTES) -> bytes:
         return read_member(archive, member, max_bytes, OPTION)
     except KeyError as error:
         raise FileNotFoundError(ENOENT, os.strerror(ENOENT), path) from error
+
+
+def hash_content(path: str, max_bytes: int = MAX_BYTES) -> str:
+    """Return the SHA-256 of what `read_content` reads, hexadecimal; an empty string for what can't be read."""
+    try:
+        return hashlib.sha256(read_content(path, max_bytes)).hexdigest()
+    except UNREADABLE:
+        return ""
 
 
 def read_stamps(paths: Iterable[str]) -> NDArray[np.int64]:

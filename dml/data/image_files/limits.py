@@ -9,7 +9,7 @@ from typing import Any
 
 from PIL import ImageColor
 
-from dml.runtime.errors import InputError
+from dml.runtime.errors import InputError, check_whole
 from dml.runtime.escaping import printable
 from dml.runtime.filesystem.regular_files import RefusedFileError, read_regular
 
@@ -43,7 +43,7 @@ class ImageLimits:
 
     def __post_init__(self) -> None:
         for option in ("max_image_bytes", "max_pixels"):
-            _check_limit(f"data.{option}", getattr(self, option))
+            check_whole(f"data.{option}", getattr(self, option), least=1)
         _ = self.color  # which tells of a background that is no color
 
     @property
@@ -64,12 +64,7 @@ class ImageLimits:
         return cls(**{limit.name: settings[limit.name] for limit in fields(cls) if limit.name in settings})
 
     def check_pixels(self, height: int, width: int) -> None:
-        """Make sure that an image of this size may be decoded.
-
-        Raises:
-            RefusedFileError: if it has too many pixels; the message names the option that raises the limit, and the
-                value to give.
-        """
+        """Raise a `RefusedFileError` if an image of this size has too many pixels to be decoded."""
         if height * width > self.max_pixels:
             raise RefusedFileError(
                 f"{width:,} x {height:,} pixels, at most {self.max_pixels:,} are decoded",
@@ -77,11 +72,7 @@ class ImageLimits:
             )
 
     def check_resized(self, size: tuple[int, int], resized: tuple[int, int]) -> None:
-        """Make sure that an image may be scaled: a thin strip grows without bounds with its shorter side.
-
-        Raises:
-            RefusedFileError: if the scaled image has too many pixels, see `check_pixels`.
-        """
+        """Raise a `RefusedFileError` if an image has too many pixels once it is scaled, as a thin strip may."""
         pixels = resized[0] * resized[1]
         if pixels > self.max_pixels:
             raise RefusedFileError(
@@ -97,7 +88,6 @@ def limit_list_bytes(max_list_bytes: int) -> Iterator[None]:
 
     The limit isn't an argument of each reader, because most readers take nothing but the root of the data set.
     """
-    _check_limit(LIST_OPTION, max_list_bytes)
     token = _max_list_bytes.set(max_list_bytes)
     try:
         yield
@@ -133,8 +123,3 @@ def name_list_in_errors(path: str | Path) -> Iterator[None]:
         if error.errno is None:
             raise
         raise InputError(f"{printable(path)}: cannot be read ({error.strerror})") from error
-
-
-def _check_limit(option: str, limit: Any) -> None:
-    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
-        raise InputError(f"{option}={limit}: expected a whole number above 0")

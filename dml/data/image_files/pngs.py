@@ -20,8 +20,8 @@ def user_cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dml"
 
 
-def find_or_write_png_archive(images: NDArray[np.uint8], name: str, folders: Sequence[Path]) -> Path:
-    """Return the path of a zip file that holds gray images (N, H, W) as ``00000.png``, ``00001.png`` and so on.
+def store_as_pngs(images: NDArray[np.uint8], name: str, folders: Sequence[Path]) -> list[str]:
+    """Store gray images (N, H, W) in a zip file as ``00000.png``, ``00001.png`` and so on -> their N paths.
 
     If no folder holds the zip file, it is written to the first folder that can be written to. Its name contains a
     checksum of the pixels, so that it is never taken for the file of other images. Several processes may call this
@@ -30,20 +30,24 @@ def find_or_write_png_archive(images: NDArray[np.uint8], name: str, folders: Seq
     Raises:
         InputError: if none of the folders can be written to.
     """
-    file = f"{name}-{crc32(images.tobytes()):08x}.zip"
-    for folder in folders:
-        if (folder / file).is_file():
-            return folder / file
+    paths = [folder / f"{name}-{crc32(images.tobytes()):08x}.zip" for folder in folders]
+    archive = next((path for path in paths if path.is_file()), None) or _write_archive(images, paths)
+    return [f"{archive}/{i:05d}.png" for i in range(len(images))]
+
+
+def _write_archive(images: NDArray[np.uint8], paths: Sequence[Path]) -> Path:
+    """Write a zip file of images to the first of several paths that can be written to -> the path."""
     refusals = []
-    for folder in folders:
+    for path in paths:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            _write_pngs(folder / file, images)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _write_pngs(path, images)
         except OSError as error:
-            refusals.append(f"{folder} ({error.strerror})")
+            refusals.append(f"{path.parent} ({error.strerror})")
         else:
-            return folder / file
-    raise InputError(f"{file}: cannot be written to {' or '.join(refusals)}; XDG_CACHE_HOME names another folder")
+            return path
+    fault = f"cannot be written to {' or '.join(refusals)}; XDG_CACHE_HOME names another folder"
+    raise InputError(f"{paths[0].name}: {fault}")
 
 
 def _write_pngs(path: Path, images: NDArray[np.uint8]) -> None:
@@ -52,8 +56,3 @@ def _write_pngs(path: Path, images: NDArray[np.uint8]) -> None:
             png = BytesIO()
             Image.fromarray(image).save(png, "PNG")
             archive.writestr(zipfile.ZipInfo(f"{i:05d}.png"), png.getvalue())
-
-
-def member_paths(archive: Path, count: int) -> list[str]:
-    """Return the paths of the first ``count`` images of an archive that `find_or_write_png_archive` wrote."""
-    return [f"{archive}/{i:05d}.png" for i in range(count)]

@@ -68,16 +68,10 @@ class PixelFile:
         array = np.empty(shape, np.uint8)
         rest = array.reshape(-1).data
         while len(rest):
-            if not (count := self._read_some(rest, start + array.size - len(rest))):
+            if not (count := os.preadv(self._file.fileno(), [rest], start + array.size - len(rest))):
                 return None
             rest = rest[count:]
         return array
-
-    def _read_some(self, memory: memoryview, start: int) -> int:
-        if hasattr(os, "preadv"):
-            return os.preadv(self._file.fileno(), [memory], start)
-        self._file.seek(start)  # on Windows, where no other process has inherited the position
-        return self._file.readinto(memory)  # type: ignore[attr-defined, no-any-return]
 
 
 FORMAT = 4
@@ -243,9 +237,11 @@ class CacheFolder:
             raise InputError(f"{error}; {remedy}") from error
 
     def _read(self, files: CacheFiles, table: ImageTable, remedy: str, background: str) -> ImageCache | None:
-        if (index_and_pixels := _read_index_and_pixels(files)) is None:
+        try:
+            index = read_parquet(files.index)
+        except FileNotFoundError:
             return None
-        index, file = index_and_pixels
+        file = PixelFile(files.pixels)  # of a cache that is rebuilt at this moment, the checksums below differ
         description = read_description(index)
         if description.get("format") != FORMAT or not index.schema.equals(INDEX_SCHEMA):
             raise UnfitFileError(f"{files.index}: made by another version")
@@ -275,35 +271,6 @@ class CacheFolder:
         return index_rows
 
 
-def _read_index_and_pixels(files: CacheFiles) -> tuple[pa.Table, PixelFile] | None:
-    """Read an index and open the pixels that belong to it, even while the cache is rebuilt; None if there is no index.
-
-    `build_cache` deletes the index before it begins a new file of pixels. Pixels that are opened while the index stays
-    the same file therefore belong to this index, and keep their values.
-    """
-    while (identity := _identify_file(files.index)) is not None:
-        try:
-            index_and_pixels = read_parquet(files.index), PixelFile(files.pixels)
-        except (FileNotFoundError, InputError):
-            if _identify_file(files.index) == identity:
-                raise
-            continue
-        if _identify_file(files.index) == identity:
-            return index_and_pixels
-    return None
-
-
-def _identify_file(path: Path) -> tuple[int, int, int] | None:
-    """Return numbers that change when the file is replaced; None if there is no such file."""
-    try:
-        state = path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise UnfitFileError(f"{path}: can't be read ({error.strerror})") from error
-    return state.st_ino, state.st_size, state.st_mtime_ns
-
-
 def _holds_prepared_files(folder: Path) -> bool:
     names = ("table.parquet", "verified.jsonl")
     return any(os.path.isfile(folder / name) for name in names) or any(folder.glob("*.pixels"))
@@ -314,12 +281,10 @@ def _base_folder(root: str) -> Path:
 
 
 def read_description(index: pa.Table) -> dict[str, Any]:
-    """Return the description of a cache that its index holds.
+    """Return the description that the index of a cache holds; an empty dictionary for a table that isn't an index.
 
-    Returns:
-        The version of the cache files ("format"), the mode and size of the `Resize` ("mode", "size"), the color behind
-        transparent pixels ("background"), and the length of the file of pixels ("bytes"); an empty dictionary for a
-        table that isn't an index.
+    It holds the version of the cache files ("format"), the mode and size of the `Resize`, the color behind transparent
+    pixels ("background"), and the length of the file of pixels ("bytes").
     """
     description: dict[str, Any] = parse_json((index.schema.metadata or {}).get(b"dml", "{}"))
     return description

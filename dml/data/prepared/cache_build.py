@@ -1,13 +1,13 @@
 """The making of the cache files that `dml.data.prepared.cache` reads, from decoded and resized images."""
 
+import functools
 import hashlib
 import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -18,11 +18,12 @@ from dml.data.image_files.limits import ImageLimits
 from dml.data.prepared.cache import FORMAT, INDEX_SCHEMA, CacheFiles, CacheFolder, PixelFile, read_description
 from dml.data.prepared.prepared_files import (
     UnfitFileError,
+    Warn,
     checksummed_line,
     delete_file,
     open_file,
     read_lines,
-    read_parquet,
+    read_parquet_if_fit,
     refuse_links,
     replacing_file,
     write_parquet,
@@ -41,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 ChunkChecksums = dict[int, list[int]]
 """The CRC-32 of each image of a chunk, 0 for an unreadable image, by the number of the chunk."""
+StoredImage = tuple[str, int, tuple[int, int]]
+"""The path of an image, and the offset and shape of its pixels; an unreadable image has the shape (0, 0)."""
 
 
 def build_cache(
@@ -48,9 +51,9 @@ def build_cache(
     resize: Resize,
     images: Mapping[str, CheckedImage],
     *,
-    processes: int,
+    processes: int | None,
     advance: Callable[[int], None],
-    warn: Callable[[str], None] = logger.warning,
+    warn: Warn = logger.warning,
     limits: ImageLimits = LIMITS,
 ) -> CacheFiles:
     """Build a cache of images: start a new one, continue an unfinished one, or keep a finished one of the same images.
@@ -61,7 +64,7 @@ def build_cache(
         folder: folder of the cache. It must exist, and no other process may build a cache in it.
         resize: the step that resizes the images.
         images: result of the check of each image, by path; the cache holds no pixels of unreadable images.
-        processes: number of processes that share the work.
+        processes: number of processes that share the work; None for one for each core.
         advance: function that is called with a number of images whenever so many more images are done.
         warn: function that is called with a line for each damaged file, and for each image that would be too large when
             it is resized; the cache holds no pixels of such an image.
@@ -73,34 +76,32 @@ def build_cache(
     """
     refuse_links(folder.path)
     files, index = folder.files(resize), _plan_index(folder, resize, images, limits, warn)
-    chunks = [*_plan_chunks(files.pixels, resize, limits, [*images], index)]
-    finished = _read_finished(files, index, warn)
-    done = _find_intact(files, index, chunks, finished, advance, warn)
-    remaining = [chunk for chunk in chunks if chunk.number not in done]
+    chunks = _plan_chunks([*images], index)
+    is_finished, checksums = _read_checksums(files, index, warn)
+    done = _find_intact(files, index, chunks, checksums, advance, warn)
+    remaining = [number for number in chunks if number not in done]
     # A file with a second name may be a backup or a file of the user, which must not be written to.
     if remaining and files.pixels.exists() and files.pixels.stat().st_nlink > 1:
-        done, remaining = {}, chunks
-    if not finished or (remaining and not done):
+        done, remaining = {}, [*chunks]
+    if not is_finished or (remaining and not done):
         delete_file(files.index)
     if not done:
         _allocate(files.pixels, read_description(index)["bytes"])
-    if remaining or not finished:
-        done |= _write_chunks(files, _identify_plan(index), done, remaining, processes, advance)
-        checksums = [checksum for number in sorted(done) for checksum in done[number]]
-        write_parquet(files.index, index.append_column("crc32", pa.array(checksums, pa.int64())))
+    if remaining or not is_finished:
+        # The progress file is written anew, because a kill may have cut off its last line.
+        with replacing_file(files.progress) as partial:
+            partial.write_text("".join(checksummed_line(line) for line in (_identify_plan(index), *done.items())))
+        write = functools.partial(_write_chunk, files.pixels, resize, limits)
+        with open_file(files.progress, os.O_WRONLY | os.O_APPEND) as progress:
+            for line in run_in_processes(write, [(number, chunks[number]) for number in remaining], processes):
+                progress.write(checksummed_line(line).encode())
+                progress.flush()
+                done |= [line]
+                advance(len(chunks[line[0]]))
+        crc32_column = pa.array([checksum for number in sorted(done) for checksum in done[number]], pa.int64())
+        write_parquet(files.index, index.append_column("crc32", crc32_column))
     delete_file(files.progress)
     return files
-
-
-class _Chunk(NamedTuple):
-    """Images that one process decodes and writes together."""
-
-    number: int
-    pixels: Path
-    resize: Resize
-    limits: ImageLimits
-    images: list[tuple[str, int, tuple[int, int]]]
-    """Path, offset and shape of each image; an unreadable image has the shape (0, 0)."""
 
 
 def _plan_index(
@@ -108,7 +109,7 @@ def _plan_index(
     resize: Resize,
     images: Mapping[str, CheckedImage],
     limits: ImageLimits,
-    warn: Callable[[str], None],
+    warn: Warn,
 ) -> pa.Table:
     """Compute the index of a cache without the checksums of the pixels, which are known only after decoding."""
     shapes = [_plan_shape(path, image, resize, limits, warn) for path, image in images.items()]
@@ -118,7 +119,7 @@ def _plan_index(
         "path": folder.relative_paths([*images]),
         "bytes": [image.bytes for image in images.values()],
         "mtime_ns": [image.mtime_ns for image in images.values()],
-        "content": [_first_bytes(image.sha256) for image in images.values()],
+        "content": [int.from_bytes(bytes.fromhex(image.sha256[:16]), "big", signed=True) for image in images.values()],
         "offset": ends - 3 * height * width,
         "height": height,
         "width": width,
@@ -131,9 +132,7 @@ def _plan_index(
     return pa.table(columns, schema)
 
 
-def _plan_shape(
-    path: str, image: CheckedImage, resize: Resize, limits: ImageLimits, warn: Callable[[str], None]
-) -> tuple[int, int]:
+def _plan_shape(path: str, image: CheckedImage, resize: Resize, limits: ImageLimits, warn: Warn) -> tuple[int, int]:
     """Return the height and width of the pixels that the cache holds of an image; (0, 0) if it holds none."""
     if image.error:
         return 0, 0
@@ -146,23 +145,26 @@ def _plan_shape(
     return shape
 
 
-def _first_bytes(sha256: str) -> int:
-    return int.from_bytes(bytes.fromhex(sha256[:16]), "big", signed=True)
+def _plan_chunks(paths: list[str], index: pa.Table) -> dict[int, list[StoredImage]]:
+    """Divide the images into chunks, by their numbers."""
+    offsets, heights, widths = (index[name].to_pylist() for name in ("offset", "height", "width"))
+    images = [*zip(paths, offsets, zip(heights, widths, strict=True), strict=True)]
+    return {first // CHUNK: images[first : first + CHUNK] for first in range(0, len(images), CHUNK)}
 
 
-def _read_finished(files: CacheFiles, index: pa.Table, warn: Callable[[str], None]) -> ChunkChecksums:
-    try:
-        stored = read_parquet(files.index)
-    except FileNotFoundError:
-        return {}
-    except UnfitFileError as error:
-        warn(f"{error}; its images are decoded again")
-        return {}
-    is_same = stored.schema.equals(INDEX_SCHEMA) and stored.select(index.column_names).equals(index)
-    if not is_same or read_description(stored) != read_description(index):
-        return {}
-    checksums = stored["crc32"].to_pylist()
-    return {i // CHUNK: checksums[i : i + CHUNK] for i in range(0, len(checksums), CHUNK)}
+def _read_checksums(files: CacheFiles, index: pa.Table, warn: Warn) -> tuple[bool, ChunkChecksums]:
+    """Return whether there is a finished cache of these images, and the checksums of it or of an unfinished one."""
+    stored = read_parquet_if_fit(files.index, warn, "decoded again")
+    if (
+        stored is not None
+        and stored.schema.equals(INDEX_SCHEMA)
+        and read_description(stored) == read_description(index)
+        and stored.select(index.column_names).equals(index)
+    ):
+        checksums = stored["crc32"].to_pylist()
+        return True, {i // CHUNK: checksums[i : i + CHUNK] for i in range(0, len(checksums), CHUNK)}
+    lines = read_lines(files.progress, warn, "decoded again")
+    return False, dict(lines[1:]) if lines[:1] == [_identify_plan(index)] else {}
 
 
 def _identify_plan(index: pa.Table) -> str:
@@ -172,83 +174,42 @@ def _identify_plan(index: pa.Table) -> str:
     return hashlib.sha256(sink.getvalue()).hexdigest()
 
 
-def _read_progress(
-    files: CacheFiles, plan_id: str, chunks: Sequence[_Chunk], warn: Callable[[str], None]
-) -> ChunkChecksums:
-    try:
-        lines, damaged = read_lines(files.progress)
-    except FileNotFoundError:
-        return {}
-    except UnfitFileError as error:
-        warn(f"{error}; all images are decoded again")
-        return {}
-    if damaged:
-        warn(f"{files.progress}: {damaged} lines were cut short or damaged; their images are decoded again")
-    if lines[:1] != [plan_id]:
-        return {}
-    lengths = {chunk.number: len(chunk.images) for chunk in chunks}
-    return {number: checksums for number, checksums in lines[1:] if lengths.get(number) == len(checksums)}
-
-
 def _find_intact(
     files: CacheFiles,
     index: pa.Table,
-    chunks: Sequence[_Chunk],
-    finished: ChunkChecksums,
+    chunks: Mapping[int, list[StoredImage]],
+    checksums: ChunkChecksums,
     advance: Callable[[int], None],
-    warn: Callable[[str], None],
+    warn: Warn,
 ) -> ChunkChecksums:
     """Return the checksums of the chunks whose stored pixels match them, in a finished or an unfinished cache."""
+    if not checksums:
+        return {}
     try:
         stored = PixelFile(files.pixels)
     except UnfitFileError:
         stored = None
     if stored is None or len(stored) != read_description(index)["bytes"]:
-        if finished:
-            warn(f"{files.pixels}: can't be read, or isn't as long as its index says; all images are decoded again")
+        warn(f"{files.pixels}: can't be read, or isn't as long as its index says; all images are decoded again")
         return {}
-    stored_checksums = finished or _read_progress(files, _identify_plan(index), chunks, warn)
     intact: ChunkChecksums = {}
-    damaged_paths: list[str] = []
-    for chunk in chunks:
-        if chunk.number not in stored_checksums:
+    damaged: list[str] = []
+    for number, images in chunks.items():
+        if len(chunk_checksums := checksums.get(number, ())) != len(images):
             continue
         damaged_in_chunk = [
             path
-            for (path, offset, shape), checksum in zip(chunk.images, stored_checksums[chunk.number], strict=True)
+            for (path, offset, shape), checksum in zip(images, chunk_checksums, strict=True)
             if (pixels := stored.read(offset, (*shape, 3))) is None or crc32(pixels.data) != checksum
         ]
-        damaged_paths += damaged_in_chunk
+        damaged += damaged_in_chunk
         if not damaged_in_chunk:
-            intact[chunk.number] = stored_checksums[chunk.number]
-            advance(len(chunk.images))
-    if damaged_paths:
-        images = f"{len(damaged_paths):,} images were damaged, such as {printable(damaged_paths[0])}"
-        warn(f"{files.pixels}: the pixels of {images}; decoded again")
+            intact[number] = checksums[number]
+            advance(len(images))
+    if damaged:
+        count = f"{len(damaged):,} images were damaged, such as {printable(damaged[0])}"
+        warn(f"{files.pixels}: the pixels of {count}; decoded again")
     return intact
-
-
-def _write_chunks(
-    files: CacheFiles,
-    plan_id: str,
-    done: ChunkChecksums,
-    remaining: Sequence[_Chunk],
-    processes: int,
-    advance: Callable[[int], None],
-) -> ChunkChecksums:
-    """Write the remaining chunks, and after each chunk a line of the progress file; return their checksums."""
-    # The progress file is written anew, because a kill may have cut off its last line.
-    with replacing_file(files.progress) as partial:
-        partial.write_text("".join(checksummed_line(line) for line in (plan_id, *done.items())))
-    written: ChunkChecksums = {}
-    sizes = {chunk.number: len(chunk.images) for chunk in remaining}
-    with open_file(files.progress, os.O_WRONLY | os.O_APPEND) as progress:
-        for number, checksums in run_in_processes(_write_chunk, remaining, processes):
-            written[number] = checksums
-            progress.write(checksummed_line((number, checksums)).encode())
-            progress.flush()
-            advance(sizes[number])
-    return written
 
 
 def _allocate(path: Path, size: int) -> None:
@@ -267,29 +228,23 @@ def _allocate(path: Path, size: int) -> None:
         file.truncate(size)
 
 
-def _plan_chunks(
-    pixels: Path, resize: Resize, limits: ImageLimits, paths: list[str], index: pa.Table
-) -> Iterator[_Chunk]:
-    offsets, heights, widths = (index[name].to_pylist() for name in ("offset", "height", "width"))
-    images = [*zip(paths, offsets, zip(heights, widths, strict=True), strict=True)]
-    for number, first in enumerate(range(0, len(images), CHUNK)):
-        yield _Chunk(number, pixels, resize, limits, images[first : first + CHUNK])
-
-
-def _write_chunk(chunk: _Chunk) -> tuple[int, list[int]]:
+def _write_chunk(
+    pixels: Path, resize: Resize, limits: ImageLimits, chunk: tuple[int, list[StoredImage]]
+) -> tuple[int, list[int]]:
     """Decode, resize and write the images of a chunk; return the number of the chunk and each image's checksum."""
-    checksums = [0] * len(chunk.images)
-    with open_file(chunk.pixels, os.O_RDWR) as file:
-        for i, (path, offset, shape) in enumerate(chunk.images):
+    number, images = chunk
+    checksums = [0] * len(images)
+    with open_file(pixels, os.O_RDWR) as file:
+        for i, (path, offset, shape) in enumerate(images):
             if not shape[0]:
                 continue
-            image = chunk.resize(ImageFile(path, chunk.limits)).permute(1, 2, 0).numpy()
+            image = resize(ImageFile(path, limits)).permute(1, 2, 0).numpy()
             if image.shape[:2] != shape:
                 raise InputError(f"image {printable(path)}: has changed while the cache was made; run it again")
-            file.seek(offset)
             content = image.tobytes()
+            file.seek(offset)
             file.write(content)
             checksums[i] = crc32(content)
         file.flush()
         os.fsync(file.fileno())
-    return chunk.number, checksums
+    return number, checksums

@@ -5,12 +5,10 @@ therefore follow no links. Since a disk may damage a file, Parquet files and lin
 content, which is compared before they are parsed.
 """
 
-import errno
 import json
 import os
-import stat
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 from zlib import crc32
@@ -30,6 +28,9 @@ CHECKSUM = b"dml.crc32="
 The checksum is 8 hexadecimal digits: the CRC-32 of the file in which these digits are zeros.
 """
 UNSET = b"00000000"
+
+Warn = Callable[[str], None]
+"""A function that is called with the line of a warning."""
 
 
 class UnfitFileError(InputError):
@@ -62,6 +63,11 @@ def _refuse_link(path: Path) -> None:
         )
 
 
+def _refuse_other(path: Path) -> None:
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise InputError(f"{path}: stands where a prepared file belongs and isn't a file; delete it")
+
+
 def make_writable_folder(folder: Path) -> None:
     """Make a folder of prepared files, if there is none."""
     refuse_links(folder)
@@ -87,43 +93,28 @@ def open_file(path: Path, flags: int = os.O_RDONLY) -> BinaryIO:
         InputError: if the path is a link, a folder or anything else that isn't a file.
     """
     _refuse_link(path)
-    descriptor = None
-    try:
-        # O_NOFOLLOW refuses a link that was made after the check above; O_NONBLOCK doesn't wait for a pipe's writer.
-        safe_flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-        descriptor = os.open(path, flags | safe_flags)
-        is_regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+    _refuse_other(path)
+    try:  # O_NOFOLLOW refuses a link that was made after the check above
+        descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise FileNotFoundError(error.errno, error.strerror, str(path)) from error
     except OSError as error:
-        _refuse_link(path)
-        if error.errno not in (errno.EISDIR, errno.ENXIO):
-            raise UnfitFileError(f"{path}: can't be read ({error.strerror})") from error
-        is_regular = False
-    if descriptor is None or not is_regular:
-        if descriptor is not None:
-            os.close(descriptor)
-        raise InputError(f"{path}: stands where a prepared file belongs and isn't a file; delete it")
+        raise UnfitFileError(f"{path}: can't be read ({error.strerror})") from error
     return os.fdopen(descriptor, "r+b" if flags & os.O_RDWR else "ab" if flags & os.O_APPEND else "rb")
 
 
 @contextmanager
 def replacing_file(path: Path) -> Iterator[Path]:
     """Yield a file to write to, which then replaces ``path``, see `replacing`."""
-    if path.is_dir():
-        raise InputError(f"{path}: stands where a prepared file belongs and isn't a file; delete it")
+    _refuse_other(path)
     with replacing(path) as partial:
         yield partial
 
 
 def delete_file(path: Path) -> None:
     """Delete a file if it exists; of a link, delete only the link itself."""
-    try:
-        path.unlink(missing_ok=True)
-    except (IsADirectoryError, PermissionError) as error:  # for a folder, macOS raises PermissionError
-        if not path.is_dir():
-            raise
-        raise InputError(f"{path}: stands where a prepared file belongs and isn't a file; delete it") from error
+    _refuse_other(path)
+    path.unlink(missing_ok=True)
 
 
 def write_parquet(path: Path, table: pa.Table) -> None:
@@ -165,6 +156,26 @@ def read_parquet(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
         raise UnfitFileError(f"{path}: is damaged ({type(error).__name__})") from error
 
 
+def read_parquet_if_fit(
+    path: Path, warn: Warn, done_again: str, columns: Sequence[str] | None = None
+) -> pa.Table | None:
+    """Read a Parquet file as `read_parquet` does; None for a missing one, and after a warning for an unfit one.
+
+    Args:
+        path: path of the file.
+        warn: function that is called with the line of the warning.
+        done_again: what happens to the images of an unfit file, such as "read again".
+        columns: names of the columns to read; None reads all.
+    """
+    try:
+        return read_parquet(path, columns)
+    except FileNotFoundError:
+        return None
+    except UnfitFileError as error:
+        warn(f"{error}; its images are {done_again}")
+        return None
+
+
 def _read_all(path: Path, file: BinaryIO) -> bytes:
     try:
         return file.read()
@@ -177,28 +188,34 @@ def checksummed_line(value: Any) -> str:
     return json.dumps({"value": value, "crc32": _compute_checksum(value)}) + "\n"
 
 
-def read_lines(path: Path) -> tuple[list[Any], int]:
-    """Read a file whose lines `checksummed_line` formatted.
+def read_lines(path: Path, warn: Warn, done_again: str) -> list[Any]:
+    """Read the values of a file whose lines `checksummed_line` formatted; a missing or unfit file holds none.
 
-    Returns:
-        The values of the lines that are as they were written, and the number of lines that aren't.
+    Args:
+        path: path of the file.
+        warn: function that is called with a line about an unfit file, or about lines that aren't as they were written.
+        done_again: what happens to the images of these lines, such as "read again".
 
     Raises:
-        FileNotFoundError: if there is no such file.
-        UnfitFileError: if the file can't be read.
         InputError: if the path is a link or a folder.
     """
-    with open_file(path) as file:
-        lines = [line for line in _read_all(path, file).split(b"\n") if line]
+    try:
+        with open_file(path) as file:
+            lines = [line for line in _read_all(path, file).split(b"\n") if line]
+    except FileNotFoundError:
+        return []
+    except UnfitFileError as error:
+        warn(f"{error}; its images are {done_again}")
+        return []
     values = []
     for line in lines:
-        try:
+        with suppress(ValueError, KeyError, TypeError):  # the line was cut off by a kill, or is damaged
             record = parse_json(line)
             if record["crc32"] == _compute_checksum(record["value"]):
                 values.append(record["value"])
-        except (ValueError, KeyError, TypeError):  # the line was cut off by a kill, or is damaged
-            continue
-    return values, len(lines) - len(values)
+    if damaged := len(lines) - len(values):
+        warn(f"{path}: {damaged} lines were cut short or damaged; their images are {done_again}")
+    return values
 
 
 def _compute_checksum(value: Any) -> int:

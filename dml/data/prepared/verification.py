@@ -17,17 +17,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dml.data.image_files.contents import Stamp, read_content, read_stamps
+from dml.data.image_files.contents import Stamp, hash_content, read_stamps
 from dml.data.image_files.images import LIMITS, ImageFile, MissingImageError, UnreadableImageError
 from dml.data.image_files.limits import ImageLimits
 from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.prepared_files import (
-    UnfitFileError,
+    Warn,
     checksummed_line,
     delete_file,
     open_file,
     read_lines,
-    read_parquet,
+    read_parquet_if_fit,
     refuse_links,
     replacing_file,
     write_parquet,
@@ -68,10 +68,10 @@ def check_images(
     table: ImageTable,
     folder: CacheFolder,
     *,
-    processes: int,
+    processes: int | None,
     advance: Callable[[int], None],
     compare_contents: bool = False,
-    warn: Callable[[str], None] = logger.warning,
+    warn: Warn = logger.warning,
     limits: ImageLimits = LIMITS,
 ) -> dict[str, CheckedImage]:
     """Read and decode each image of a table, unless an earlier verification has read the same file.
@@ -79,7 +79,7 @@ def check_images(
     Args:
         table: the table of the data set.
         folder: folder of the prepared files. It must exist, and no other process may prepare the data set.
-        processes: number of processes that share the work.
+        processes: number of processes that share the work; None for one for each core.
         advance: function that is called with a number of images whenever so many more images are done.
         compare_contents: whether a file of unchanged size and time is read too, and decoded if its SHA-256 has changed.
         warn: function that is called with a line for each damaged file, and with a line about images whose content has
@@ -93,13 +93,11 @@ def check_images(
         InputError: if there are links in the folder.
     """
     paths = [*dict.fromkeys(table.paths.tolist())]
-    earlier = _read_unchanged(paths, folder, warn)
+    stamps = {path: (size, time) for path, (size, time) in zip(paths, read_stamps(paths).tolist(), strict=True)}
+    earlier = _read_unchanged(stamps, folder, warn)
     results = {} if compare_contents else dict(earlier)
     advance(len(results))
-    stamps = [tuple(stamp) for stamp in read_stamps(paths).tolist()]
-    remaining = [
-        (path, stamp, earlier.get(path)) for path, stamp in zip(paths, stamps, strict=True) if path not in results
-    ]
+    remaining = [(path, stamp, earlier.get(path)) for path, stamp in stamps.items() if path not in results]
     chunks = [remaining[i : i + CHUNK] for i in range(0, len(remaining), CHUNK)]
     with open_file(_journal_path(folder), os.O_WRONLY | os.O_APPEND) as journal:
         for chunk_results in run_in_processes(functools.partial(_check_chunk, limits), chunks, processes):
@@ -115,7 +113,7 @@ def check_images(
     return {path: results[path] for path in paths}
 
 
-def _read_unchanged(paths: Sequence[str], folder: CacheFolder, warn: Callable[[str], None]) -> dict[str, CheckedImage]:
+def _read_unchanged(stamps: Mapping[str, Stamp], folder: CacheFolder, warn: Warn) -> dict[str, CheckedImage]:
     """Return the earlier results for images that could be read and whose files still have the same stamps."""
     refuse_links(folder.path)
     in_table, in_journal = _read_table(folder, warn), _read_journal(folder, warn)
@@ -126,9 +124,9 @@ def _read_unchanged(paths: Sequence[str], folder: CacheFolder, warn: Callable[[s
         partial.write_text("".join(lines), encoding="utf-8")
     verified = in_table | in_journal
     unchanged = {}
-    for path, name, stamp in zip(paths, folder.relative_paths(paths), read_stamps(paths).tolist(), strict=True):
+    for (path, stamp), name in zip(stamps.items(), folder.relative_paths([*stamps]), strict=True):
         image = verified.get(name)
-        if image and not image.error and [image.bytes, image.mtime_ns] == stamp:
+        if image and not image.error and (image.bytes, image.mtime_ns) == stamp:
             unchanged[path] = image
     return unchanged
 
@@ -136,17 +134,11 @@ def _read_unchanged(paths: Sequence[str], folder: CacheFolder, warn: Callable[[s
 def _check_chunk(
     limits: ImageLimits, images: Sequence[tuple[str, Stamp, CheckedImage | None]]
 ) -> dict[str, CheckedImage]:
-    return {
-        path: earlier if earlier and _has_content(path, earlier.sha256, limits) else _check_image(path, stamp, limits)
-        for path, stamp, earlier in images
-    }
-
-
-def _has_content(path: str, sha256: str, limits: ImageLimits) -> bool:
-    try:
-        return hashlib.sha256(read_content(path, limits.max_image_bytes)).hexdigest() == sha256
-    except Exception:  # _check_image then reads the file again and reports the error
-        return False
+    results = {}
+    for path, stamp, earlier in images:
+        is_same = earlier is not None and hash_content(path, limits.max_image_bytes) == earlier.sha256
+        results[path] = earlier if earlier and is_same else _check_image(path, stamp, limits)
+    return results
 
 
 def _check_image(path: str, stamp: Stamp, limits: ImageLimits) -> CheckedImage:
@@ -177,28 +169,15 @@ def read_verified(folder: CacheFolder) -> dict[str, CheckedImage]:
     return _read_table(folder, logger.warning) | _read_journal(folder, logger.warning)
 
 
-def _read_table(folder: CacheFolder, warn: Callable[[str], None]) -> dict[str, CheckedImage]:
+def _read_table(folder: CacheFolder, warn: Warn) -> dict[str, CheckedImage]:
     names = ["path", *(field.name for field in fields(CheckedImage))]
-    try:
-        columns = read_parquet(folder.path / "table.parquet", names).to_pydict()
-    except FileNotFoundError:
-        return {}
-    except UnfitFileError as error:
-        warn(f"{error}; its images are read again")
-        return {}
-    return {name: CheckedImage(*rest) for name, *rest in zip(*columns.values(), strict=True)}
+    table = read_parquet_if_fit(folder.path / "table.parquet", warn, "read again", names)
+    columns = table.to_pydict().values() if table else ()
+    return {name: CheckedImage(*result) for name, *result in zip(*columns, strict=True)}
 
 
-def _read_journal(folder: CacheFolder, warn: Callable[[str], None]) -> dict[str, CheckedImage]:
-    try:
-        lines, damaged = read_lines(_journal_path(folder))
-    except FileNotFoundError:
-        return {}
-    except UnfitFileError as error:
-        warn(f"{error}; its images are read again")
-        return {}
-    if damaged:
-        warn(f"{_journal_path(folder)}: {damaged} lines were cut short or damaged; their images are read again")
+def _read_journal(folder: CacheFolder, warn: Warn) -> dict[str, CheckedImage]:
+    lines = read_lines(_journal_path(folder), warn, "read again")
     return {name: CheckedImage(**entry) for entries in lines for name, entry in entries.items()}
 
 

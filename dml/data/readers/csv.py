@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from dml.data.image_listing import is_passed_over
-from dml.data.layout import Layout, ListError, read_csv_rows
+from dml.data.layout import Layout, read_csv_rows
 from dml.data.splits import complete_splits, number_classes, read_split_columns
 from dml.data.table import SPLITS, ImageTable
 from dml.runtime.errors import InputError
@@ -37,8 +37,6 @@ OTHER_NAMES = {
 """Names that columns often have elsewhere, in lower case and without blanks, hyphens and underscores."""
 MOST_SPLIT_VALUES = 50
 """The largest number of different values in a column that may hold splits."""
-MAX_NAME_BYTES, MAX_PATH_BYTES = 255, 4095
-"""Limits of the usual file systems."""
 
 
 def read(
@@ -60,10 +58,8 @@ def read(
 
     Args:
         root: path of the file, or of a folder that holds one .csv file.
-        test_fraction: fraction of the classes that is drawn for testing, if the file has no splits; 0 draws
-            none, None takes all, for a test alone.
-        val_fraction: fraction of the training classes that is drawn for ``val``, if the file has no ``val``; 0 draws
-            none.
+        test_fraction: see `dml.data.splits.complete_splits`, as for the next two.
+        val_fraction: fraction of the training classes that is drawn for ``val``.
         seed: seed of the draws.
         columns: the file's names of the columns, by the names above, such as ``{"path": "image", "label": "class"}``;
             columns that aren't mentioned have the names above. None for "split" passes over columns of splits.
@@ -73,15 +69,12 @@ def read(
         InputError: if a column is missing, a cell is empty, a split is unknown, an image is listed twice, or the splits
             are incomplete; the message names the file, and the line if a line is at fault.
     """
-    try:
-        table = _read_file(root, columns or {}, encoding)
-    except ListError as error:
-        raise InputError(f"{error.fault}; {error.option}" if error.option else str(error)) from error
+    table = _read_file(root, columns or {}, encoding)
     return complete_splits(table, test_fraction=test_fraction, val_fraction=val_fraction, seed=seed)
 
 
 def read_listed(root: str | Path | None) -> ImageTable:
-    """Read the images of a file without their splits; error lines name no options but what to change in the file.
+    """Read the images of a file without their splits.
 
     A file without a column of labels gives all images a class whose name is empty.
     """
@@ -154,7 +147,7 @@ def _read_splits(
 
 def _find_file(root: str | Path | None) -> Path:
     """Return the path of the file that the root names, or of the only .csv file in the root."""
-    path = LAYOUT.locate(root, "FILE", "file")
+    path = LAYOUT.root(root, "file")
     if not os.path.isdir(path):
         return path
     files = [file for file in path.glob("*.csv") if not is_passed_over(file.name)]
@@ -199,11 +192,8 @@ def _quote(header: list[str]) -> str:
 def _missing_column_error(file: Path, header: list[str], missing: list[str]) -> InputError:
     """Return the error for a header that lacks columns, with the columns of other names that may be meant.
 
-    >>> error = _missing_column_error(Path("mine.csv"), ["image", "class"], ["path", "label"])
-    >>> str(error)
-    "mine.csv, line 1: no column 'path' among 'image', 'class'; rename image to path, class to label"
-    >>> error.option
-    "'dataset.reader.columns={path: image, label: class}' would do"
+    >>> str(_missing_column_error(Path("mine.csv"), ["image", "class"], ["path"])).partition("; ")[2]
+    "rename image to path (for dataset=csv, 'dataset.reader.columns={path: image}' would do)"
     """
     fault = f"{file}, line 1: no column {missing[0]!r} among {_quote(header)}"
     if len(header) == 1:
@@ -214,11 +204,12 @@ def _missing_column_error(file: Path, header: list[str], missing: list[str]) -> 
         if name in OTHER_NAMES
     }
     if not all(likely.get(name) for name in missing):
-        layout = f"give {LAYOUT}"
-        return ListError(fault, layout, f"{layout}, or the names of your columns in dataset.reader.columns")
+        option = "for dataset=csv, or the names of your columns in dataset.reader.columns"
+        return InputError(f"{fault}; give {LAYOUT} ({option})")
     columns = ", ".join(f"{name}: {cell}" for name, cell in likely.items())
     renamed = ", ".join(f"{cell} to {name}" for name, cell in likely.items())
-    return ListError(fault, f"rename {renamed}", f"'dataset.reader.columns={{{columns}}}' would do")
+    option = f"for dataset=csv, 'dataset.reader.columns={{{columns}}}' would do"
+    return InputError(f"{fault}; rename {renamed} ({option})")
 
 
 def _find_levels(file: Path, header: list[str], *, needs_labels: bool) -> list[str]:
@@ -254,23 +245,6 @@ def _check_cell(cell: str, column: str, file_and_line: str) -> str:
     cell = cell.strip()
     if not cell:
         raise InputError(f"{file_and_line}: an empty cell in the column {column}")
-    if column == "path":
-        if URL.match(cell):
-            raise InputError(f"{file_and_line}: {cell!r} is a URL; images have to be files, so download them first")
-        _check_lengths(cell, file_and_line)
+    if column == "path" and URL.match(cell):
+        raise InputError(f"{file_and_line}: {cell!r} is a URL; images have to be files, so download them first")
     return cell
-
-
-def _check_lengths(path: str, file_and_line: str) -> None:
-    """Refuse a path that is too long for a file system.
-
-    Opening such a path raises another error than opening a missing file.
-    """
-    if len(path) <= MAX_NAME_BYTES // 4:  # a character has four bytes at most
-        return
-    longest = max(len(name.encode()) for name in path.split("/"))
-    if longest > MAX_NAME_BYTES or len(path.encode()) > MAX_PATH_BYTES:
-        raise InputError(
-            f"{file_and_line}: a path of {len(path.encode()):,} bytes with a name of {longest:,}; a path has at most "
-            f"{MAX_PATH_BYTES:,}, a name in it {MAX_NAME_BYTES}"
-        )

@@ -6,7 +6,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from dml.data.image_files.pngs import find_or_write_png_archive, member_paths, user_cache_folder
+from dml.data.image_files.pngs import store_as_pngs, user_cache_folder
 from dml.data.table import ImageTable
 from dml.runtime.errors import InputError
 from dml.runtime.filesystem.paths import expand_home
@@ -28,7 +28,7 @@ def read(root: str | Path | None = None, *, test_fraction: float = 0.25, seed: i
     """
     digits = load_digits()
     images = np.round(digits.images * (255 / 16)).astype(np.uint8)
-    archive = find_or_write_png_archive(images, "digits", [expand_home(root) if root else user_cache_folder()])
+    paths = store_as_pngs(images, "digits", [expand_home(root) if root else user_cache_folder()])
     try:
         _, test = train_test_split(
             np.arange(len(images)), test_size=test_fraction, random_state=seed, stratify=digits.target
@@ -39,7 +39,7 @@ def read(root: str | Path | None = None, *, test_fraction: float = 0.25, seed: i
             "an image for training and one for testing"
         ) from error
     return ImageTable(
-        paths=np.array(member_paths(archive, len(images))),
+        paths=np.array(paths),
         labels=digits.target.astype(np.int64)[:, None],
         split=np.where(np.isin(np.arange(len(images)), test), "test", "train"),
         levels=("digit",),

@@ -41,10 +41,8 @@ def read(
 
     Args:
         root: path of the folder.
-        test_fraction: fraction of the classes that is drawn for testing, if the folder has no splits; 0 draws
-            none, None takes all, for a test alone.
-        val_fraction: fraction of the training classes that is drawn for ``val``, if the folder has no ``val``; 0 draws
-            none.
+        test_fraction: see `dml.data.splits.complete_splits`, as for the next two.
+        val_fraction: fraction of the training classes that is drawn for ``val``.
         seed: seed of the draws.
 
     Raises:
@@ -106,21 +104,18 @@ def _list_images(folder: Path) -> tuple[list[Parts], list[Parts]]:
     A link that leads nowhere is an error: the data set would lack a class, or a split, while a disk isn't mounted.
     """
     images, unread, repeated = list[Parts](), list[str](), list[str]()
-    suffixes = image_listing.read_suffixes()
     for parent, folders, files in image_listing.walk_folders(folder, repeated):
-        parts = Path(parent).relative_to(folder).parts
-        names = [name for name in files if name.lower().endswith(suffixes)]
-        images += ((*parts, name) for name in names)
-        other_files = sorted(os.path.join(parent, name) for name in files if not name.lower().endswith(suffixes))
-        if link := next(filter(image_listing.is_dangling_folder, other_files), ""):
-            fault = image_listing.describe_dangling(link)
+        found, unread_here, dangling = image_listing.sort_files(os.path.join(parent, name) for name in files)
+        if dangling:
+            fault = image_listing.describe_dangling(dangling[0])
             raise InputError(f"{fault}; mount the disk that it is on, or remove the link")
-        unread_here = [path for path in other_files if image_listing.may_be_image(os.path.basename(path))]
+        parts = Path(parent).relative_to(folder).parts
+        images += ((*parts, os.path.basename(path)) for path in found)
         unread += unread_here
-        if not names and not folders and unread_here:
+        if not found and not folders and unread_here:
             fault = image_listing.describe_unread(unread_here)
             raise InputError(f"{printable(parent)}: no image that can be read, but {fault}")
-        if not names and not folders:
+        if not found and not folders:
             raise InputError(
                 f"{printable(parent)}: no image in it (by suffix: {' '.join(image_listing.SUFFIXES)}); remove the "
                 f"folder, or give the folder of {LAYOUT}"

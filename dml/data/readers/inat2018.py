@@ -78,22 +78,14 @@ def read(root: str | Path | None, *, variant: str = "base") -> ImageTable:
 
 
 def _label_categories(ids: list[int], species_folders: Iterable[str]) -> tuple[Labels, Names]:
-    """Number the species and their super-categories.
-
-    Returns:
-        The labels (S, 2), and the class names of the two levels.
-    """
+    """Number the species and their super-categories -> labels (S, 2), and the class names of the two levels."""
     categories, names = number_classes(species_folder.partition("/")[0] for species_folder in species_folders)
     species = tuple(str(number) for number in range(max(ids, default=-1) + 1))
     return np.stack([np.array(ids, dtype=np.int64), categories], axis=1), (species, names)
 
 
 def _label_taxa(ids: list[int], path: Path) -> tuple[Labels, Names]:
-    """Number the species and their taxa at each rank.
-
-    Returns:
-        The labels (S, 7), and the class names of the seven levels.
-    """
+    """Number the species and their taxa at each rank -> labels (S, 7), and the class names of the seven levels."""
     all_lineages = _read_lineages(path)
     if unknown := [number for number in ids if number not in all_lineages]:
         raise InputError(f"{path}: no category with id {unknown[0]}, a species of the lists")

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dml.data.image_files.limits import LIST_OPTION, current_max_list_bytes, name_list_in_errors, read_list_bytes
-from dml.data.image_files.pngs import find_or_write_png_archive, member_paths, user_cache_folder
+from dml.data.image_files.pngs import store_as_pngs, user_cache_folder
 from dml.data.layout import Layout
 from dml.data.table import ImageTable
 from dml.runtime.errors import InputError
@@ -48,8 +48,7 @@ def read(root: str | Path | None) -> ImageTable:
         images, labels = _read_array(image_file, 3), _read_array(label_file, 1)
         if len(images) != len(labels):
             raise InputError(f"{label_file}: {len(labels)} labels, {len(images)} images in {image_file.name}")
-        archive = find_or_write_png_archive(images, f"mnist-{name}", (image_file.parent, user_cache_folder()))
-        paths += member_paths(archive, len(images))
+        paths += store_as_pngs(images, f"mnist-{name}", (image_file.parent, user_cache_folder()))
         digits.append(labels)
         split += [name] * len(images)
     return ImageTable(
@@ -69,15 +68,12 @@ def _find_file(folder: Path, name: str, dimensions: int) -> Path:
 
 
 def _unpack(path: Path, packed: bytes) -> bytes:
-    """Unpack the content of a .gz file part by part, since it may be a thousand times as large as the file."""
-    parts: list[bytes] = []
-    size, max_bytes = 0, current_max_list_bytes()
+    """Unpack the content of a .gz file up to the limit, since it may be a thousand times as large as the file."""
+    max_bytes = current_max_list_bytes()
     with name_list_in_errors(path), gzip.open(BytesIO(packed)) as file:
-        while part := file.read(1 << 20):
-            parts.append(part)
-            size += len(part)
-            check_unpacked(size, max_bytes, LIST_OPTION)
-        return b"".join(parts)
+        content = file.read(max_bytes + 1)
+        check_unpacked(len(content), max_bytes, LIST_OPTION)
+        return content
 
 
 def _read_array(path: Path, dimensions: int) -> NDArray[np.uint8]:

@@ -4,7 +4,6 @@ import logging
 import os
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +69,8 @@ def read(
         labels: places of the class of each level, from the finest to the coarsest: the ending of a text file, such
             as ``cls`` for ``0001.cls``, or a field of a JSON file, such as ``json.species`` for ``0001.json``. A string
             stands for a single level.
-        test_fraction: fraction of the classes that is drawn for testing, if the shards have no splits; 0 draws
-            none, None takes all, for a test alone.
-        val_fraction: fraction of the training classes that is drawn for ``val``, if no shard is of ``val``; 0 draws
-            none.
+        test_fraction: see `dml.data.splits.complete_splits`, as for the next two.
+        val_fraction: fraction of the training classes that is drawn for ``val``.
         seed: seed of the draws.
 
     Raises:
@@ -87,10 +84,15 @@ def read(
     left_out: LeftOut = {("image", DOTTED): [], ("label file", NO_IMAGE): []}
     unread: list[str] = []
     for shard, shard_split in _find_shards(root).items():
-        with _name_shard_in_errors(shard):
-            for image, members in _group_members(shard, places, left_out, unread):
-                paths.append(f"{shard}/{image}")
-                classes.append([_read_class(shard, image, members, place, left_out) for place in places])
+        try:
+            with name_list_in_errors(shard):
+                for image, members in _group_members(shard, places, left_out, unread):
+                    paths.append(f"{shard}/{image}")
+                    classes.append([_read_class(shard, image, members, place, left_out) for place in places])
+        except tarfile.TarError as error:
+            raise InputError(
+                f"{printable(shard)}: no tar file without compression that can be read ({error})"
+            ) from error
         split += [shard_split] * (len(paths) - len(split))
     if any(split):
         left_out.pop(("image", SPLIT_FIELD), None)
@@ -144,7 +146,7 @@ def _name_levels(places: Sequence[str]) -> tuple[str, ...]:
 
 def _find_shards(root: str | Path | None) -> dict[Path, str]:
     """Return the tar files in the order of their paths, and the split of each, an empty string for none."""
-    place = LAYOUT.locate(root, "FOLDER", "file or folder")
+    place = LAYOUT.root(root, "file or folder")
     if not os.path.isdir(place):
         if place.suffix != ".tar":  # `read_content` recognizes an archive by this ending
             raise InputError(f"dataset.root={root}: no .tar file; give the path of {LAYOUT}")
@@ -177,15 +179,6 @@ def _find_shards(root: str | Path | None) -> dict[Path, str]:
                 f"{', '.join(SPLITS)} in the name of each shard would do"
             )
     return {shard: splits.get(name, "") for shard, name in names.items()}
-
-
-@contextmanager
-def _name_shard_in_errors(shard: Path) -> Iterator[None]:
-    try:
-        with name_list_in_errors(shard):
-            yield
-    except tarfile.TarError as error:
-        raise InputError(f"{printable(shard)}: no tar file without compression that can be read ({error})") from error
 
 
 def _group_members(

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dml.data.corrections import iterate_rows
 from dml.data.table import ImageTable
-from dml.data.table_changes.corrections import iterate_rows
 from dml.runtime.errors import InputError
 from dml.runtime.filesystem.files import write_text
 from dml.runtime.text.text_tables import format_csv
@@ -151,13 +151,10 @@ def read_decided_rows(path: Path) -> list[dict[str, str]]:
 def write_findings(
     path: Path, findings: Sequence[Finding], names: Mapping[str, str], decided: Sequence[Mapping[str, str]] = ()
 ) -> None:
-    """Write the findings, below the lines that the user has decided on before.
+    """Write the findings, ranked, below the lines that the user has decided on before, see `read_decided_rows`.
 
-    Args:
-        path: file to write.
-        findings: the findings, ranked.
-        names: shown path of each image, by its path in the table.
-        decided: lines of an earlier file, see `read_decided_rows`; a finding that is among them isn't written again.
+    A finding that is among these lines isn't written again. ``names`` is the shown path of each image by its path in
+    the table.
     """
     known = {tuple(row[column] for column in IDENTITY) for row in decided}
     rows = [_make_row(finding, names) for finding in findings]

@@ -25,15 +25,9 @@ SPARE = 10
 def audit_images(
     images: AuditedImages, settings: AuditSettings, class_sizes: Mapping[int, int] | None = None
 ) -> list[Finding]:
-    """Look for all kinds of faults in images that can be read, see `dml.evaluation.audit.findings.ISSUES`.
+    """Look for all kinds of faults in two images or more that can be read -> findings, ranked within each kind.
 
-    Args:
-        images: at least two images.
-        settings: the thresholds of the audit.
-        class_sizes: number of images of each class, where the images are a part of the data set; None counts them.
-
-    Returns:
-        The findings, ranked within each kind.
+    ``class_sizes`` is the number of images of each class if the images are a part of the data set; None counts them.
     """
     pairs = find_duplicate_pairs(images, settings)
     copies = pairs.list_copies(len(images.table))
@@ -51,12 +45,7 @@ def audit_images(
 def find_neighbors(
     images: AuditedImages, settings: AuditSettings, copies: Sequence[Sequence[int]] | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Find the nearest neighbors of each image.
-
-    Args:
-        images: at least two images.
-        settings: the thresholds of the audit.
-        copies: rows of the copies of each image, which are left out; None leaves out none.
+    """Find the nearest neighbors of each of two images or more, without their copies.
 
     Returns:
         Rows (N, neighbors) of the neighbors, nearest first and filled up with -1, and the similarities (N, k) of all
@@ -85,12 +74,7 @@ SHARE_OF_MEDIAN = 0.25
 
 
 def report_broken_images(table: ImageTable, checked: Mapping[str, CheckedImage]) -> list[Finding]:
-    """Describe the images that are missing or can't be decoded.
-
-    Args:
-        table: table of the data set.
-        checked: result of the check of each image, by path.
-    """
+    """Describe the images that are missing or can't be decoded, by the check of each path."""
     findings = []
     for path, label in dict(zip(table.paths.tolist(), table.labels[:, 0].tolist(), strict=True)).items():
         if checked[path].error:
@@ -103,10 +87,7 @@ def report_odd_images(
 ) -> list[Finding]:
     """Find images of one color, tiny or very long images, and images that are far from all others.
 
-    Args:
-        images: the images of the audit.
-        similarities: (N, k) cosine similarities of the nearest neighbors of each image, the highest first.
-        settings: the thresholds of the audit.
+    ``similarities`` (N, k) are the cosine similarities of the nearest neighbors of each image, the highest first.
     """
     isolation = _measure_isolation(similarities[:, :NEAREST].mean(axis=1))
     shorter, longer = images.sizes.min(axis=1), images.sizes.max(axis=1)

@@ -35,12 +35,8 @@ NO_IMAGE = -1.0
 class LabelProbabilities:
     """How well the labels of images agree with their neighbors.
 
-    Args:
-        rows: (M,) rows of the images that have a probability: those whose class has another image.
-        quality: (M,) probability of the image's own class, out of fold.
-        suggested: (M,) label of the most probable other class.
-        classes: number of classes.
-        is_doubtful: (M,) whether the label is doubtful.
+    ``rows`` (M,) are the images whose class has another image, ``quality`` (M,) the probability of their class, out of
+    fold, and ``suggested`` (M,) the label of the most probable other class.
     """
 
     rows: NDArray[np.int64]
@@ -59,11 +55,6 @@ def estimate_label_probabilities(
     probabilities of them. A label is doubtful if its class is less probable than one drawn by chance; with fewer images
     than the principal components need, whose similarities differ more by chance, if it is less probable than that share
     of chance.
-
-    Args:
-        images: the images of the audit.
-        copies: rows of the copies of each image, which don't count as neighbors.
-        settings: the thresholds of the audit.
     """
     labels = images.labels
     rows = _find_testable(labels, copies)
@@ -96,14 +87,9 @@ def iterate_probabilities(
     copies: Sequence[Sequence[int]],
     settings: AuditSettings,
 ) -> Iterator[tuple[slice, NDArray[np.float64]]]:
-    """Yield parts of the rows and the probabilities (B, C) of the classes for each image of a part, out of fold.
+    """Yield parts of the rows (M,) and the probabilities (B, C) of the classes for each image of a part, out of fold.
 
-    Args:
-        images: the images of the audit.
-        rows: (M,) rows of the images whose labels are tested.
-        classes: (C,) labels of the classes, rising.
-        copies: rows of the copies of each image, which don't count as neighbors.
-        settings: number of nearest images of each class, and the temperature of the softmax.
+    ``classes`` (C,) are the labels of the classes, rising. The copies of an image don't count as neighbors.
     """
     members_by_size = _group_by_size(images.labels, classes)
     block = max(1, BLOCK_VALUES // len(images.labels))
@@ -144,10 +130,7 @@ def report_labels(
 ) -> list[Finding]:
     """Describe the doubtful labels, the least probable first; the score counts powers of ten below chance.
 
-    Args:
-        images: the images of the audit.
-        probabilities: how well the labels agree with their neighbors.
-        neighbors: (N, k) rows of the nearest neighbors of each image, without its copies; -1 where there are fewer.
+    ``neighbors`` (N, k) are the rows of the nearest neighbors, without copies; -1 where there are fewer.
     """
     findings = []
     for i in np.flatnonzero(probabilities.is_doubtful).tolist():
@@ -193,11 +176,7 @@ def report_mixed_classes(
     must have 1.5 neighbors in the other class on average: small classes are mixed by chance otherwise. If more of a
     class has copies in the other, the score is this share of its images.
 
-    Args:
-        images: the images of the audit.
-        neighbors: (N, k) rows of the nearest neighbors of each image, without its copies; -1 where there are fewer.
-        copies: rows of the copies of each image.
-        settings: the thresholds of the audit.
+    ``neighbors`` (N, k) are the rows of the nearest neighbors, without copies; -1 where there are fewer.
     """
     labels = images.labels
     sizes = np.bincount(labels[labels != UNKNOWN]).tolist()
@@ -253,11 +232,6 @@ def report_divided_classes(images: AuditedImages, settings: AuditSettings, seed:
     (b), and of images of this class and of others (o). Few images always fall into two clusters, so a measure of the
     clusters alone, such as the silhouette, would divide most small classes. It must also be 1.5 times the median score:
     embeddings that tell no classes apart would divide all of them.
-
-    Args:
-        images: the images of the audit.
-        settings: the thresholds of the audit.
-        seed: seed of k-means.
     """
     findings = []
     is_known = images.labels != UNKNOWN
@@ -298,10 +272,7 @@ def report_small_classes(
 ) -> list[Finding]:
     """Find the classes with fewer images than ``smallest_class``, the smallest first.
 
-    Args:
-        images: the images of the audit.
-        settings: the thresholds of the audit.
-        class_sizes: number of images of each class, where the images are a part of the data set; None counts them.
+    ``class_sizes`` is the number of images of each class if the images are a part of the data set; None counts them.
     """
     labels, counts = np.unique(images.labels[images.labels != UNKNOWN], return_counts=True)
     findings = []

@@ -40,10 +40,7 @@ SMALLEST = 0.45
 class DuplicatePairs:
     """Pairs of images that are copies of each other.
 
-    Args:
-        first, second: (P,) rows of the two images of each pair, the lower row first.
-        cosines: (P,) cosine similarities.
-        bits: (P,) numbers of different bits of the perceptual hashes.
+    ``first`` and ``second`` (P,) are rows, the lower one first; ``bits`` (P,) of the perceptual hashes differ.
     """
 
     first: NDArray[np.int64]

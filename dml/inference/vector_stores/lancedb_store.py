@@ -9,7 +9,7 @@ os.environ.setdefault("LANCEDB_LOG", "error")  # else it warns of each table tha
 import lancedb
 import pyarrow as pa
 
-from dml.inference.vector_stores.stores import CollectionFacts, Points
+from dml.inference.vector_stores.stores import CollectionFacts, Points, VectorStore
 
 COLUMNS = ["id", "vector", "path", "label", "content"]
 
@@ -17,7 +17,7 @@ ALL_TABLES = 10_000
 """Number of tables on one page of the list of tables."""
 
 
-class LanceStore:
+class LanceStore(VectorStore):
     """Tables in LanceDB. It has no aliases, so the finished table is copied over the one that users search in.
 
     The copy becomes visible as one new version: who has the table open searches in the old version until then.
@@ -36,13 +36,15 @@ class LanceStore:
         """Return whether the connection was lost; LanceDB itself repeats what a bucket didn't answer."""
         return isinstance(error, ConnectionError | TimeoutError)
 
-    def find(self, name: str) -> str | None:
-        """Return the name of the table, if there is one."""
-        return name if self.exists(name) else None
-
-    def exists(self, collection: str) -> bool:
-        """Return whether there is a table of this name."""
-        return collection in self._list_tables()
+    def list_collections(self) -> set[str]:
+        """Return the names of all tables."""
+        names: set[str] = set()
+        page = self._database.list_tables(limit=ALL_TABLES)
+        names.update(page.tables)
+        while page.page_token:
+            page = self._database.list_tables(page_token=page.page_token, limit=ALL_TABLES)
+            names.update(page.tables)
+        return names
 
     def read_facts(self, collection: str) -> CollectionFacts | None:
         """Return the facts in the metadata of the table's schema."""
@@ -86,15 +88,3 @@ class LanceStore:
     def finish(self, collection: str) -> None:
         """Join the small files of the batches; versions stay for a week, for those who still read them."""
         self._database.open_table(collection).optimize(cleanup_older_than=timedelta(days=7))
-
-    def close(self) -> None:
-        """Do nothing: nothing stays open."""
-
-    def _list_tables(self) -> set[str]:
-        names: set[str] = set()
-        page = self._database.list_tables(limit=ALL_TABLES)
-        names.update(page.tables)
-        while page.page_token:
-            page = self._database.list_tables(page_token=page.page_token, limit=ALL_TABLES)
-            names.update(page.tables)
-        return names

@@ -11,7 +11,7 @@ import grpc
 from pymilvus import DataType, MilvusClient
 from pymilvus.exceptions import ConnectError, ErrorCode, MilvusException, MilvusUnavailableException
 
-from dml.inference.vector_stores.stores import CollectionFacts, Points
+from dml.inference.vector_stores.stores import CollectionFacts, Points, VectorStore
 
 SECONDS = 60
 """Seconds for which pymilvus repeats a call by itself."""
@@ -22,7 +22,7 @@ LONGEST_TEXT = 65_535
 BUSY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 
-class MilvusStore:
+class MilvusStore(VectorStore):
     """Collections in Milvus, and its aliases, which are switched in one step.
 
     Args:
@@ -46,16 +46,16 @@ class MilvusStore:
         code = getattr(error, "code", None)
         return is_unavailable or getattr(error, "retriable", False) or code in (*BUSY, ErrorCode.RATE_LIMIT)
 
+    def list_collections(self) -> set[str]:
+        """Return the names of all collections."""
+        return {*self._client.list_collections()}
+
     def find(self, name: str) -> str | None:
         """Return the collection of an alias, or one that has this name itself."""
         for collection in self._client.list_collections():
             if collection == name or name in self._client.list_aliases(collection)["aliases"]:
                 return str(collection)
         return None
-
-    def exists(self, collection: str) -> bool:
-        """Return whether there is a collection of this name."""
-        return collection in self._client.list_collections()
 
     def read_facts(self, collection: str) -> CollectionFacts | None:
         """Return the facts in the collection's properties."""
@@ -98,9 +98,6 @@ class MilvusStore:
         """Give the alias to a collection, in one call."""
         give = self._client.alter_alias if self.find(name) else self._client.create_alias
         give(collection_name=collection, alias=name)
-
-    def finish(self, collection: str) -> None:
-        """Do nothing: Milvus indexes on its own."""
 
     def close(self) -> None:
         """Close the connection, or the file."""

@@ -8,7 +8,7 @@ from qdrant_client import QdrantClient, models
 from qdrant_client.common.client_exceptions import QdrantException, ResourceExhaustedResponse
 from qdrant_client.http.exceptions import ApiException, ResponseHandlingException, UnexpectedResponse
 
-from dml.inference.vector_stores.stores import CollectionFacts, Points
+from dml.inference.vector_stores.stores import CollectionFacts, Points, VectorStore
 from dml.runtime.errors import InputError
 from dml.runtime.escaping import printable
 
@@ -19,7 +19,7 @@ BUSY = (408, 429, 500, 502, 503, 504)
 """HTTP's codes for a server, or what stands before it, that may answer in a moment."""
 
 
-class QdrantStore:
+class QdrantStore(VectorStore):
     """Collections in Qdrant, and its aliases, which are switched in one step.
 
     Args:
@@ -56,11 +56,11 @@ class QdrantStore:
     def find(self, name: str) -> str | None:
         """Return the collection of an alias, or one that has this name itself."""
         aliases = {alias.alias_name: alias.collection_name for alias in self._client.get_aliases().aliases}
-        return aliases.get(name) or (name if self.exists(name) else None)
+        return aliases.get(name) or super().find(name)
 
-    def exists(self, collection: str) -> bool:
-        """Return whether there is a collection of this name."""
-        return collection in {description.name for description in self._client.get_collections().collections}
+    def list_collections(self) -> set[str]:
+        """Return the names of all collections."""
+        return {description.name for description in self._client.get_collections().collections}
 
     def read_facts(self, collection: str) -> CollectionFacts | None:
         """Return the facts in the collection's metadata."""
@@ -95,9 +95,6 @@ class QdrantStore:
         old = models.DeleteAliasOperation(delete_alias=models.DeleteAlias(alias_name=name))
         new = models.CreateAliasOperation(create_alias=models.CreateAlias(collection_name=collection, alias_name=name))
         self._client.update_collection_aliases([old, new] if self.find(name) else [new])
-
-    def finish(self, collection: str) -> None:
-        """Do nothing: Qdrant indexes on its own."""
 
     def close(self) -> None:
         """Close the connection, or the folder."""

@@ -2,7 +2,8 @@
 
 import os
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -19,7 +20,6 @@ from dml.inference.index_folder import IndexItems, Source, list_source
 from dml.inference.vector_stores.stores import (
     CollectionFacts,
     Points,
-    Retries,
     StoreAddress,
     StoreError,
     VectorStore,
@@ -31,6 +31,9 @@ from dml.runtime.filesystem.paths import absolute_path
 from dml.runtime.text.console import progress_bar
 
 NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "dml:images")
+
+Batch = tuple[list[int], NDArray[np.float32]]
+"""The positions of B images among those that are embedded, and their vectors (B, D)."""
 
 
 @dataclass(frozen=True)
@@ -126,8 +129,17 @@ class UploadReport:
     replaced: str | None
 
 
-class Upload:
-    """An upload of images to a collection.
+def upload_images(
+    model: ImageEmbedder,
+    address: StoreAddress,
+    name: str,
+    source: Source,
+    *,
+    root: str | Path | None = None,
+    replace: bool = False,
+    **options: Any,
+) -> UploadReport:
+    """Embed and upload the images of a source that aren't in a collection yet.
 
     The id of an image is a hash of its path, and its content a hash of its file and label. So an upload can be
     repeated: images with the same content are neither embedded nor uploaded again.
@@ -136,139 +148,74 @@ class Upload:
         model: model that embeds the images.
         address: address of the vector database.
         name: name of the collection, by which it is searched.
+        source: images, as `Index.build` takes them.
+        root: folder that the stored paths are relative to; None stores them as they are given.
         replace: whether a collection of another model is replaced.
+        **options: further arguments of `ImageEmbedder.embed_in_batches`.
 
     Raises:
-        InputError: if the name can't be used, or the model's vectors can't be compared by cosine similarity.
+        StoreError: if the database can't be reached, or refuses something.
+        InputError: if the name can't be used, the model's vectors can't be compared by cosine similarity, the
+            collection holds vectors of another model, or not one image can be used.
     """
-
-    def __init__(self, model: ImageEmbedder, address: StoreAddress, name: str, *, replace: bool = False) -> None:
-        check_name(name)
-        if model.ball:
-            raise InputError(
-                f"--to {address}: it compares by cosine similarity, the model by {model.geometry}; use a file"
-            )
-        self.model = model
-        self.address = address
-        self.name = name
-        self.replace = replace
-
-    def run(self, source: Source, root: str | Path | None = None, **options: Any) -> UploadReport:
-        """Embed and upload the images of a source that aren't there yet.
-
-        Args:
-            source: images, as `Index.build` takes them.
-            root: folder that the stored paths are relative to; None stores them as they are given.
-            **options: further arguments of `ImageEmbedder.embed_in_batches`.
-
-        Raises:
-            StoreError: if the database can't be reached, or refuses something.
-            InputError: if the collection holds vectors of another model, or not one image can be used.
-        """
-        paths, labels = list_source(source)
-        names = relative_names(paths, root)
-        check_names(names, labels)
-        IndexItems.number(names, labels)  # refuses a path that is given twice
-        images = StoredImages(paths, names, labels)
-        store = self.address.open()
-        try:
-            return self._run(store, images, options)
-        finally:
-            store.close()
-
-    def _run(self, store: VectorStore, images: StoredImages, options: dict[str, Any]) -> UploadReport:
-        retries = Retries(store, str(self.address))
-        live = retries.call(store.find, self.name)
-        collection = self._choose_collection(store, retries, live)
-        rows = _find_missing(store, retries, collection, images)
-        uploaded = self._upload(store, retries, collection, images, rows, options)
+    check_name(name)
+    if model.ball:
+        raise InputError(f"--to {address}: it compares by cosine similarity, the model by {model.geometry}; use a file")
+    paths, labels = list_source(source)
+    names = relative_names(paths, root)
+    check_names(names, labels)
+    IndexItems.number(names, labels)  # refuses a path that is given twice
+    images = StoredImages(paths, names, labels)
+    with closing(address.open()) as store:
+        live = store.call(store.find, name)
+        collection = _choose_collection(store, model, name, live, replace=replace)
+        rows = _find_missing(store, collection, images)
+        uploaded = _upload(store, collection, model, images, rows, options)
         check_readable(len(images) - len(rows) + uploaded, len(images))
         is_new = collection != live
         if is_new:
-            retries.call(store.switch, self.name, collection)
+            store.call(store.switch, name, collection)
         elif uploaded:
-            retries.call(store.finish, collection)
-        collection = retries.call(store.find, self.name) or collection
+            store.call(store.finish, collection)
+        collection = store.call(store.find, name) or collection
         return UploadReport(
             collection=collection,
             uploaded=uploaded,
             unchanged=len(images) - len(rows),
-            total=retries.call(store.count, collection),
+            total=store.call(store.count, collection),
             replaced=live if is_new else None,
         )
 
-    def _choose_collection(self, store: VectorStore, retries: Retries, live: str | None) -> str:
-        """Return the collection to upload to, which is made if it doesn't exist."""
-        facts = CollectionFacts(self.model.fingerprint, self.model.geometry, self.model.dimension)
-        if live is not None:
-            live_facts = retries.call(store.read_facts, live)
-            if live_facts is None:
-                raise InputError(f"{self.address}: dml didn't make the collection {live}; give another name")
-            if live_facts == facts:
-                return live
-            if not self.replace:
-                raise InputError(
-                    f"{self.address}: the collection {self.name} is of the model {printable(live_facts.fingerprint)}, "
-                    f"not of {facts.fingerprint}; give another name, or --replace, which embeds into a new collection"
-                )
-        collection = f"{self.name}__{facts.fingerprint}"
-        if not retries.call(store.exists, collection):
-            retries.call(store.create, collection, facts)
-        elif retries.call(store.read_facts, collection) != facts:
-            raise InputError(f"{self.address}: dml didn't make the collection {collection}; give another name")
-        return collection
 
-    def _upload(
-        self,
-        store: VectorStore,
-        retries: Retries,
-        collection: str,
-        images: StoredImages,
-        rows: list[int],
-        options: dict[str, Any],
-    ) -> int:
-        """Embed and upload the images at some rows -> the number of uploaded ones; unreadable ones may be left out."""
-        done = 0
-        if not rows:
-            return done
-        with progress_bar("uploaded", len(rows)) as advance:
-            try:
-                for positions, vectors in self._embed(images, rows, store.batch_size, options):
-                    points = images.points([rows[position] for position in positions], vectors)
-                    if points.ids:
-                        retries.call(store.upsert, collection, points)
-                    done += len(points.ids)
-                    advance(len(positions))
-            except StoreError as error:
-                raise StoreError(
-                    f"{error}; {done:,} of {len(rows):,} images are uploaded, the same command goes on with the rest"
-                ) from error
-        return done
-
-    def _embed(
-        self, images: StoredImages, rows: list[int], size: int, options: dict[str, Any]
-    ) -> Iterator[tuple[list[int], NDArray[np.float32]]]:
-        """Embed images, and yield ``size`` of them at a time, or a few more: positions in ``rows``, and vectors."""
-        waiting: list[int] = []
-        vectors: list[NDArray[np.float32]] = []
-        # a forked process could wait for ever for a lock that a thread of the database's library held
-        batches = self.model.embed_in_batches([images.paths[row] for row in rows], start_method="spawn", **options)
-        for positions, batch in batches:
-            waiting += positions
-            vectors.append(batch)
-            if len(waiting) >= size:
-                yield waiting, np.concatenate(vectors)
-                waiting, vectors = [], []
-        if waiting:
-            yield waiting, np.concatenate(vectors)
+def _choose_collection(store: VectorStore, model: ImageEmbedder, name: str, live: str | None, *, replace: bool) -> str:
+    """Return the collection to upload to, which is made if it doesn't exist; ``live`` is the one of the name."""
+    facts = CollectionFacts(model.fingerprint, model.geometry, model.dimension)
+    if live is not None:
+        live_facts = store.call(store.read_facts, live)
+        if live_facts is None:
+            raise InputError(f"{store.address}: dml didn't make the collection {live}; give another name")
+        if live_facts == facts:
+            return live
+        if not replace:
+            raise InputError(
+                f"{store.address}: the collection {name} is of the model {printable(live_facts.fingerprint)}, "
+                f"not of {facts.fingerprint}; give another name, or --replace, which embeds into a new collection"
+            )
+    collection = f"{name}__{facts.fingerprint}"
+    if collection not in store.call(store.list_collections):
+        store.call(store.create, collection, facts)
+    elif store.call(store.read_facts, collection) != facts:
+        raise InputError(f"{store.address}: dml didn't make the collection {collection}; give another name")
+    return collection
 
 
-def _find_missing(store: VectorStore, retries: Retries, collection: str, images: StoredImages) -> list[int]:
+def _find_missing(store: VectorStore, collection: str, images: StoredImages) -> list[int]:
+    """Return the rows of the images that the collection doesn't hold as they are now."""
     missing: list[int] = []
     for first in range(0, len(images), IDS_AT_A_TIME):
         rows = range(first, min(first + IDS_AT_A_TIME, len(images)))
         ids = {row: images.id(row) for row in rows}
-        stored = retries.call(store.read_contents, collection, [*ids.values()])
+        stored = store.call(store.read_contents, collection, [*ids.values()])
         missing += [row for row, identifier in ids.items() if not _is_unchanged(images, row, stored.get(identifier))]
     return missing
 
@@ -280,3 +227,46 @@ def _is_unchanged(images: StoredImages, row: int, stored: str | None) -> bool:
         return images.content(row) == stored
     except UNREADABLE:  # the embedding tells what is wrong with the file, or leaves it out
         return False
+
+
+def _upload(
+    store: VectorStore,
+    collection: str,
+    model: ImageEmbedder,
+    images: StoredImages,
+    rows: list[int],
+    options: dict[str, Any],
+) -> int:
+    """Embed and upload the images at some rows -> the number of uploaded ones; unreadable ones may be left out."""
+    done = 0
+    if not rows:
+        return done
+    # a forked process could wait for ever for a lock that a thread of the database's library held
+    batches = model.embed_in_batches([images.paths[row] for row in rows], start_method="spawn", **options)
+    with progress_bar("uploaded", len(rows)) as advance:
+        try:
+            for positions, vectors in _join_batches(batches, store.batch_size):
+                points = images.points([rows[position] for position in positions], vectors)
+                if points.ids:
+                    store.call(store.upsert, collection, points)
+                done += len(points.ids)
+                advance(len(positions))
+        except StoreError as error:
+            raise StoreError(
+                f"{error}; {done:,} of {len(rows):,} images are uploaded, the same command goes on with the rest"
+            ) from error
+    return done
+
+
+def _join_batches(batches: Iterable[Batch], size: int) -> Iterator[Batch]:
+    """Join batches of positions and vectors, until they have ``size`` images or a few more."""
+    positions: list[int] = []
+    vectors: list[NDArray[np.float32]] = []
+    for batch_positions, batch_vectors in batches:
+        positions += batch_positions
+        vectors.append(batch_vectors)
+        if len(positions) >= size:
+            yield positions, np.concatenate(vectors)
+            positions, vectors = [], []
+    if positions:
+        yield positions, np.concatenate(vectors)

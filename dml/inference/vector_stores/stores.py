@@ -1,14 +1,18 @@
-"""The vector databases to which images can be uploaded: their addresses, what a store offers, and repeated calls."""
+"""The vector databases to which images can be uploaded: their addresses, and what a store of one offers.
+
+A new database is a module with a subclass of `VectorStore`, and an entry of `KINDS`.
+"""
 
 import json
 import logging
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from time import sleep
-from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +26,16 @@ logger = logging.getLogger(__name__)
 
 FORMAT = 1
 """The version of the facts and columns in a collection."""
+
+WAITS = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""Seconds before each repetition of a call whose connection was lost."""
+
+Arguments = ParamSpec("Arguments")
+Answer = TypeVar("Answer")
+
+
+class StoreError(InputError):
+    """An error of a database that can't be reached, or refuses something; the message is one line."""
 
 
 @dataclass(frozen=True)
@@ -80,79 +94,26 @@ class Points(NamedTuple):
         return [{"path": path, "label": label, "content": content} for path, label, content in columns]
 
 
-class VectorStore(Protocol):
+class VectorStore(ABC):
     """An opened database. A name that users search by stands for a collection, and can be given to another one.
+
+    A subclass is made from a place: an address, a folder or a file.
 
     Attributes:
         batch_size: number of images that are uploaded at a time.
         errors: exceptions of the library, for a server that can't be reached or that refuses something.
+        address: kind and place of the database, for error lines.
     """
 
-    batch_size: int
-    errors: tuple[type[Exception], ...]
+    batch_size: ClassVar[int]
+    errors: ClassVar[tuple[type[Exception], ...]]
+    address: str
+    _has_answered = False
 
-    def is_transient(self, error: Exception) -> bool:
-        """Return whether the same call may succeed in a moment, as after a lost connection."""
+    def call(self, method: Callable[Arguments, Answer], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
+        """Call a method of this store, and repeat the call if the connection was lost.
 
-    def find(self, name: str) -> str | None:
-        """Return the collection that a name stands for; None if there is none."""
-
-    def exists(self, collection: str) -> bool:
-        """Return whether there is a collection of this name, which is no alias."""
-
-    def read_facts(self, collection: str) -> CollectionFacts | None:
-        """Return the facts of a collection; None if dml didn't make it."""
-
-    def create(self, collection: str, facts: CollectionFacts) -> None:
-        """Make an empty collection."""
-
-    def read_contents(self, collection: str, ids: list[str]) -> dict[str, str]:
-        """Return the hashes of the images that are in a collection, by id, of those asked for."""
-
-    def upsert(self, collection: str, points: Points) -> None:
-        """Add images, or replace those with the same ids; when it returns they are stored."""
-
-    def count(self, collection: str) -> int:
-        """Return the number of images in a collection."""
-
-    def switch(self, name: str, collection: str) -> None:
-        """Let a name stand for a collection, in one step: who searches by it gets the old one or the new one."""
-
-    def finish(self, collection: str) -> None:
-        """Tidy up after images were added to a collection that is in use."""
-
-    def close(self) -> None:
-        """Close the connection, or the files."""
-
-
-Arguments = ParamSpec("Arguments")
-Answer = TypeVar("Answer")
-
-WAITS = (1.0, 2.0, 4.0, 8.0, 16.0)
-"""Seconds before each repetition."""
-
-
-class StoreError(InputError):
-    """An error of a database that can't be reached, or refuses something; the message is one line."""
-
-
-class Retries:
-    """Calls a database, and repeats a call whose connection was lost.
-
-    The first call isn't repeated: if nothing has ever answered, the address is most likely wrong.
-
-    Args:
-        store: database that is called.
-        address: address of the database, for error lines.
-    """
-
-    def __init__(self, store: VectorStore, address: str) -> None:
-        self._store = store
-        self._address = address
-        self._has_answered = False
-
-    def call(self, function: Callable[Arguments, Answer], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
-        """Call a method of the database.
+        The first call isn't repeated: if nothing has ever answered, the address is most likely wrong.
 
         Raises:
             StoreError: if the database refuses it, or hasn't answered after all repetitions.
@@ -160,53 +121,101 @@ class Retries:
         waits = [*WAITS] if self._has_answered else []
         while True:
             try:
-                answer = function(*args, **kwargs)
-            except self._store.errors as error:
-                if isinstance(error, InputError):
-                    raise
-                if not waits or not self._store.is_transient(error):
-                    raise StoreError(f"{self._address}: {describe(error)}") from error
-                logger.warning("%s: %s; again in %g s", self._address, describe(error), waits[0])
+                answer = method(*args, **kwargs)
+            except InputError:
+                raise
+            except self.errors as error:
+                if not waits or not self.is_transient(error):
+                    raise StoreError(f"{self.address}: {_describe(error)}") from error
+                logger.warning("%s: %s; again in %g s", self.address, _describe(error), waits[0])
+                sleep(waits.pop(0))
             else:
                 self._has_answered = True
                 return answer
-            sleep(waits.pop(0))
+
+    @abstractmethod
+    def is_transient(self, error: Exception) -> bool:
+        """Return whether the same call may succeed in a moment, as after a lost connection or from a busy server."""
+
+    @abstractmethod
+    def list_collections(self) -> set[str]:
+        """Return the names of all collections, without aliases."""
+
+    def find(self, name: str) -> str | None:
+        """Return the collection that a name stands for, which is its own in a database without aliases, or None."""
+        return name if name in self.list_collections() else None
+
+    @abstractmethod
+    def read_facts(self, collection: str) -> CollectionFacts | None:
+        """Return the facts of a collection; None if dml didn't make it."""
+
+    @abstractmethod
+    def create(self, collection: str, facts: CollectionFacts) -> None:
+        """Make an empty collection that compares by cosine similarity."""
+
+    @abstractmethod
+    def read_contents(self, collection: str, ids: list[str]) -> dict[str, str]:
+        """Return the hashes of the images that are in a collection, by id, of those asked for."""
+
+    @abstractmethod
+    def upsert(self, collection: str, points: Points) -> None:
+        """Add images, or replace those with the same ids; when it returns they are stored."""
+
+    @abstractmethod
+    def count(self, collection: str) -> int:
+        """Return the number of images in a collection."""
+
+    @abstractmethod
+    def switch(self, name: str, collection: str) -> None:
+        """Let a name stand for a collection, in one step: who searches by it gets the old one or the new one."""
+
+    def finish(self, collection: str) -> None:  # noqa: B027
+        """Tidy up after images were added to a collection that is in use, if the database needs it."""
+
+    def close(self) -> None:  # noqa: B027
+        """Close the connection, or the files, if any are open."""
 
 
-def describe(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     """Return a library's description of an error, in one line."""
     return printable(" ".join(str(error).split())[:500]) or type(error).__name__
 
 
-NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*(_[A-Za-z0-9]+)*")
-LONGEST_NAME = 100
+class LocalFile(NamedTuple):
+    """The file that a database keeps without a server: what reads it, and the end of its name."""
+
+    library: str
+    title: str
+    ending: str
 
 
 class StoreKind(NamedTuple):
     """A kind of database.
 
     Args:
-        module: name of the module of its store, which imports the library.
-        store: name of the class of its store.
+        store: module and class of its store, below this package; the module imports the library.
         library: name of the library, as Python imports it.
         example: an address of this kind.
         schemes: beginnings of the addresses of its servers; without any, the library decides.
+        local_file: file that stands for a database without a server; None takes any folder.
     """
 
-    module: str
     store: str
     library: str
     example: str
     schemes: tuple[str, ...] = ()
+    local_file: LocalFile | None = None
 
 
 KINDS = {
-    "qdrant": StoreKind(
-        "qdrant_store", "QdrantStore", "qdrant_client", "qdrant:http://localhost:6333", ("http", "https")
-    ),
-    "lancedb": StoreKind("lancedb_store", "LanceStore", "lancedb", "lancedb:folder"),
+    "qdrant": StoreKind("qdrant_store.QdrantStore", "qdrant_client", "qdrant:http://localhost:6333", ("http", "https")),
+    "lancedb": StoreKind("lancedb_store.LanceStore", "lancedb", "lancedb:folder"),
     "milvus": StoreKind(
-        "milvus_store", "MilvusStore", "pymilvus", "milvus:http://localhost:19530", ("http", "https", "tcp")
+        "milvus_store.MilvusStore",
+        "pymilvus",
+        "milvus:http://localhost:19530",
+        ("http", "https", "tcp"),
+        LocalFile("milvus_lite", "Milvus Lite", ".db"),
     ),
 }
 
@@ -232,25 +241,24 @@ class StoreAddress(NamedTuple):
         Raises:
             InputError: if the kind is unknown, there is no place, or the library is missing.
         """
-        kind, _, place = text.partition(":")
-        if kind not in KINDS:
-            raise InputError(
-                f"--to {printable(text)}: expected KIND:PLACE, such as {KINDS['qdrant'].example}{suggest(kind, KINDS)}"
-            )
+        name, _, place = text.partition(":")
+        shown = f"--to {printable(text)}"
+        if name not in KINDS:
+            raise InputError(f"{shown}: expected KIND:PLACE, such as {KINDS['qdrant'].example}{suggest(name, KINDS)}")
+        kind = KINDS[name]
         if not place:
-            raise InputError(f"--to {printable(text)}: the place is missing, as in {KINDS[kind].example}")
+            raise InputError(f"{shown}: the place is missing, as in {kind.example}")
         scheme, separator, _ = place.partition("://")
-        if separator and KINDS[kind].schemes and scheme not in KINDS[kind].schemes:
-            raise InputError(
-                f"--to {printable(text)}: an address begins with {' or '.join(KINDS[kind].schemes)}, as in "
-                f"{KINDS[kind].example}"
-            )
-        check_installed(KINDS[kind].library, extra=kind)
-        if kind == "milvus" and "://" not in place:
-            if not place.endswith(".db"):
-                raise InputError(f"--to {printable(text)}: the name of Milvus Lite's file must end with .db")
-            check_installed("milvus_lite", extra=kind)
-        return cls(kind, place)
+        if separator and kind.schemes and scheme not in kind.schemes:
+            raise InputError(f"{shown}: an address begins with {' or '.join(kind.schemes)}, as in {kind.example}")
+        check_installed(kind.library, extra=name)
+        if kind.local_file and not separator:
+            if not place.endswith(kind.local_file.ending):
+                raise InputError(
+                    f"{shown}: the name of {kind.local_file.title}'s file must end with {kind.local_file.ending}"
+                )
+            check_installed(kind.local_file.library, extra=name)
+        return cls(name, place)
 
     def open(self) -> VectorStore:
         """Open the database; its library is imported now.
@@ -258,17 +266,22 @@ class StoreAddress(NamedTuple):
         Raises:
             StoreError: if it can't be reached.
         """
-        kind = KINDS[self.kind]
         # Processes that decode images are forked while threads of gRPC run, of which it would print a line each time.
         os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # read when grpc is imported
-        store_class = getattr(import_module(f"dml.inference.vector_stores.{kind.module}"), kind.store)
+        module, _, name = KINDS[self.kind].store.partition(".")
+        store_class = getattr(import_module(f"dml.inference.vector_stores.{module}"), name)
         try:
             store: VectorStore = store_class(self.place)
+        except InputError:
+            raise
         except (*store_class.errors, ValueError) as error:
-            if isinstance(error, InputError):
-                raise
-            raise StoreError(f"{self}: {describe(error)}") from error
+            raise StoreError(f"{self}: {_describe(error)}") from error
+        store.address = str(self)
         return store
+
+
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*(_[A-Za-z0-9]+)*")
+LONGEST_NAME = 100
 
 
 def check_name(name: str) -> None:

@@ -10,7 +10,7 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor
 
-from dml.data.overview.copies import count_queries_in_gallery
+from dml.data.copies import count_queries_in_gallery
 from dml.data.table import ImageTable
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.geometry import UnitEmbeddings
@@ -32,7 +32,7 @@ from dml.runtime.errors import InputError
 from dml.runtime.run_folders.run_folder import RunFolder
 from dml.training.data import EvaluationData
 from dml.training.embedders import CHOSEN_HEADS, ModelEmbedder
-from dml.training.loggers.wandb_logger import log_final_metrics
+from dml.training.loggers import log_final_metrics
 
 Metrics = dict[str, Any]
 

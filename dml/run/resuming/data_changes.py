@@ -4,7 +4,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from dml.data.overview.split_changes import SplitSummary, describe_changes, summarize_data
+from dml.data.split_overview import SplitSummary, describe_changes, summarize_data
 from dml.data.table import TEST_SPLITS, ImageTable
 from dml.run.resuming.stored_configuration import StoredConfiguration, plain_config, without_unset
 from dml.runtime.errors import InputError
@@ -23,7 +23,7 @@ def check_resumed_data(
 
     Args:
         config: configuration of the run.
-        table_summary: the data as it is now, see `dml.data.overview.split_changes.summarize_data`.
+        table_summary: the data as it is now, see `dml.data.split_overview.summarize_data`.
         folder: folder of the run.
         stored: configuration with which the run was started before.
 

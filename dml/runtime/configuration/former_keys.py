@@ -1,4 +1,4 @@
-"""The keys that have moved since the last version: their former spellings are read, and written as they are now."""
+"""The keys and objects that have moved since the last version: former names are read, and written as they are now."""
 
 import re
 from collections.abc import Mapping
@@ -19,6 +19,30 @@ MOVED = {
     "stored.every_n_steps": "training.bank_every_n_steps",
 }
 """The present key of each former one."""
+
+MOVED_TARGETS = {
+    "dml.training.callbacks.best_checkpoint.BestCheckpoint": "dml.training.callbacks.checkpoints.BestCheckpoint",
+    "dml.training.callbacks.class_mean_proxies.make_class_mean_proxies": (
+        "dml.training.callbacks.initial_values.make_class_mean_proxies"
+    ),
+    "dml.training.callbacks.embedding_bank_updates.EmbeddingBankUpdates": (
+        "dml.training.callbacks.embedding_bank.EmbeddingBankUpdates"
+    ),
+    "dml.training.callbacks.final_validation.FinalValidation": "dml.training.callbacks.validations.FinalValidation",
+    "dml.training.callbacks.first_validation.make_first_validation": (
+        "dml.training.callbacks.validations.make_first_validation"
+    ),
+    "dml.training.callbacks.last_checkpoint.LastCheckpoint": "dml.training.callbacks.checkpoints.LastCheckpoint",
+    "dml.training.callbacks.principal_heads.make_principal_heads": (
+        "dml.training.callbacks.initial_values.make_principal_heads"
+    ),
+    "dml.training.callbacks.seeding.StepSeed": "dml.training.callbacks.process_state.StepSeed",
+    "dml.training.loggers.wandb_logger.RunFolderWandbLogger": "dml.training.loggers.RunFolderWandbLogger",
+    "dml.training.processes.slurm": "dml.training.hardware.slurm",
+}
+"""The present name of each object below `TARGET_PARTS` that a configuration named otherwise."""
+
+TARGET_PARTS = ("callbacks", "logger", "trainer")
 
 _FORMER = re.compile(rf"([+~]*(?:stages\.[^.=]+\.)?)({'|'.join(map(re.escape, MOVED))})(?=[.=]|$)")
 
@@ -55,7 +79,7 @@ def rename_keys(config: Mapping[str, Any]) -> dict[str, Any]:
         }
     if isinstance(callbacks := renamed.get("callbacks"), dict):
         renamed["callbacks"] = {name: _rename_references(entry) for name, entry in callbacks.items()}
-    return renamed
+    return renamed | {part: _rename_targets(renamed[part]) for part in TARGET_PARTS if part in renamed}
 
 
 def former_key(key: str) -> str:
@@ -76,3 +100,12 @@ def _rename_references(entry: Any) -> Any:
         return entry
     present = {f"${{{former}}}": f"${{{key}}}" for former, key in MOVED.items()}
     return {name: present.get(value, value) if isinstance(value, str) else value for name, value in entry.items()}
+
+
+def _rename_targets(value: Any) -> Any:
+    """Return a part of a configuration with the present names of the objects that have moved."""
+    if isinstance(value, Mapping):
+        return {name: _rename_targets(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [*map(_rename_targets, value)]
+    return MOVED_TARGETS.get(value, value) if isinstance(value, str) else value

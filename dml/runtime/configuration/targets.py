@@ -29,7 +29,7 @@ KNOWN = {
     "dataset": (_READER,),
     "evaluation": ("dml.evaluation.Metric", _READER),
     "logger": (
-        "dml.training.loggers.wandb_logger.RunFolderWandbLogger",
+        "dml.training.loggers.RunFolderWandbLogger",
         "pytorch_lightning.loggers.CSVLogger",
         "pytorch_lightning.loggers.TensorBoardLogger",
         "pytorch_lightning.loggers.WandbLogger",
@@ -58,7 +58,7 @@ KNOWN = {
     "sweep": ("optuna.pruners.MedianPruner",),
     "trainer": (
         "datetime.timedelta",
-        "dml.training.processes.slurm",
+        "dml.training.hardware.slurm",
         "pytorch_lightning.Trainer",
         "pytorch_lightning.callbacks.DeviceStatsMonitor",
         "pytorch_lightning.callbacks.EarlyStopping",
@@ -94,7 +94,7 @@ _WANDB = frozenset(
 
 ARGUMENTS = {
     # Other arguments reach wandb's settings, which can name programs to run and servers to contact.
-    "dml.training.loggers.wandb_logger.RunFolderWandbLogger": _WANDB | {"neighbors", "worst_queries"},
+    "dml.training.loggers.RunFolderWandbLogger": _WANDB | {"neighbors", "worst_queries"},
     "pytorch_lightning.loggers.WandbLogger": _WANDB,
 }
 """Arguments that a file may set, for the objects of which some arguments aren't safe."""

@@ -45,7 +45,7 @@ class LossSchedule(Callback):
         self.start = start
         self.end = end
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+    def on_train_start(self, _trainer: Trainer, pl_module: LightningModule) -> None:
         """Check that the losses have the attribute."""
         self.check_losses(self._losses(pl_module))
 

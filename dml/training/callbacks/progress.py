@@ -105,18 +105,11 @@ class ProgressLines(ProgressBar):
         if self._is_enabled:
             self.console.print(*args, **kwargs)
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+    def on_train_start(self, *_: Any) -> None:
         """Start the clock."""
         self._training = ProgressMeter(self.seconds_between_lines)
 
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,  # noqa: ARG002
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,  # noqa: ARG002
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, _module: Any, outputs: Any, batch: Any, *_: Any) -> None:
         """Print the step, of how many, the loss, images a second and the time left, if a line is due."""
         is_due = self._training.advance(len(batch[0]) * trainer.world_size)
         if (is_due or self._training.done == FIRST_ESTIMATE) and self._is_enabled:
@@ -125,34 +118,22 @@ class ProgressLines(ProgressBar):
             where = f"step {trainer.global_step:,} of {trainer.max_steps:,}"
             self.print(f"training {where}, loss {loss:.4g}, {self._training.line(left)}")
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+    def on_validation_start(self, *_: Any) -> None:
         """Start the validation's clock."""
         self._evaluation, self._validation_began = ProgressMeter(self.seconds_between_lines), monotonic()
 
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+    def on_test_start(self, *_: Any) -> None:
         """Start the test's clock."""
         self._evaluation = ProgressMeter(self.seconds_between_lines, first=TEST_ESTIMATE)
 
     def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,  # noqa: ARG002
-        outputs: Any,  # noqa: ARG002
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,  # noqa: ARG002
+        self, trainer: Trainer, _module: Any, _outputs: Any, batch: Any, batch_idx: int, *_: Any
     ) -> None:
         """Print how far the pass over the validation split is, if a line is due."""
         self._print_evaluation("validating", trainer, batch, batch_idx, int(sum(trainer.num_val_batches)))
 
     def on_test_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,  # noqa: ARG002
-        outputs: Any,  # noqa: ARG002
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,  # noqa: ARG002
+        self, trainer: Trainer, _module: Any, _outputs: Any, batch: Any, batch_idx: int, *_: Any
     ) -> None:
         """Print how far the pass over the tested split is, if a line is due."""
         self._print_evaluation("testing", trainer, batch, batch_idx, int(sum(trainer.num_test_batches)))

@@ -5,14 +5,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning import Trainer
 from pytorch_lightning.trainer.states import TrainerFn
 
 from dml.runtime.escaping import in_markup
 from dml.runtime.run_folders.run_folder import RunFolder, RunState, runs_below
 from dml.runtime.text.console import console
-from dml.training.callbacks.last_checkpoint import RunEnder
-from dml.training.history import History
+from dml.training.callbacks.checkpoints import RunEnder
+from dml.training.loggers import History
 
 
 class Pruning(RunEnder):
@@ -37,12 +37,12 @@ class Pruning(RunEnder):
         self.folder = folder
         self.sweep = sweep
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+    def on_train_start(self, trainer: Trainer, *_: Any) -> None:
         """Compare a resumed run with the finished runs."""
         if trainer.global_step:
             self._compare(trainer)
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+    def on_validation_end(self, trainer: Trainer, *_: Any) -> None:
         """Compare the run with the finished runs."""
         if trainer.state.fn == TrainerFn.FITTING:
             self._compare(trainer)

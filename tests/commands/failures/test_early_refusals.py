@@ -113,14 +113,15 @@ def test_a_setting_that_no_training_can_take(
 
 @pytest.mark.usefixtures("without_data")
 @pytest.mark.parametrize("group", GROUPS)
-def test_a_group_that_is_taken_out(
-    refused: Refused, here: Here, tmp_path: Path, capfd: pytest.CaptureFixture[str], group: str
-) -> None:
-    line = refused(f"~{group}")
-    assert line.startswith(f"error: ~{group}: train needs {group}; give {group}=..., such as the default {group}=")
-    with pytest.raises(SystemExit):
+def test_a_group_that_is_taken_out(here: Here, tmp_path: Path, capfd: pytest.CaptureFixture[str], group: str) -> None:
+    with pytest.raises(SystemExit) as stopped:
         here("train", f"~{group}")
-    assert capfd.readouterr().out == ""
+    assert stopped.value.code == 2
+    printed = capfd.readouterr()
+    beginning = f"error: ~{group}: train needs {group}; give {group}=..., such as the default {group}="
+    assert printed.err.startswith(beginning)
+    assert printed.err.count("\n") == 1
+    assert printed.out == ""
     assert not list(tmp_path.iterdir())
 
 

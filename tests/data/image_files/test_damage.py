@@ -14,9 +14,9 @@ import pytest
 import torch
 from PIL import Image
 
+from dml.data.copies import assign_content_ids
 from dml.data.dataset import ImageDataset
 from dml.data.image_files.images import ImageFile
-from dml.data.overview.copies import HASHES_FILE, assign_content_ids
 from dml.data.prepared import cache
 from dml.data.prepared.cache import CacheFolder, ImageCache
 from dml.data.prepared.cache_build import build_cache
@@ -101,7 +101,7 @@ def zero(path: Path) -> None:
 
 
 DAMAGE = [*map(flip, range(FLIPS)), *map(cut, (0, 0.1, 0.5, 0.9, 0.99)), zero]
-FILES = ("warp-16.pixels", "warp-16.parquet", "table.parquet", HASHES_FILE, "verified.jsonl")
+FILES = ("warp-16.pixels", "warp-16.parquet", "table.parquet", "verified.jsonl")
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -137,7 +137,7 @@ def test_preparing_says_what_was_damaged(images: DataSet, name: str) -> None:
         images.lay_journal()
     flip(3)(images.folder.path / name)
     warnings = images.prepare()
-    assert [name in line for line in warnings] == ([] if name == HASHES_FILE else [True])
+    assert [name in line for line in warnings] == [True]
     assert images.prepare() == []
 
 
@@ -185,9 +185,7 @@ def test_the_checksum_is_computed_once(images: DataSet, monkeypatch: pytest.Monk
 # files that are made anew while they are read
 
 
-def test_who_reads_while_a_cache_is_made_anew_gets_one_of_both(
-    images: DataSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_reads_while_a_cache_is_made_anew_is_told(images: DataSet, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cache is made anew between the reading of its index and that of its pixels."""
     images.prepare()
     original = cache.PixelFile
@@ -201,6 +199,8 @@ def test_who_reads_while_a_cache_is_made_anew_gets_one_of_both(
         return original(path)
 
     monkeypatch.setattr(cache, "PixelFile", open_later)
+    with pytest.raises(InputError, match="1 images have changed since, such as"):
+        images.pixels()
     assert torch.equal(images.pixels()[0], RESIZE(ImageFile(str(images.table.paths[0]))))
     assert done
 

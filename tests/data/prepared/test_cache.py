@@ -314,9 +314,9 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(cache_build, "CHUNK", 2)
     numbers = []
 
-    def write(chunk: Any) -> int:
-        numbers.append(chunk.number)
-        return own(chunk)
+    def write(pixels: Path, resize: Resize, limits: ImageLimits, chunk: Any) -> Any:
+        numbers.append(chunk[0])
+        return own(pixels, resize, limits, chunk)
 
     own = cache_build._write_chunk
     monkeypatch.setattr(cache_build, "_write_chunk", write)

@@ -108,14 +108,14 @@ def test_other_encodings(encoding: str, likely: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.csv"
     file.write_text("path,label\n1.jpg,Zoë\n2.jpg,b\n", encoding=encoding)
     if likely:
-        line = rf"mine\.csv: not in UTF-8, it seems to be in {likely}; dataset\.reader\.encoding={likely} reads it$"
+        line = rf"mine\.csv: not in UTF-8, it seems to be in {likely}; .*dataset\.reader\.encoding={likely} reads it\)$"
         with pytest.raises(InputError, match=line):
             read(file)
     assert read(file, encoding=likely or "utf-8").names == (("Zoë", "b"),)
     if encoding == "utf-8-sig":
         assert read(file, encoding="U8").levels == read(file).levels  # without the byte order mark
         with pytest.raises(
-            InputError, match=r"not in ASCII, it seems to be in utf-8; dataset\.reader\.encoding=utf-8 "
+            InputError, match=r"not in ASCII, it seems to be in utf-8; .*dataset\.reader\.encoding=utf-8 "
         ):
             read(file, encoding="ascii")
     with pytest.raises(InputError, match=r"mine\.csv: unknown encoding: klingon"):
@@ -305,13 +305,13 @@ def test_other_columns_are_no_splits(column: str, tmp_path: Path, caplog: pytest
     [
         (
             ["file,label"],
-            r"line 1: no column 'path' among 'file', 'label'; 'dataset\.reader\.columns={path: file}' would",
+            r"line 1: no column 'path' among 'file', 'label'; .*'dataset\.reader\.columns={path: file}' would",
         ),
-        (["path,class"], "line 1: no column 'label' among 'path', 'class'; '.*={label: class}' would do$"),
-        (["Image Path,Class_Name,set"], "line 1: no .*={path: Image Path, label: Class_Name}' would do$"),
+        (["path,class"], "line 1: no column 'label' among 'path', 'class'; .*={label: class}' would do\\)$"),
+        (["Image Path,Class_Name,set"], "line 1: no .*={path: Image Path, label: Class_Name}' would do\\)$"),
         (
             ["image,weight"],
-            r"line 1: no column 'path' among 'image', 'weight'; give a .*dataset\.reader\.columns$",
+            r"line 1: no column 'path' among 'image', 'weight'; give a .*dataset\.reader\.columns",
         ),
         (["path"], "line 1: no column 'label' among 'path'"),
         ([], "line 1: empty; give a"),
@@ -374,9 +374,6 @@ def test_other_roots(tmp_path: Path) -> None:
     [
         ("a\0b.jpg", r"line 3: a NUL byte, which neither text nor the name of a file holds"),
         ("a.jpg\0", r"line 3: a NUL byte"),  # numpy would take it off
-        ("x" * 256, r"line 3: a path of 256 bytes with a name of 256; a path has at most 4,095, a name in it 255"),
-        ("ü" * 128, r"line 3: a path of 256 bytes with a name of 256"),
-        ("x/" * 2100 + "1.jpg", r"line 3: a path of 4,205 bytes with a name of 5; "),
         ("", r"line 3: an empty cell in the column path"),
     ],
 )

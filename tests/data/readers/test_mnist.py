@@ -9,7 +9,7 @@ from trees.mnist import FOLDER, NUMBERS, TREE, idx, pixels, write_pixels
 
 from dml.data.image_files.images import read_image
 from dml.data.image_files.limits import limit_list_bytes
-from dml.data.image_files.pngs import find_or_write_png_archive, user_cache_folder
+from dml.data.image_files.pngs import store_as_pngs, user_cache_folder
 from dml.data.readers import digits, mnist
 from dml.runtime.errors import InputError
 
@@ -64,7 +64,7 @@ def test_the_images_are_stored_once(root: Path) -> None:
 
 
 def test_an_archive_is_the_same_whenever_it_is_written(tmp_path: Path) -> None:
-    paths = [find_or_write_png_archive(pixels("train"), "images", [tmp_path / name]) for name in ("a", "b")]
+    paths = [Path(store_as_pngs(pixels("train"), "images", [tmp_path / name])[0]).parent for name in ("a", "b")]
     assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
@@ -75,13 +75,13 @@ def test_the_cache_stands_in_for_a_folder_that_cannot_be_written_to(
     assert user_cache_folder() == tmp_path / "cache" / "dml"
     (tmp_path / "file").touch()
     refused, other = tmp_path / "file" / "folder", tmp_path / "file"
-    path = find_or_write_png_archive(pixels("train"), "images", [refused, user_cache_folder()])
-    assert path.parent == user_cache_folder()
-    assert find_or_write_png_archive(pixels("train"), "images", [other, refused, user_cache_folder()]) == path
+    paths = store_as_pngs(pixels("train"), "images", [refused, user_cache_folder()])
+    assert Path(paths[0]).parent.parent == user_cache_folder()
+    assert store_as_pngs(pixels("train"), "images", [other, refused, user_cache_folder()]) == paths
     with pytest.raises(
         InputError, match=r"images-\w+\.zip: cannot be written to .*/file/folder \(.*\); XDG_CACHE_HOME"
     ):
-        find_or_write_png_archive(pixels("train"), "images", [refused])
+        store_as_pngs(pixels("train"), "images", [refused])
 
 
 def test_processes_do_not_share_what_is_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +93,7 @@ def test_processes_do_not_share_what_is_half_written(tmp_path: Path, monkeypatch
         return replace(self, other)
 
     monkeypatch.setattr(Path, "replace", spied)
-    find_or_write_png_archive(pixels("train"), "images", [tmp_path])
+    store_as_pngs(pixels("train"), "images", [tmp_path])
     assert str(os.getpid()) in written[0]
 
 

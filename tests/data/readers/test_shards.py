@@ -17,8 +17,8 @@ from trees.tree import encoded
 from dml.data.dataset import ImageDataset
 from dml.data.image_files.contents import index_tar, read_content, read_member, read_stamps, split_member
 from dml.data.image_files.images import UnreadableImageError, read_image
-from dml.data.overview.readability import find_missing
 from dml.data.prepared.verification import CheckedImage
+from dml.data.readability import find_missing
 from dml.data.readers.tar_shards import read
 from dml.data.table import RESERVED_LEVELS, ImageTable
 from dml.data.transforms import Pipeline

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from dml.data.corrections import read_corrections
 from dml.data.table import ImageTable
-from dml.data.table_changes.corrections import read_corrections
 from dml.evaluation.audit.findings import (
     SMALL_CLASS,
     AuditedImages,

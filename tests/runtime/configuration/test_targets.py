@@ -171,7 +171,7 @@ PATHS = re.compile(
 
 TAKING_PATHS = re.compile(
     r"dml\.data\.readers\.\w+\.read"
-    r"|dml\.training\.(callbacks\.pruning\.Pruning|loggers\.wandb_logger\.RunFolderWandbLogger)"
+    r"|dml\.training\.(callbacks\.pruning\.Pruning|loggers\.RunFolderWandbLogger)"
 )
 """What a configuration may name although it takes a path; overrides of a file say no path to write to."""
 
@@ -244,7 +244,7 @@ def test_a_target_is_found_wherever_it_stands() -> None:
 
 
 @pytest.mark.parametrize(
-    "logger", ["dml.training.loggers.wandb_logger.RunFolderWandbLogger", "pytorch_lightning.loggers.WandbLogger"]
+    "logger", ["dml.training.loggers.RunFolderWandbLogger", "pytorch_lightning.loggers.WandbLogger"]
 )
 def test_the_wandb_loggers_take_no_settings_from_a_file(logger: str) -> None:
     wandb = {"_target_": logger, "project": "dml", "save_dir": "x", "offline": True}

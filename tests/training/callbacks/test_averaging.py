@@ -14,7 +14,7 @@ from trainers import small_trainer
 from dml.commands import main
 from dml.runtime.run_folders.run_folder import RunFolder
 from dml.training.callbacks.averaging import Averaging
-from dml.training.callbacks.last_checkpoint import AtomicCheckpointIO, LastCheckpoint
+from dml.training.callbacks.checkpoints import AtomicCheckpointIO, LastCheckpoint
 from dml.training.checkpoints import load_model, read_checkpoint
 
 State = dict[str, Tensor]

@@ -1,0 +1,139 @@
+"""Image files of the same content: queries that are in their gallery too, and copies between splits and classes."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+
+from dml.data.image_files.contents import MISSING, hash_content, read_sizes, read_stamps
+from dml.data.image_files.images import LIMITS
+from dml.data.image_files.limits import ImageLimits
+from dml.data.prepared.cache import CacheFolder
+from dml.data.prepared.verification import CheckedImage, read_verified
+from dml.data.table import EVERY_LEVEL, SPLITS, TEST_SPLITS, TRAINING_SPLITS, UNKNOWN, ImageTable
+from dml.runtime.escaping import printable
+from dml.runtime.text.counts import format_count
+
+EXCLUDE_COPIES = "dataset.queries_in_gallery=true excludes each copy from the ranking of its query"
+SAMPLED_QUERIES = 64
+"""The number of queries that `warn_of_copies` compares with the gallery, so that it takes a moment."""
+
+logger = logging.getLogger(__name__)
+
+
+def assign_content_ids(table: ImageTable, folder: CacheFolder | None, limits: ImageLimits = LIMITS) -> ImageTable:
+    """Fill in the column ``content`` of a table: images of the same content in query and gallery share a number.
+
+    Only files that have the size of some query image are compared, by the SHA-256 of their content. That of a file
+    whose size and time are unchanged is taken from the verification by ``dml prepare``. Files that are missing or can't
+    be read get no number; decoding them raises the error.
+
+    Args:
+        table: the table of the data set.
+        folder: folder of the prepared files; with None, or without a verification, all compared files are read.
+        limits: largest size of an image file.
+
+    Returns:
+        The table with the column ``content``; it is `UNKNOWN` for images that aren't compared.
+
+    Raises:
+        InputError: if there are links in the folder.
+    """
+    rows = table.rows("query", "gallery")
+    paths = table.paths[rows].tolist()
+    sizes = read_sizes(paths)
+    query_sizes = {size for size, split in zip(sizes, table.split[rows], strict=True) if split == "query"}
+    candidates = [i for i, size in enumerate(sizes) if size in query_sizes - {MISSING[0]}]
+    hashes = _find_hashes([paths[i] for i in candidates], folder, limits)
+    content_ids: dict[str, int] = {}
+    content = np.full(len(table), UNKNOWN, dtype=np.int64)
+    for i in candidates:
+        if content_hash := hashes[paths[i]]:
+            content[rows[i]] = content_ids.setdefault(content_hash, len(content_ids))
+    return replace(table, content=content)
+
+
+def count_queries_in_gallery(table: ImageTable) -> tuple[int, int]:
+    """Count the query images that are in the gallery of their benchmark list too.
+
+    Args:
+        table: a table with the column ``content``, see `assign_content_ids`.
+
+    Returns:
+        The number of query images in their gallery, and the number of all query images.
+    """
+    queries = table.rows("query")
+    count = 0
+    for level in np.unique(table.benchmark[queries]).tolist():
+        list_queries = queries[table.benchmark[queries] == level]
+        gallery = table.rows("gallery")
+        if level != EVERY_LEVEL:
+            gallery = gallery[np.isin(table.benchmark[gallery], (EVERY_LEVEL, level))]
+        gallery_contents = np.setdiff1d(table.content[gallery], UNKNOWN)
+        count += int(np.isin(table.content[list_queries], gallery_contents).sum())
+    return count, len(queries)
+
+
+def warn_of_copies(table: ImageTable, limits: ImageLimits = LIMITS, queries: int = SAMPLED_QUERIES) -> None:
+    """Warn if the gallery holds copies of query images, each of which is then the nearest neighbor of its query.
+
+    Args:
+        table: the table of the data set.
+        limits: largest size of an image file.
+        queries: number of query images that are compared with the gallery, evenly spaced; the size of each file of the
+            gallery is read too, and the content of those that have the size of such a query.
+    """
+    rows = table.rows("query")
+    sampled = rows[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), queries)).astype(np.int64))]
+    compared = table.take(np.concatenate([sampled, table.rows("gallery")]))
+    in_gallery, count = count_queries_in_gallery(assign_content_ids(compared, None, limits))
+    if in_gallery:
+        compared_queries = "queries" if count == len(rows) else f"queries that were compared, of {len(rows):,},"
+        logger.warning(
+            "%s of %s %s are in their gallery as files of the same content, and find themselves; %s",
+            *(f"{in_gallery:,}", f"{count:,}", compared_queries, EXCLUDE_COPIES),
+        )
+
+
+def _find_hashes(paths: Sequence[str], folder: CacheFolder | None, limits: ImageLimits) -> dict[str, str]:
+    """Return the SHA-256 of each file by its path, verified or computed; an empty string for one that can't be read."""
+    verified = read_verified(folder) if folder else {}
+    hashes = {(name, image.bytes, image.mtime_ns): image.sha256 for name, image in verified.items()}
+    names = folder.relative_paths(paths) if folder else paths
+    files = zip(paths, names, read_stamps(paths).tolist(), strict=True)
+    max_bytes = limits.max_image_bytes
+    return {path: hashes.get((name, *stamp)) or hash_content(path, max_bytes) for path, name, stamp in files}
+
+
+def describe_copies(table: ImageTable, images: Mapping[str, CheckedImage]) -> Iterator[str]:
+    """Yield a line for each pair of splits with files of the same content, and one about copies of two classes."""
+    for first, second in combinations([split for split in SPLITS if len(table.rows(split))], 2):
+        paths = {images[path].sha256: path for path in reversed(table.subset(first).paths.tolist())}
+        paths.pop("", None)  # the SHA-256 of files that can't be read
+        shared = [path for path in dict.fromkeys(table.subset(second).paths.tolist()) if images[path].sha256 in paths]
+        if shared:
+            example = f"{printable(shared[0])} is {printable(paths[images[shared[0]].sha256])}"
+            finding = f"{format_count(len(shared), 'file')} in {second} with the content of a file in {first}"
+            yield f"{finding}, such as {example}{_advise(first, second)}"
+    yield from _describe_double_labels(table, images)
+
+
+def _advise(first: str, second: str) -> str:
+    if first in TRAINING_SPLITS and second in TEST_SPLITS:
+        return "; the test then flatters what the training has seen"
+    if (first, second) == ("query", "gallery"):
+        return f"; {EXCLUDE_COPIES}"
+    return ""
+
+
+def _describe_double_labels(table: ImageTable, images: Mapping[str, CheckedImage]) -> Iterator[str]:
+    labels_by_content: dict[str, set[int]] = {}
+    for path, label in zip(table.paths.tolist(), table.labels[:, 0].tolist(), strict=True):
+        if images[path].sha256 and label != UNKNOWN:
+            labels_by_content.setdefault(images[path].sha256, set()).add(label)
+    doubtful = [path for path in images if len(labels_by_content.get(images[path].sha256, ())) > 1]
+    if doubtful:
+        files = format_count(len(doubtful), "file")
+        yield f"{files} with the content of a file of another class, such as {printable(doubtful[0])}"

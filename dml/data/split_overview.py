@@ -1,0 +1,189 @@
+"""What the splits of a data set hold: counts and sizes for a person, checksums to find what has changed since."""
+
+import os
+from collections.abc import Mapping
+from hashlib import sha256
+
+import numpy as np
+from rich.table import Table
+from rich.text import Text
+
+from dml.data.image_files.contents import ARCHIVES
+from dml.data.prepared.verification import NO_FILE, CheckedImage
+from dml.data.table import SPLITS, UNKNOWN, ImageTable
+from dml.runtime.escaping import printable
+from dml.runtime.filesystem.paths import expand_home
+from dml.runtime.text.counts import format_count
+
+
+def make_overview_table(table: ImageTable, images: Mapping[str, CheckedImage]) -> Table:
+    """Make a table for the terminal of what each split holds, a column for each; five splits fit 80 columns."""
+    shown = Table(title="what the splits hold", title_justify="left", title_style="bold")
+    shown.add_column("")
+    columns = {split: summarize_split(table.subset(split), images) for split in SPLITS if len(table.rows(split))}
+    for split in columns:
+        shown.add_column(split, justify="right")
+    for name in next(iter(columns.values()), ()):
+        shown.add_row(name, *(column[name] for column in columns.values()))
+    return shown
+
+
+def summarize_split(part: ImageTable, images: Mapping[str, CheckedImage]) -> dict[str, str]:
+    """Return the numbers of one split, as texts by their names.
+
+    The smallest image is the one with the fewest pixels; sizes are width x height, 0x0 if no image can be read. A copy
+    is a file whose content an earlier file of the split has.
+    """
+    rows = np.sort(np.unique(part.paths, return_index=True)[1])  # an image may be in several benchmark lists
+    files = [images[path] for path in part.paths[rows].tolist()]
+    labels = part.labels[rows, 0]
+    _, counts = np.unique(labels[labels != UNKNOWN], return_counts=True)
+    readable = [image for image in files if not image.error]
+    sizes = np.array([(image.width, image.height) for image in readable] or [(0, 0)])
+    missing = sum(image.error == NO_FILE for image in files)
+    class_sizes = (counts.min(), np.median(counts), counts.max()) if len(counts) else (0, 0, 0)
+    numbers = {
+        "images": len(files),
+        "classes": len(counts),
+        **dict(zip(("smallest class", "median class", "largest class"), map(int, class_sizes), strict=True)),
+        "median size": np.median(sizes, axis=0).astype(int),
+        "smallest size": sizes[sizes.prod(axis=1).argmin()],
+        "copies": len(readable) - len({image.sha256 for image in readable}),
+        "missing files": missing,
+        "unreadable": len(files) - len(readable) - missing,
+    }
+    return {name: "x".join(f"{number:,}" for number in np.atleast_1d(value)) for name, value in numbers.items()}
+
+
+def make_count_table(table: ImageTable, published: Mapping[str, Mapping[str, int]]) -> Table:
+    """Make a table of the number of images and of classes in each split, beside the published numbers.
+
+    Args:
+        table: the data set.
+        published: number of each kind in each split, such as {"train": {"images": 5864, "class": 100}}.
+    """
+    shown = Table(title="images and classes", title_justify="left", title_style="bold")
+    for name in ("split", "of"):
+        shown.add_column(name)
+    for name in ("found", "published"):
+        shown.add_column(name, justify="right")
+    shown.add_column("")
+    counts = table.counts()
+    for split in SPLITS:
+        split_counts, split_published = counts.get(split, {}), published.get(split, {})
+        missing = [kind for kind in split_published if kind not in split_counts]
+        for i, kind in enumerate([*split_counts, *missing]):
+            count, expected = split_counts.get(kind, 0), split_published.get(kind)
+            verdict = "" if expected is None else "[green]same" if count == expected else "[red]differs"
+            numbers = f"{count:,}", "" if expected is None else f"{expected:,}"
+            shown.add_row(split if i == 0 else "", Text(printable(kind)), *numbers, verdict)
+        shown.add_section()
+    return shown
+
+
+SplitSummary = Mapping[str, Mapping[str, str]]
+"""{split: {class: "<number of images> <checksum of their paths>"}}, classes of level 0."""
+
+NAMED_CLASSES = 3
+"""How many of the classes that have changed a message names."""
+
+
+def summarize_data(table: ImageTable, root: str | None) -> dict[str, dict[str, str]]:
+    """Return the classes and the checksums of a data set's images by split; a data set that was moved has the same."""
+    return checksum_splits(table, find_base_folder(root, table))
+
+
+def find_base_folder(root: str | None, table: ImageTable) -> str | None:
+    """Return the folder, or the archive, that the paths of a table are below; None if it can't be known.
+
+    Without a root, the source that the table names tells it.
+    """
+    base = str(expand_home(root)) if root else table.source
+    if os.path.isfile(base) and not base.endswith(ARCHIVES):  # a list of images, such as a .csv file
+        return os.path.dirname(base) or "."
+    return base if os.path.exists(base) else None
+
+
+def checksum_splits(table: ImageTable, folder: str | None = None) -> dict[str, dict[str, str]]:
+    """Return for each split in use its classes, the number of their images and a checksum of the images' paths.
+
+    A benchmark that lists an image at several levels counts it once for each.
+
+    Args:
+        table: the data set.
+        folder: folder that the paths are taken relative to, so that a data set may be moved as a whole; None takes the
+            paths as they are.
+    """
+    paths = make_relative(table.paths.tolist(), folder)
+    summary: dict[str, dict[str, str]] = {}
+    for split in SPLITS:
+        rows = table.rows(split)
+        rows = rows[np.argsort(table.labels[rows, 0], kind="stable")]
+        labels, starts = np.unique(table.labels[rows, 0], return_index=True)
+        for label, class_rows in zip(labels.tolist(), np.split(rows, starts[1:]), strict=False):
+            name = table.names[0][label] if table.names and label >= 0 else str(label)
+            lines = sorted(f"{paths[row]}\0{table.labels[row].tolist()[1:]}" for row in class_rows.tolist())
+            checksum = sha256("\n".join(lines).encode()).hexdigest()[:16]
+            summary.setdefault(split, {})[name] = f"{len(lines)} {checksum}"
+    return summary
+
+
+def make_relative(paths: list[str], folder: str | None) -> list[str]:
+    """Return paths relative to a folder; with None, return them as they are."""
+    if not folder:
+        return paths
+    prefix = os.path.join(folder, "")
+    return [
+        # relpath takes 10 µs
+        path.removeprefix(prefix) if path.startswith(prefix) and "/../" not in path else os.path.relpath(path, folder)
+        for path in paths
+    ]
+
+
+def describe_changes(before: SplitSummary, after: SplitSummary) -> list[str]:
+    """Return what differs between two summaries, a phrase for each kind of change; empty if nothing does.
+
+    Classes that are in other splits come first, since they decide what a metric means.
+    """
+    splits_before, splits_after = _splits_by_class(before), _splits_by_class(after)
+    common_classes = [name for name in splits_before if name in splits_after]
+    changes = []
+    moves: dict[tuple[str, str], list[str]] = {}
+    for name in common_classes:
+        if splits_before[name] != splits_after[name]:
+            move = (" and ".join(splits_before[name]), " and ".join(splits_after[name]))
+            moves.setdefault(move, []).append(name)
+    for (old, new), names in moves.items():
+        changes.append(f"{format_count(len(names), 'class', 'classes')} moved from {old} to {new} ({_list(names)})")
+    for phrase, names in (
+        ("gone", [name for name in splits_before if name not in splits_after]),
+        ("new", [name for name in splits_after if name not in splits_before]),
+    ):
+        if names:
+            changes.append(f"{format_count(len(names), 'class is', 'classes are')} {phrase} ({_list(names)})")
+    altered = [
+        (name, before[split][name].split()[0], after[split][name].split()[0])
+        for name in common_classes
+        if splits_before[name] == splits_after[name]
+        for split in splits_before[name]
+        if before[split][name] != after[split][name]
+    ]
+    if altered:
+        names = [
+            f"{name}: {new} instead of {old}" if old != new else f"{name}: other files" for name, old, new in altered
+        ]
+        changes.append(f"{format_count(len(names), 'class has', 'classes have')} other images ({_list(names)})")
+    return changes
+
+
+def _splits_by_class(summary: SplitSummary) -> dict[str, list[str]]:
+    splits: dict[str, list[str]] = {}
+    for split, classes in summary.items():
+        for name in classes:
+            splits.setdefault(name, []).append(split)
+    return splits
+
+
+def _list(names: list[str]) -> str:
+    more = f", ... {len(names) - NAMED_CLASSES:,} more" if len(names) > NAMED_CLASSES else ""
+    return ", ".join(printable(name) for name in sorted(names)[:NAMED_CLASSES]) + more

@@ -1,1 +1,0 @@
-"""Changes of a data set's table that leave its files alone."""

@@ -1,0 +1,301 @@
+"""The writing of a run's checkpoints: the last one, and the one of the best validation."""
+
+import os
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import torch
+from lightning_fabric.plugins import CheckpointIO
+from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.callbacks import Checkpoint, ModelCheckpoint
+from pytorch_lightning.trainer.states import TrainerFn
+from torch import Tensor, nn
+
+from dml.evaluation.names import full_metric_name
+from dml.runtime import signals
+from dml.runtime.errors import InputError
+from dml.runtime.filesystem.files import replacing
+from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.text.console import console
+from dml.training.checkpoints import FrozenWeights, fill_in, read_checkpoint
+from dml.training.loggers import History
+
+
+class AtomicCheckpointIO(CheckpointIO):
+    """Reads checkpoints, and writes them so that the path always has a complete one, even if the process is killed.
+
+    A checkpoint is written to a temporary file, which is then renamed. Weights that are NaN or infinite raise an error,
+    so that they never replace good ones. Reading unpickles tensors and plain values only.
+
+    Args:
+        model: model in training, which has the frozen weights that checkpoints lack.
+        frozen: the frozen weights that checkpoints needn't hold; None if they hold all weights.
+    """
+
+    def __init__(self, model: nn.Module | None = None, frozen: FrozenWeights | None = None) -> None:
+        self.model, self.frozen = model, frozen
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:  # noqa: ARG002
+        """Write a checkpoint to a path."""
+        names = [name for name, value in checkpoint["state_dict"].items() if not _is_finite(value)]
+        if names:
+            raise InputError(
+                f"step {checkpoint['global_step']}: {len(names)} weights became NaN or infinite, such as {names[0]}; "
+                f"{path} keeps its last good state, a lower optimizer.lr may help"
+            )
+        if self.frozen is not None:
+            checkpoint = self.frozen.leave_out(checkpoint)
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path, on_disk=True) as partial, partial.open("wb") as file:
+            torch.save(checkpoint, file)
+
+    def load_checkpoint(self, path: Any, map_location: Any | None = None, weights_only: bool | None = None) -> Any:  # noqa: ARG002
+        """Read the checkpoint at a path; its tensors are on the CPU."""
+        checkpoint = read_checkpoint(path)
+        return checkpoint if self.model is None else fill_in(checkpoint, self.model, path)
+
+    def remove_checkpoint(self, path: Any) -> None:
+        """Delete the checkpoint at a path."""
+        Path(path).unlink(missing_ok=True)
+
+
+def _is_finite(value: Any) -> bool:
+    """Return whether a value holds no NaN and no infinity; a value without real numbers holds none."""
+    return not isinstance(value, Tensor) or not value.is_floating_point() or bool(torch.isfinite(value).all())
+
+
+class RunEnder(Callback):
+    """Base class of callbacks that may end a run with all its stages, and decide anew when the run is resumed.
+
+    Attributes:
+        has_ended_run: whether the callback has ended the run.
+    """
+
+    has_ended_run = False
+
+
+class LastCheckpoint(Checkpoint):
+    """Write ``checkpoints/last.ckpt`` every n steps or seconds, after each validation and at the end of the training.
+
+    It is written after whole steps only. If a validation follows the step, it is written after the validation, so that
+    a resumed run neither repeats nor loses one. Between the batches of one step (``accumulate_grad_batches``) there
+    are gradients that no checkpoint holds: a training that is to end there ends after the step.
+
+    A training that ended before ``max_steps``, by ``max_time`` or an early stop, ends there again if the run is
+    resumed with the same configuration. A training that a signal ended goes on.
+
+    Every checkpoint holds `MetricLearner.run_description` as "run", and the checksum of the history as "history".
+
+    Args:
+        every_n_steps: number of optimizer steps between two writes.
+        every_n_seconds: seconds since the last write after which the next step writes; None for every_n_steps alone.
+            Of several processes the first decides, in steps whose metrics are logged: the others wait for its answer.
+    """
+
+    def __init__(self, every_n_steps: int, every_n_seconds: float | None = None) -> None:
+        self.every_n_steps = every_n_steps
+        self.every_n_seconds = every_n_seconds
+        self._last_write = monotonic()
+        self._should_stop = self._is_stopped = False
+        self._ended_with: dict[str, Any] | None = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """End a training that had ended early; from now on a signal ends the training after a whole step."""
+        saved = f"the last checkpoint is of step {trainer.global_step:,}" if trainer.global_step else ""
+        signals.state.checkpoint_note = saved or "there is no checkpoint of this training yet"
+        signals.defer("stopping after this step")
+        self._last_write = monotonic()
+        if self._ended_with is not None and self._ended_with == _describe_run(pl_module).get("config"):
+            trainer.should_stop = True
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """Give the loggers the step that the training is at.
+
+        Lightning's count lags by one if a training goes on from a checkpoint of its former last step, after whose
+        validation the count was not yet taken.
+        """
+        steps = _describe_run(pl_module).get("first_step", 0) + trainer.global_step
+        trainer.fit_loop.epoch_loop._batches_that_stepped = steps
+
+    def on_train_batch_end(self, trainer: Trainer, _module: Any, _outputs: Any, _batch: Any, batch_idx: int) -> None:
+        """Write the checkpoint if it is due, unless a validation follows."""
+        is_whole_step = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        self._should_stop |= trainer.should_stop
+        trainer.should_stop = self._should_stop and is_whole_step
+        if not is_whole_step:
+            return
+        self._is_stopped = _is_signaled(trainer)
+        ends_early = _ends_early(trainer)
+        is_last = self._is_stopped or ends_early or trainer.global_step == trainer.max_steps
+        interval = trainer.val_check_batch
+        validates = interval is not None and ((batch_idx + 1) % interval == 0 or ends_early)
+        is_due = is_last or trainer.global_step % self.every_n_steps == 0 or self._is_long_ago(trainer)
+        if is_due and not (trainer.enable_validation and validates):
+            for history in (logger for logger in trainer.loggers if isinstance(logger, History)):
+                history.write_ahead(trainer)
+            self._save(trainer)
+
+    def _is_long_ago(self, trainer: Trainer) -> bool:
+        if self.every_n_seconds is None:
+            return False
+        is_long_ago = monotonic() - self._last_write >= self.every_n_seconds
+        if trainer.world_size == 1:
+            return is_long_ago
+        is_logged = trainer.global_step % trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
+        return is_logged and bool(trainer.strategy.broadcast(is_long_ago))
+
+    def on_validation_start(self, *_: Any) -> None:
+        """Set the line that a signal prints: the training ends after the validation."""
+        if signals.state.notice:
+            signals.defer("stopping after this validation")
+
+    def on_validation_end(self, trainer: Trainer, *_: Any) -> None:
+        """Write the checkpoint, unless no step has been taken."""
+        if signals.state.notice:
+            signals.defer("stopping after this step")
+        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking and trainer.global_step:
+            self._save(trainer)
+
+    def _save(self, trainer: Trainer) -> None:
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        is_decided_anew = any(isinstance(callback, RunEnder) and callback.has_ended_run for callback in callbacks)
+        description = _describe_run(trainer.lightning_module)
+        if _ends_early(trainer) and trainer.global_step < trainer.max_steps and not is_decided_anew:
+            self._ended_with = description.get("config")
+        trainer.save_checkpoint(RunFolder(trainer.default_root_dir).last_checkpoint)
+        self._last_write = monotonic()
+        signals.state.checkpoint_note = f"the last checkpoint is of step {trainer.global_step:,}"
+        if self._is_stopped or _is_signaled(trainer):
+            name = description.get("stage")
+            stage = f" of stage {name}" if name else ""
+            signals.state.position = f"at step {trainer.global_step:,} of {trainer.max_steps:,}{stage}"
+            signals.check()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the configuration with which the training ended early, if it did."""
+        return {"ended_with": self._ended_with}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self._ended_with = state_dict["ended_with"]
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Add the description of the run, and the checksum of its history."""
+        checkpoint["run"] = _describe_run(pl_module)
+        for history in (logger for logger in trainer.loggers if isinstance(logger, History)):
+            checkpoint["history"] = history.checksum
+
+
+def _ends_early(trainer: Trainer) -> bool:
+    """Return whether something asked the training to end, and it has taken the steps of ``trainer.min_steps``."""
+    return bool(trainer.should_stop and trainer.fit_loop._can_stop_early)
+
+
+def _is_signaled(trainer: Trainer) -> bool:
+    """Return whether a process of the training has got a signal; all of them get the same answer."""
+    signum = signals.state.signum or 0
+    if trainer.world_size > 1:
+        number = torch.tensor(signum, device=trainer.strategy.root_device)
+        signum = int(trainer.strategy.reduce(number, reduce_op="max"))
+    if signum:
+        signals.request(signum)
+    return signum > 0
+
+
+def _describe_run(module: Any) -> dict[str, Any]:
+    description: dict[str, Any] = module.run_description
+    return description
+
+
+class BestCheckpoint(ModelCheckpoint):
+    """Write ``checkpoints/best.ckpt`` after each validation that is better than all before it.
+
+    Unlike Lightning's `ModelCheckpoint`, a resumed run still knows the score that it saved last, and a run whose
+    folder was moved or copied still knows the best score. On a small validation split several validations may find the
+    same share of queries, even all: a second metric decides between them.
+
+    It also ends a training that has not been better for several validations (early stopping), as both need to know
+    which validation was the best.
+
+    Args:
+        monitor: name of a metric of a validation, without the name of the split: "level0/recall@1".
+        mode: "max" if larger values of the metric are better, "min" if smaller ones are.
+        tie_breaker: name of a metric that decides between equal values of ``monitor``, the larger the better; None
+            keeps the earlier validation.
+        patience: number of validations in a row, none of them the best, after which the training ends; None for no
+            such end.
+    """
+
+    def __init__(
+        self, monitor: str, mode: str = "max", tie_breaker: str | None = None, patience: int | None = None
+    ) -> None:
+        super().__init__(monitor=monitor, mode=mode, save_on_train_epoch_end=False, enable_version_counter=False)
+        self.metric, self.tie_breaker = full_metric_name(monitor), tie_breaker and full_metric_name(tie_breaker)
+        self.patience = patience
+        self._best_tie: float | None = None
+        self._validations_since_best = 0
+        self._last_global_step_saved = -1  # Lightning would skip the validation before the first step
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Find the folder of the run and the split that is validated."""
+        path = RunFolder(trainer.default_root_dir).best_checkpoint
+        self.dirpath, self.filename = os.path.realpath(path.parent), path.stem
+        self.monitor = f"{pl_module.validated_on}/{self.metric}"
+        super().setup(trainer, pl_module, stage)
+
+    def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
+        """Return whether the last validation is the best so far, of which the caller then writes the checkpoint."""
+        tie = self._read_tie(trainer)
+        is_best: bool = super().check_monitor_top_k(trainer, current)
+        is_equal = current is not None and self.best_model_score is not None and bool(current == self.best_model_score)
+        if not is_best and is_equal and tie is not None and self._best_tie is not None:
+            is_best = trainer.strategy.reduce_boolean_decision(tie > self._best_tie)
+        self._validations_since_best += 1
+        if is_best:
+            self._best_tie, self._validations_since_best = tie, 0
+        return is_best
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the checkpoint if the validation is the best so far; end the training if it has long been another."""
+        super().on_validation_end(trainer, pl_module)
+        fewest = max(1, trainer.min_steps or 0)
+        may_end = trainer.state.fn == TrainerFn.FITTING and fewest <= trainer.global_step < trainer.max_steps
+        if may_end and self.patience is not None and self._validations_since_best >= self.patience:
+            trainer.should_stop = True
+            if trainer.is_global_zero:
+                console.print(
+                    f"[bold]ended[/]    at step {trainer.global_step:,}: none of the last {self.patience:,} "
+                    "validations was better than all before (checkpoints.patience)"
+                )
+
+    def _read_tie(self, trainer: Trainer) -> float | None:
+        split = str(self.monitor).partition("/")[0]
+        value = trainer.callback_metrics.get(f"{split}/{self.tie_breaker}")
+        return None if value is None else float(value)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what Lightning does, and what the next validations are compared with."""
+        return super().state_dict() | {
+            "best_tie": self._best_tie,
+            "validations_since_best": self._validations_since_best,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what Lightning does, and the last score, with the files in the present folder of the run."""
+        super().load_state_dict(_move_files(str(self.dirpath), state_dict))
+        self.current_score = state_dict["current_score"]
+        self._best_tie = state_dict.get("best_tie")  # checkpoints of older versions have none, and no number either
+        self._validations_since_best = state_dict.get("validations_since_best", 0)
+
+
+def _move_files(folder: str, state: dict[str, Any]) -> dict[str, Any]:
+    """Return the state of a `ModelCheckpoint` with its files in another folder."""
+
+    def move(path: str) -> str:
+        return str(Path(folder, Path(path).name)) if path else path
+
+    paths = {name: move(state[name]) for name in ("best_model_path", "kth_best_model_path", "last_model_path")}
+    best = {move(path): score for path, score in state["best_k_models"].items()}
+    return state | paths | {"dirpath": folder, "best_k_models": best}

@@ -1,0 +1,176 @@
+"""First values of heads and proxies that the training images give, in place of random numbers."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pytorch_lightning import Callback, LightningModule, Trainer
+from torch import Tensor, nn
+
+from dml.losses.proxies import begin_at_class_means, count_classes, proxy_sets
+from dml.models.embedding import EmbeddingModel
+from dml.runtime.errors import InputError
+from dml.training.callbacks.embedding_bank import embed_training_images, get_training_data
+from dml.training.module import MetricLearner
+
+SMALLEST_SHARE = 1e-5
+"""The root mean square of a component, as a share of the largest, below which float32 inputs hold rounding alone."""
+
+
+def last_layers(heads: nn.ModuleDict) -> dict[str, nn.Linear]:
+    """Return the linear layer by which a head ends, its attribute ``embedding``, by head; others have none."""
+    layers = {name: getattr(head, "embedding", None) for name, head in heads.items()}
+    return {name: layer for name, layer in layers.items() if isinstance(layer, nn.Linear)}
+
+
+@torch.no_grad()
+def begin_at_principal_components(layer: nn.Linear, inputs: Tensor, whitening: float = 0.0) -> None:
+    """Set a linear layer to the principal components of the directions of its inputs.
+
+    Without whitening, it then changes the inner products of the L2-normalized inputs least of all layers of this size
+    (Eckart and Young, 1936), so that an untrained head finds nearly what its inputs find. With whitening, components
+    along which the inputs vary much count for less, and an untrained head often finds more.
+
+    The components are those of the inputs about 0 and not about their mean, as cosine similarities are. A randomized
+    method finds them, with a negligible error, since heads may have tens of thousands of inputs. The weights keep their
+    norm, which decides how fast a learning rate turns them; a bias becomes 0. If there are more outputs than
+    components, as with few images, the other rows keep the part of their weights that is orthogonal to all components,
+    as far as there are such directions, and else become 0.
+
+    >>> layer = nn.Linear(3, 2)
+    >>> begin_at_principal_components(layer, torch.tensor([[0.0, 9.0, 0.0], [0.0, 0.0, 5.0], [0.0, 7.0, 0.1]]))
+    >>> (layer.weight[0] / layer.weight[0].norm()).abs().round(decimals=1).tolist()
+    [0.0, 1.0, 0.0]
+
+    Args:
+        layer: linear layer from C inputs to D outputs.
+        inputs: (N, C) inputs of the layer.
+        whitening: share of the whitening: a component is divided by its root mean square to this power. 0 leaves the
+            components as they are, 1 gives all the same root mean square.
+
+    Raises:
+        InputError: if all inputs are 0.
+    """
+    unit = F.normalize(inputs, dim=1).cpu().numpy()
+    if not unit.any():
+        raise InputError("heads.initial: the network gives 0 for all images of the training split")
+    from sklearn.decomposition import TruncatedSVD  # late: it takes a second, and models in use need none
+
+    decomposition = TruncatedSVD(min(layer.out_features, *unit.shape), random_state=0).fit(unit)
+    sizes, weight = decomposition.singular_values_, layer.weight.float()  # in 16 bits there is no QR decomposition
+    scales = np.where(sizes > SMALLEST_SHARE * sizes[0], np.maximum(sizes, SMALLEST_SHARE * sizes[0]) ** -whitening, 0)
+    components = torch.from_numpy(scales[:, None] * decomposition.components_).to(weight)
+    components = F.pad(components, (0, 0, 0, layer.out_features - len(components)))
+    num_components = int((scales > 0).sum())
+    if num_components < min(layer.weight.shape):
+        free_rows = slice(num_components, layer.in_features)
+        directions = torch.from_numpy(decomposition.components_[:num_components]).to(weight)
+        norm = components[:num_components].norm(dim=1).min()
+        components[free_rows] = norm * _make_orthogonal(weight[free_rows], directions)
+    layer.weight.copy_(components * (weight.norm() / components.norm()))
+    if layer.bias is not None:
+        layer.bias.zero_()
+
+
+def _make_orthogonal(rows: Tensor, directions: Tensor) -> Tensor:
+    """Return unit vectors that are orthogonal to each other and to orthogonal directions. (R, C), (K, C) -> (R, C)
+
+    As rows of a layer they give 0 for all images of the training split, and learn as soon as the network or the
+    augmentation changes the inputs; rows of 0 would never learn.
+    """
+    basis: Tensor = torch.linalg.qr((rows - rows @ directions.T @ directions).T).Q
+    return basis.T
+
+
+WHITENING = {"principal_components": 0.0, "half_whitened_components": 0.5, "whitened_components": 1.0}
+"""The share of the whitening by the values of ``initial_heads``, see `begin_at_principal_components`."""
+
+
+def make_principal_heads(initial_heads: str | None, init: str | None = None) -> "PrincipalHeads | None":
+    """Make the callback of ``initial_heads``; return None if the heads keep the weights that they have.
+
+    Args:
+        initial_heads: a key of `WHITENING`, or None.
+        init: checkpoint whose weights the run begins with, its heads too; None for a run that begins anew.
+    """
+    return None if initial_heads is None or init else PrincipalHeads(WHITENING[initial_heads])
+
+
+class PrincipalHeads(Callback):
+    """Sets the heads' last layers to the principal components of their inputs before the first step.
+
+    The inputs are computed from the training images in evaluation mode and with the transform of a test. A head that
+    does not end in a linear layer keeps its weights, and so do all heads of a later stage and of a resumed run.
+
+    Args:
+        whitening: share of the whitening of the components.
+    """
+
+    def __init__(self, whitening: float = 0.0) -> None:
+        self.whitening = whitening
+
+    @torch.no_grad()
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Embed the training images up to the last layers, and set these."""
+        assert isinstance(pl_module, MetricLearner)
+        if trainer.global_step or pl_module.run_description.get("first_step"):
+            return
+        model = pl_module.model if isinstance(pl_module.model, EmbeddingModel) else pl_module.model.cnn
+        layers = last_layers(model.heads)
+        if not layers:
+            return
+        inputs: dict[str, Tensor] = {}
+
+        hooks = [layer.register_forward_pre_hook(partial(_keep, inputs, name)) for name, layer in layers.items()]
+
+        def compute_inputs(images: Tensor, **_: object) -> dict[str, Tensor]:
+            pl_module.embed_images(images)
+            return dict(inputs)
+
+        try:
+            embedded = embed_training_images(trainer, pl_module, compute_inputs)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        for name, layer in layers.items():
+            begin_at_principal_components(layer, embedded.embeddings[name], self.whitening)
+            # from the CPU: it is pickled, and a tensor of the first GPU would take all processes there
+            layer.weight.copy_(trainer.strategy.broadcast(layer.weight.cpu()))
+
+
+def _keep(inputs: dict[str, Tensor], name: str, _: nn.Module, arguments: tuple[Any, ...]) -> None:
+    inputs[name] = arguments[0].float()
+
+
+def make_class_mean_proxies(proxies: str | None) -> "ProxiesAtClassMeans | None":
+    """Make the callback of ``proxies``; return None if the losses draw their proxies themselves."""
+    return ProxiesAtClassMeans() if proxies else None
+
+
+class ProxiesAtClassMeans(Callback):
+    """Sets the proxies of the losses to the mean embeddings of their classes before the first step.
+
+    See `dml.losses.proxies.begin_at_class_means`. The embeddings are computed from the network before training, in
+    evaluation mode and with the transform of a test. A resumed run uses the proxies of its checkpoint.
+    """
+
+    @torch.no_grad()
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Embed the training images and set the proxies, unless the run was resumed."""
+        assert isinstance(pl_module, MetricLearner)
+        if trainer.global_step:
+            return
+        all_labels = get_training_data(trainer).train_table.labels
+        num_classes, embed_dims = count_classes(all_labels), pl_module.model.embed_dims
+        sets = {head: [*proxy_sets(loss, num_classes, embed_dims[head])] for head, loss in pl_module.losses.items()}
+        if not any(sets.values()):
+            return
+        embedded = embed_training_images(trainer, pl_module, pl_module.embed_for_loss)
+        labels = torch.from_numpy(all_labels)[embedded.rows]
+        for head, head_sets in sets.items():
+            begin_at_class_means(head_sets, embedded.embeddings[head], labels)
+            for _, proxies in head_sets:  # The sums may be rounded differently in each process.
+                # from the CPU: they are pickled, and tensors of the first GPU would take all processes there
+                proxies.copy_(trainer.strategy.broadcast(proxies.cpu()))

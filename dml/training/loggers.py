@@ -1,0 +1,289 @@
+"""The loggers of a run: its history in ``metrics.csv``, and its run in Weights & Biases."""
+
+import os
+from argparse import Namespace
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext, suppress
+from functools import partial
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+from lightning_fabric.loggers.logger import rank_zero_experiment
+from lightning_fabric.utilities.apply_func import convert_tensors_to_scalars
+from PIL import Image
+from pytorch_lightning import Trainer
+from pytorch_lightning.loggers import WandbLogger
+from pytorch_lightning.loggers.logger import Logger
+from pytorch_lightning.utilities import rank_zero_only
+
+from dml.data.image_files.images import LIMITS, read_image
+from dml.data.image_files.limits import ImageLimits
+from dml.evaluation.per_query import (
+    QueryTable,
+    choose_lowest,
+    compare_classes,
+    describe_first_match,
+    read_queries,
+    score_queries,
+)
+from dml.runtime.errors import InputError
+from dml.runtime.filesystem.checksums import rows_checksum
+from dml.runtime.filesystem.files import replacing
+from dml.runtime.run_folders.run_files import remedy_for
+from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.text.text_tables import write_csv
+
+
+class History(Logger):
+    """Writes ``metrics.csv``, which has a row for each step that logged something, and a column for each metric.
+
+    When a run is resumed, the rows up to the step of its checkpoint stay; Lightning's CSVLogger would delete them. Each
+    write replaces the file as a whole, so that it can be read at any time.
+
+    Args:
+        path: path of ``metrics.csv``.
+        resumed_at: step from which a run is resumed; 0 starts a new file.
+        checksum: value of `checksum` in the checkpoint of that step; "" if the checkpoint has none.
+
+    Raises:
+        InputError: if the file can't be read, or if its rows have another checksum than the checkpoint says.
+    """
+
+    def __init__(self, path: Path, resumed_at: int = 0, checksum: str = "") -> None:
+        super().__init__()
+        self.path = path
+        self.rows: dict[int, dict[str, Any]] = {}
+        if resumed_at and path.exists():
+            rows = {int(row["step"]): row for row in RunFolder(path.parent).history()}
+            self.rows |= {step: dict(row) for step, row in rows.items() if step <= resumed_at}
+            if checksum and self.checksum != checksum:
+                raise InputError(
+                    f"{path}: damaged (its rows up to step {resumed_at} aren't those of checkpoints/last.ckpt); "
+                    f"{remedy_for(path, path.parent, is_resumable=True)}"
+                )
+
+    @property
+    def checksum(self) -> str:
+        """The SHA-256 of the values of all rows; the order of the columns doesn't matter."""
+        return rows_checksum(self.rows)
+
+    @property
+    def name(self) -> str:
+        """The name of the file."""
+        return self.path.name
+
+    @property
+    def version(self) -> str:
+        """An empty version, as a run folder has one history."""
+        return ""
+
+    @property
+    def save_dir(self) -> str:
+        """The path of the run folder."""
+        return str(self.path.parent)
+
+    @rank_zero_only
+    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
+        """Write nothing, as the run folder holds the configuration already."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Add metrics to the row of a step.
+
+        Args:
+            metrics: values by name.
+            step: index of the step, which begins at 0. The row holds the number of steps, which is one more.
+        """
+        num_steps = (step or 0) + 1
+        self.rows.setdefault(num_steps, {"step": num_steps}).update(metrics)
+        if any(name.startswith("val/") for name in metrics):
+            self.save()
+
+    @rank_zero_only
+    def write_ahead(self, trainer: Trainer) -> None:
+        """Write the row of the step that has just ended, which Lightning logs only after its callbacks.
+
+        A callback calls this before it writes the checkpoint of that step. So no row is missing if the run is killed
+        after the checkpoint was written, and resumed.
+        """
+        connector = trainer._logger_connector  # No public attribute of Lightning holds the values that it will log.
+        if connector.should_update_logs and (metrics := connector.metrics["log"]):
+            row: dict[str, Any] = convert_tensors_to_scalars(metrics)
+            row.setdefault("epoch", trainer.current_epoch)  # Lightning does so too if the module logs no epoch.
+            self.log_metrics(row, trainer.fit_loop.epoch_loop._batches_that_stepped)
+            self.save()
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Write the file."""
+        columns = list(dict.fromkeys(["step", *(name for row in self.rows.values() for name in row)]))
+        rows = ([self.rows[step].get(column, "") for column in columns] for step in sorted(self.rows))
+        write_csv(self.path, [columns, *rows])
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """Write the file; after a failure, ignore that the disk is full, so that the first error is shown."""
+        if self.rows:
+            with suppress(OSError) if status == "failed" else nullcontext():
+                self.save()
+
+
+ID_FILE = "wandb_id.txt"
+LARGEST_PICTURE = (160, 160)
+"""The largest width and height in pixels of a picture in the table of worst queries."""
+
+
+class RunFolderWandbLogger(WandbLogger):
+    """Logs a run to a W&B run; a resumed run logs to the same W&B run.
+
+    Args:
+        save_dir: the run folder. It keeps the W&B run's id in wandb_id.txt.
+        id: id of the W&B run, in place of the one in wandb_id.txt.
+        worst_queries: number of rows in the table of worst queries.
+        neighbors: number of nearest images in each row of that table.
+        **settings: arguments of Lightning's WandbLogger and of ``wandb.init``.
+
+    Raises:
+        InputError: if runs are to be sent at once, and W&B doesn't let this machine in.
+    """
+
+    def __init__(
+        self,
+        save_dir: str,
+        *,
+        id: str | None = None,  # noqa: A002 (Lightning's name)
+        worst_queries: int = 16,
+        neighbors: int = 5,
+        **settings: Any,
+    ) -> None:
+        super().__init__(save_dir=save_dir, id=id, **settings)
+        if not self._offline:
+            _log_in()
+        if self._wandb_init.get("anonymous") is None:
+            self._wandb_init.pop("anonymous", None)  # W&B warns of this argument, even if it is None.
+        self.worst_queries, self.neighbors = worst_queries, neighbors
+
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> Any:
+        """The W&B run, which begins when this is first read; an earlier one of this process that is open has failed."""
+        import wandb
+
+        if self._id is None:
+            self._id = self._wandb_init["id"] = _read_or_create_id(Path(str(self._save_dir)))
+        if self._experiment is None and wandb.run is not None:
+            if wandb.run.id == self._id:  # An earlier stage of this run has begun it.
+                self._experiment = wandb.run
+            else:
+                wandb.finish(exit_code=1)
+        return super().experiment
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """End the W&B run of a training that failed; after a training that succeeded the test still logs to it."""
+        super().finalize(status)
+        if status == "failed" and self._experiment is not None:
+            self.close(exit_code=1)
+
+    @rank_zero_only
+    def close(self, exit_code: int = 0) -> None:
+        """End the W&B run, so that the next run of this process begins another one."""
+        self.experiment.finish(exit_code=exit_code)
+        self._experiment = None
+
+    @rank_zero_only
+    def log_retrieval(self, picture: Path | None, queries: QueryTable | None, limits: ImageLimits = LIMITS) -> None:
+        """Log the retrieval picture and the table of worst queries."""
+        import wandb
+
+        if picture is not None:
+            self.experiment.log({"retrieval": wandb.Image(str(picture))})
+        if queries is not None:
+            self.experiment.log({"worst_queries": self._worst_queries(queries, limits)})
+
+    def _worst_queries(self, queries: QueryTable, limits: ImageLimits) -> Any:
+        """Make the table of the worst queries and their nearest images, with at most one query of each class."""
+        import wandb
+
+        score, same = score_queries(queries), compare_classes(queries)
+        shown = min(self.neighbors, queries.neighbors.shape[1])
+        nearest = [f"neighbor {rank + 1}" for rank in range(shown)]
+        table = wandb.Table(columns=["query", "class", score.name, "first match", *nearest])
+        for row in choose_lowest(score.values, queries.labels[:, 0], self.worst_queries):
+            captions = [
+                f"{queries.class_name(int(labels[0]))} ({'same class' if is_same else 'another class'}, {cosine:.2f})"
+                for labels, is_same, cosine in zip(
+                    queries.neighbor_labels[row, :shown],
+                    same[row, :shown],
+                    queries.similarities[row, :shown],
+                    strict=True,
+                )
+            ]
+            name = queries.class_name(int(queries.labels[row, 0]))
+            pictures = map(partial(_picture, limits=limits), queries.neighbors[row, :shown].tolist(), captions)
+            values = (name, float(score.values[row]), describe_first_match(queries, row))
+            table.add_data(_picture(queries.paths[row], name, limits), *values, *pictures)
+        return table
+
+
+@rank_zero_only
+def _log_in() -> None:
+    """Make sure that W&B knows this machine's key; a person at a terminal is asked for a missing one."""
+    import wandb
+
+    if os.environ.get("WANDB_MODE", "online") != "online":
+        return
+    try:
+        wandb.login(verify=True)
+    except wandb.Error as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"logger=wandb: {reason} logger.loggers.wandb.offline=true sends the run later") from error
+
+
+def _picture(path: str, caption: str, limits: ImageLimits) -> Any:
+    import wandb
+
+    picture = Image.fromarray(read_image(path, limits).permute(1, 2, 0).contiguous().numpy())
+    picture.thumbnail(LARGEST_PICTURE)
+    return wandb.Image(picture, caption=caption)
+
+
+@rank_zero_only
+def _read_or_create_id(folder: Path) -> str:
+    """Read the id in the folder's wandb_id.txt, or write a new one if the file doesn't exist."""
+    path = folder / ID_FILE
+    if not path.exists():
+        with replacing(path) as partial:
+            partial.write_text(f"{token_hex(4)}\n")
+    return path.read_text().strip()
+
+
+@rank_zero_only
+def log_final_metrics(loggers: Iterable[Logger], metrics: Mapping[str, Any], folder: RunFolder) -> None:
+    """Log the metrics of a test, and the retrieved images to Weights & Biases, whose run ends here.
+
+    Args:
+        loggers: loggers of the run. metrics.csv gets nothing, as it is a history.
+        metrics: contents of metrics.json; they are logged as "test/level0/recall@1" and so on.
+        folder: folder of the run, with retrieval.png and per_query.parquet if the configuration names them.
+    """
+    numbers = {
+        f"{metrics['split']}/{name}": value
+        for name, value in metrics.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    for logger in loggers:
+        if not isinstance(logger, History):
+            logger.log_metrics(numbers, metrics["step"])
+        if isinstance(logger, RunFolderWandbLogger):
+            picture, queries = folder.picture_file, folder.queries_file
+            logger.log_retrieval(
+                picture if picture.exists() else None,
+                read_queries(queries) if queries.exists() else None,
+                ImageLimits.from_settings(folder.config.get("data") or {}),
+            )
+            logger.close()
+
+
+"""Loggers of a training, and what a finished run logs."""

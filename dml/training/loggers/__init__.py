@@ -1,1 +1,0 @@
-"""Loggers of a training, and what a finished run logs."""

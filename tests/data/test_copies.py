@@ -1,0 +1,189 @@
+import hashlib
+import os
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from trees.shards import pack
+
+from dml.data import copies
+from dml.data.copies import assign_content_ids, count_queries_in_gallery, warn_of_copies
+from dml.data.image_files.contents import read_stamps
+from dml.data.prepared.cache import CacheFolder
+from dml.data.prepared.verification import CheckedImage, write_table
+from dml.data.table import ImageTable
+
+FILES = {
+    "train/a.jpg": b"one",
+    "query/0.jpg": b"one",
+    "query/1.jpg": b"two",
+    "query/2.jpg": b"three",
+    "gallery/x.jpg": b"two",  # query 1
+    "gallery/y.jpg": b"owt",  # as long as two queries, and neither
+    "gallery/z.jpg": b"one",  # query 0
+    "gallery/w.jpg": b"two",  # query 1 again
+    "gallery/v.jpg": b"longer than any query",
+}
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> ImageTable:
+    for name, content in FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    return ImageTable(
+        paths=np.array([f"{tmp_path}/{name}" for name in FILES]),
+        labels=np.zeros((len(FILES), 1), dtype=np.int64),
+        split=np.array([name.partition("/")[0] for name in FILES]),
+        levels=("class",),
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> CacheFolder:
+    return CacheFolder(tmp_path / ".dml", str(tmp_path))
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The names of the files that were read."""
+    names: list[str] = []
+    hash_content = copies.hash_content
+    monkeypatch.setattr(
+        copies, "hash_content", lambda path, *most: names.append(Path(path).name) or hash_content(path, *most)
+    )
+    return names
+
+
+def groups(table: ImageTable) -> list[list[str]]:
+    """The names of the files that are known to have one content."""
+    names = np.array([Path(path).name for path in table.paths])
+    return sorted(names[table.content == number].tolist() for number in set(table.content.tolist()) - {-1})
+
+
+SAME = [["0.jpg", "z.jpg"], ["1.jpg", "x.jpg", "w.jpg"], ["y.jpg"]]
+
+
+def test_queries_are_found_by_the_content_of_their_files(table: ImageTable, folder: CacheFolder) -> None:
+    numbered = assign_content_ids(table, folder)
+    assert [group for group in groups(numbered) if group != ["2.jpg"]] == SAME
+    assert count_queries_in_gallery(numbered) == (2, 3)
+    assert count_queries_in_gallery(table) == (0, 3)
+    assert not folder.path.exists()
+
+
+def test_files_of_another_size_are_not_read(table: ImageTable, folder: CacheFolder, read: list[str]) -> None:
+    assign_content_ids(table, folder)
+    assert sorted(read) == ["0.jpg", "1.jpg", "2.jpg", "w.jpg", "x.jpg", "y.jpg", "z.jpg"]
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_queries_are_found_in_another_archive(tmp_path: Path, kind: str) -> None:
+    splits = {"query": [b"one", b"two"], "gallery": [b"two", b"owt", b"longer than any query"]}
+    paths = []
+    for split, contents in splits.items():
+        archive = tmp_path / f"{split}.{kind}"
+        files = {f"{number}.jpg": content for number, content in enumerate(contents)}
+        if kind == "tar":
+            pack(archive, files)
+        else:
+            with zipfile.ZipFile(archive, "w") as packed:
+                for name, content in files.items():
+                    packed.writestr(name, content)
+        paths += [f"{archive}/{name}" for name in files]
+    table = ImageTable(
+        paths=np.array(paths),
+        labels=np.zeros((5, 1), dtype=np.int64),
+        split=np.array(["query"] * 2 + ["gallery"] * 3),
+        levels=("class",),
+    )
+    found = assign_content_ids(table, None)
+    assert count_queries_in_gallery(found) == (1, 2)
+    assert found.content[1] == found.content[2] != found.content[3]
+
+
+@pytest.mark.parametrize("fault", ["checksum", "stream", "encrypted", "method", "name"])
+def test_a_damaged_member_of_an_archive_is_compared_with_nothing(tmp_path: Path, fault: str) -> None:
+    path = tmp_path / "set.zip"
+    names = ["query/0.jpg", "gallery/x.jpg", "gallery/y.jpg"]
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED if fault == "checksum" else zipfile.ZIP_DEFLATED) as archive:
+        for name in names:
+            archive.writestr(name, b"the same content")
+        header = archive.getinfo(names[-1]).header_offset
+    content = bytearray(path.read_bytes())
+    if fault in ("checksum", "stream"):
+        start = header + 30 + len(names[-1])
+        content[start : start + 9] = b"\xff" * 9
+    elif fault == "name":
+        content[header + 26] = 0xFF  # the name is said to be longer than what is left
+    else:
+        entry = content.rindex(b"PK\x01\x02")
+        value, offset = (1, 8) if fault == "encrypted" else (77, 10)
+        content[entry + offset] = content[header + offset - 2] = value
+    path.write_bytes(content)
+    table = ImageTable(
+        paths=np.array([f"{path}/{name}" for name in names]),
+        labels=np.zeros((3, 1), dtype=np.int64),
+        split=np.array(["query", "gallery", "gallery"]),
+        levels=("class",),
+    )
+    assert groups(assign_content_ids(table, None)) == [["0.jpg", "x.jpg"]]
+
+
+def test_what_prepare_found_is_not_read_again(table: ImageTable, folder: CacheFolder, read: list[str]) -> None:
+    paths = table.paths.tolist()
+    digests = [hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in paths]
+    found = zip(paths, read_stamps(paths).tolist(), digests, strict=True)
+    folder.path.mkdir()
+    write_table(folder, table, {path: CheckedImage(*stamp, 1, 1, digest, "") for path, stamp, digest in found})
+    assert count_queries_in_gallery(assign_content_ids(table, folder)) == (2, 3)
+    assert read == []
+    changed = Path(table.paths[4])
+    changed.write_bytes(b"own")
+    os.utime(changed, ns=(1, 1))
+    assert count_queries_in_gallery(assign_content_ids(table, folder)) == (2, 3)  # w.jpg is query 1, too
+    assert read == ["x.jpg"]
+
+
+def test_a_folder_that_may_only_be_read_is_no_obstacle(table: ImageTable, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    assert count_queries_in_gallery(assign_content_ids(table, CacheFolder(tmp_path / "file", str(tmp_path)))) == (2, 3)
+
+
+def test_a_missing_file_has_no_copy(table: ImageTable, folder: CacheFolder) -> None:
+    for row in (1, 6):
+        Path(table.paths[row]).unlink()
+    assert count_queries_in_gallery(assign_content_ids(table, folder)) == (1, 3)
+
+
+def test_copies_count_in_the_list_that_they_are_in(table: ImageTable) -> None:
+    """Query 1's copies are in the gallery of another level."""
+    benchmark = np.array([-1, 0, 0, 0, 1, 0, 0, 1, 0])
+    listed: Any = {name: getattr(table, name) for name in ("paths", "split", "content")}
+    two = ImageTable(labels=np.zeros((len(table), 2), dtype=np.int64), levels=("a", "b"), benchmark=benchmark, **listed)
+    assert count_queries_in_gallery(assign_content_ids(two, None)) == (1, 3)
+
+
+def test_a_part_of_a_table_keeps_its_contents(table: ImageTable) -> None:
+    numbered = assign_content_ids(table, None)
+    assert np.array_equal(numbered.select_evaluated("test").content, numbered.content[1:])
+
+
+def test_copies_that_nobody_knows_of_are_told(table: ImageTable, caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_copies(table)
+    assert "2 of 3 queries are in their gallery as files of the same content, and find themselves;" in caplog.text
+    caplog.clear()
+    warn_of_copies(table, queries=2)
+    assert "1 of 2 queries that were compared, of 3, are in their gallery" in caplog.text
+
+
+def test_a_gallery_without_copies_and_none_at_all_are_not_told(
+    table: ImageTable, caplog: pytest.LogCaptureFixture
+) -> None:
+    is_copy = np.isin([Path(path).name for path in table.paths], ["x.jpg", "z.jpg", "w.jpg"])
+    warn_of_copies(table.take(np.flatnonzero(~is_copy)))
+    warn_of_copies(table.subset("train"))
+    assert not caplog.text

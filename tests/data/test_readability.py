@@ -1,0 +1,210 @@
+import os
+import re
+import time
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from trees.tree import write_images
+
+from dml.data import readability
+from dml.data.image_files.contents import read_content
+from dml.data.image_files.images import MissingImageError, read_image
+from dml.data.image_files.limits import ImageLimits
+from dml.data.readability import check_readability, find_missing
+from dml.data.readers import emoji
+from dml.data.table import ImageTable
+from dml.runtime.errors import InputError
+
+
+def table(paths: list[str], split: list[str] | None = None) -> ImageTable:
+    return ImageTable(
+        paths=np.array(paths),
+        labels=np.arange(len(paths))[:, None] // 2,
+        split=np.array(split or ["train", "test"] * (len(paths) // 2)),
+        levels=("class",),
+    )
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> list[str]:
+    names = [f"{name}/{i}.png" for name in "ab" for i in range(20)]
+    write_images(tmp_path, names)
+    return [f"{tmp_path}/{name}" for name in names]
+
+
+def refused(paths: list[str], **settings: object) -> str:
+    with pytest.raises(InputError) as error:
+        check_readability(table(paths), 16, **settings)  # type: ignore[arg-type]
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_readable_images_are_passed(paths: list[str]) -> None:
+    check_readability(table(paths), 16)
+    check_readability(table(paths[:2]), 1)
+
+
+def test_missing_files_are_counted_and_the_first_is_named(paths: list[str]) -> None:
+    for path in (paths[3], paths[21]):
+        Path(path).unlink()
+    assert refused(paths, prepare_arguments="dataset=csv dataset.root=mine.csv") == (
+        f"2 of 40 image files are missing, the first: {paths[3]} (data.on_corrupt=skip leaves them out; "
+        "dml prepare dataset=csv dataset.root=mine.csv lists all)"
+    )
+    Path(paths[3]).write_bytes(b"")
+    line = refused(paths)
+    assert line.startswith(f"1 of 40 image files is missing: {paths[21]}")
+    assert line.endswith("(data.on_corrupt=skip leaves them out)")
+
+
+@pytest.mark.parametrize("on_corrupt", ["raise", "skip"])
+def test_heif_images_are_counted_with_what_reads_them(
+    paths: list[str], monkeypatch: pytest.MonkeyPatch, on_corrupt: str
+) -> None:
+    for module in ("readability", "image_files.images"):
+        monkeypatch.setattr(f"dml.data.{module}.reads_heif", lambda: False)
+    renamed = [str(Path(path).with_suffix(".HEIC")) for path in paths[:5]]
+    for path in renamed:
+        Path(path).write_bytes(b"\0\0\0\x18ftypheic" + bytes(100))
+    told: list[str] = []
+    if on_corrupt == "raise":
+        told.append(refused([*renamed, *paths[5:]]))
+    else:
+        check_readability(table([*renamed, *paths[5:]]), 1, on_corrupt="skip", warn=told.append)
+    [line] = told
+    assert f"{renamed[0]}: a HEIF image; pip install 'dml[heif]' reads it" in line
+    assert "; 5 of 40 files are named as HEIF images, which pip install 'dml[heif]' reads" in line
+
+
+def test_jpegs_that_are_named_as_heif_are_read(paths: list[str]) -> None:
+    renamed = Path(paths[0]).with_suffix(".heic")
+    Path(paths[0]).rename(renamed)
+    check_readability(table([str(renamed), *paths[1:]]), 16)
+
+
+def test_paths_of_windows_are_named_as_they_have_to_be(paths: list[str]) -> None:
+    windows = [path.replace("/", "\\") for path in paths]
+    remedy = f"but there is {paths[0]}: paths take / instead of \\"
+    assert refused(windows) == f"40 of 40 image files are missing, the first: {windows[0]}, {remedy}"
+    with pytest.raises(MissingImageError) as raised:
+        read_image(windows[1])
+    remedy = f"no such file, but there is {paths[1]}: paths take / instead of \\ (data.on_corrupt=skip leaves it out)"
+    assert str(raised.value) == f"image {windows[1]}: {remedy}"
+    Path(paths[0]).unlink()
+    assert refused(windows).endswith(windows[0])  # which isn't there in any case
+
+
+def test_images_that_cannot_be_decoded_are_counted(paths: list[str]) -> None:
+    for path in paths[10:]:
+        Path(path).write_bytes(b"not an image")
+    folder = re.escape(os.path.dirname(paths[0]))
+    numbers = re.match(
+        rf"(\d+) of 32 images that were tried can't be read, the first: {folder}/\d+\.png: "
+        r"cannot be decoded \(not an image that Pillow can read\) \(data",
+        refused(paths),
+    )
+    assert numbers
+    assert 22 <= int(numbers[1]) <= 30
+    line = refused(paths[:10], limits=ImageLimits(max_pixels=1))
+    assert "10 of 10 images that were tried can't be read, the first" in line
+    assert "data.max_pixels=" in line
+
+
+def test_the_draw_follows_the_seed_and_rows_in_no_split_are_passed_over(paths: list[str]) -> None:
+    Path(paths[0]).write_bytes(b"not an image")
+    Path(paths[1]).unlink()
+    lines: list[str] = []
+    for seed in range(20):
+        split = ["train", "", *["train"] * 38]
+        check_readability(table(paths, split), 4, seed=seed, on_corrupt="skip", warn=lines.append)
+    assert 0 < len(lines) < 10
+    assert {*lines} == {
+        f"1 of 4 images that were tried can't be read: {paths[0]}: "
+        "cannot be decoded (not an image that Pillow can read); data.on_corrupt=skip leaves them out"
+    }
+
+
+def test_skip_warns_unless_all_files_are_missing(paths: list[str]) -> None:
+    Path(paths[5]).unlink()
+    lines: list[str] = []
+    check_readability(table(paths), 16, on_corrupt="skip", warn=lines.append)
+    assert lines == [f"1 of 40 image files is missing: {paths[5]}; data.on_corrupt=skip leaves them out"]
+    nowhere = [f"/nowhere/{i}.png" for i in range(40)]
+    assert refused(nowhere, on_corrupt="skip") == "40 of 40 image files are missing, the first: /nowhere/0.png"
+
+
+def test_0_looks_at_nothing() -> None:
+    check_readability(table(["/nowhere/1.png", "/nowhere/2.png"]), 0)
+
+
+def test_links_are_followed(paths: list[str], tmp_path: Path) -> None:
+    for i, path in enumerate(paths):
+        os.replace(path, f"{tmp_path}/{i}")
+        os.symlink(f"{tmp_path}/{i}", path)
+    assert find_missing(paths) == []
+    for i in (7, 30):
+        Path(f"{tmp_path}/{i}").unlink()
+    assert find_missing(paths) == [paths[7], paths[30]]
+
+
+def test_members_of_archives(tmp_path: Path) -> None:
+    archive, folder = f"{tmp_path}/images.zip", tmp_path / "folder.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("a/1.png", b"")
+        file.writestr("2.png", b"")
+    write_images(folder, ["3.png"])
+    present = [f"{archive}/a/1.png", f"{archive}/2.png", f"{folder}/3.png"]
+    missing = [f"{archive}/a/2.png", f"{archive}/1.png", f"{folder}/4.png", f"{tmp_path}/none.zip/1.png"]
+    assert sorted(find_missing(present + missing)) == sorted(missing)
+
+
+def test_folders_above_an_archive_may_have_its_ending(tmp_path: Path) -> None:
+    archive = tmp_path / "old.zip" / "images.zip"
+    archive.parent.mkdir()
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("a/1.png", b"png")
+    assert find_missing([f"{archive}/a/1.png", f"{archive}/a/2.png"]) == [f"{archive}/a/2.png"]
+    assert read_content(f"{archive}/a/1.png") == b"png"
+
+
+def test_files_at_the_top_of_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.path.exists", lambda path: path == "/1.png")
+    assert find_missing(["/1.png", "/2.png"]) == ["/2.png"]
+
+
+def test_a_damaged_archive_is_named_when_it_is_read(tmp_path: Path) -> None:
+    Path(tmp_path / "damaged.zip").write_bytes(b"no archive")
+    paths = [f"{tmp_path}/damaged.zip/{i}.png" for i in range(20)]
+    assert find_missing(paths) == []
+    assert refused(paths).startswith(f"20 of 20 images that were tried can't be read, the first: {paths[0]}: ")
+
+
+def test_paths_relative_to_the_current_folder(paths: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(os.path.dirname(paths[0]))
+    assert find_missing([*(f"{i}.png" for i in range(20)), "./1.png", "../b/1.png", "20.png"]) == ["20.png"]
+
+
+def test_460_000_paths_take_a_listing_for_each_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No file is looked for on its own; on a network each look could take a millisecond."""
+    listed = []
+
+    def list_files(folder: str) -> set[str]:
+        listed.append(folder)
+        return {f"{i}.jpg" for i in range(60)}
+
+    monkeypatch.setattr(readability, "_list_files", list_files)
+    started = time.perf_counter()
+    paths = [f"/data/class {name}/{i}.jpg" for name in range(8000) for i in range(58)]
+    made = time.perf_counter()
+    assert find_missing(paths) == []
+    assert len(listed) == 8000
+    assert time.perf_counter() - made < 10 + 10 * (made - started)
+
+
+def test_the_embedded_images_are_read() -> None:
+    images = emoji.read(None)
+    started = time.perf_counter()
+    check_readability(images, 16)
+    assert time.perf_counter() - started < 20
