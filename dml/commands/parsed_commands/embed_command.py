@@ -74,7 +74,7 @@ def embed_images(arguments: Sequence[str]) -> None:
 def _prepare(options: argparse.Namespace) -> "tuple[ImageEmbedder, EmbeddingParts]":
     """List the images and open the model, which takes seconds to import."""
     from dml.inference.embedding_files import EmbeddingParts
-    from dml.inference.index_folder import list_source
+    from dml.inference.image_inputs import list_source
 
     paths, labels = list_source(options.images)
     model = load_for_many_images(options.model, options.device, trust=options.trust)

@@ -48,7 +48,7 @@ def export_model(arguments: Sequence[str]) -> None:
             load,  # after --help: it takes seconds
         )
         from dml.inference.exporting import list_probe, read_test
-        from dml.inference.index_folder import list_source
+        from dml.inference.image_inputs import list_source
 
         exporting.check_export(options.output, options.quantize)
         if options.probe:

@@ -72,7 +72,8 @@ def _refuse(options: argparse.Namespace, names: Sequence[str], reason: str) -> N
 
 def _write_index(options: argparse.Namespace) -> None:
     from dml.inference import Index  # after --help: it takes seconds
-    from dml.inference.index_folder import hold_folder, is_index, list_source
+    from dml.inference.image_inputs import list_source
+    from dml.inference.index_folder import hold_folder, is_index
     from dml.ops.freed_memory import keep_freed_memory
     from dml.retrieval.vector_index import EXACT
 
