@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from configurations import settings_of
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from small_networks import TWO_CONVOLUTIONS
@@ -180,7 +181,7 @@ def networks() -> dict[str, DictConfig]:
 @pytest.mark.thorough
 def test_experiments_build_their_own_networks_and_transforms() -> None:
     for own in networks().values():
-        built = builders.build_model(own)
+        built = builders.build_model(settings_of(own))
         assert list(built.embed_dims) == list(own.model.heads)
         instantiate(own.transform.train)
         instantiate(own.transform.test)
