@@ -28,9 +28,9 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from PIL import Image
 
-from dml.commands.data_jobs.audit_job import collect_images
-from dml.commands.data_jobs.audit_network import AuditNetwork, build_network
-from dml.commands.data_jobs.checked_images import check_and_summarize, read_part, take_readable
+from dml.commands.audit import collect_images
+from dml.commands.audit_network import AuditNetwork, build_network
+from dml.commands.checked_images import check_and_summarize, read_part, take_readable
 from dml.data.image_files.images import read_image
 from dml.data.picture_traits import SIDE, measure_traits
 from dml.data.prepared.cache import CacheFolder

@@ -26,7 +26,7 @@ from omegaconf import DictConfig
 from pytorch_lightning import Callback
 from torch.optim import Optimizer
 
-from dml.commands.start.log_levels import quiet
+from dml.commands.start import quiet
 from dml.data.dataset import Batch
 from dml.run import builders, loop
 from dml.run.config_folders import CONF

@@ -16,7 +16,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from small_networks import TWO_CONVOLUTIONS
 
-from dml.commands.start.log_levels import quiet
+from dml.commands.start import quiet
 from dml.run import builders, jobs
 from dml.run.config_folders import CONF
 from dml.run.resuming.stored_configuration import plain_config

@@ -36,7 +36,7 @@ def compose_job(job: Job) -> Any:
     from hydra import compose, initialize_config_dir
     from pytorch_lightning import seed_everything
 
-    from dml.commands.start.log_levels import quiet
+    from dml.commands.start import quiet
     from dml.run.config_folders import CONF
 
     torch.set_num_threads(job.threads)

@@ -9,7 +9,7 @@ from pytorch_lightning import Callback
 from pytorch_lightning.callbacks import Timer
 from test_builders import composed
 
-from dml.commands.failures.error_lines import explain
+from dml.commands.error_lines import explain
 from dml.run.loop import build_callbacks
 from dml.run.stages import list_stages
 from dml.runtime.errors import InputError

@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from runs import kill_at, last, metrics
 
-from dml.commands.failures.error_lines import explain
-from dml.commands.parsed_commands.compare_command import compare_runs
+from dml.commands.compare import compare_runs
+from dml.commands.error_lines import explain
 from dml.report.comparison import compare, find_runs, find_unfinished
 from dml.run import sweeps
 from dml.run.config_folders import CONF

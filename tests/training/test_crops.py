@@ -10,7 +10,7 @@ from conftest import PLAIN
 from torch import Tensor
 from torchvision.transforms import v2
 
-from dml.commands.start.log_levels import quiet
+from dml.commands.start import quiet
 from dml.data.image_files.images import ImageFile
 from dml.data.transforms import Crops, Resize, and_mirrored, stack
 from dml.models.embedding import EmbeddingModel, embed_views
