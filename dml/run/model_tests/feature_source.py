@@ -108,11 +108,12 @@ def check_frozen(settings: Settings) -> None:
     Raises:
         InputError: if it is something else, or an option needs the backbone in training.
     """
-    off_by_option = (
-        ("recurrent", "none", settings.recurrent),
-        ("adapter", "none", settings.adapter),
-        ("training.compile", "null", settings.training.compile),
-    )
-    for option, off, value in off_by_option:
+    values = {
+        "recurrent=none": settings.recurrent,
+        "training.compile=null": settings.training.compile,
+        "adapter=none": settings.adapter,
+    }
+    for remedy, value in values.items():
         if settings.training.frozen and value:
-            raise InputError(f"training.frozen=true: {option} needs the whole network in each step; {off}")
+            option = remedy.partition("=")[0]
+            raise InputError(f"training.frozen=true: {option} needs the whole network in each step; {remedy}")
