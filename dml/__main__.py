@@ -25,7 +25,7 @@ class Command(NamedTuple):
 
 JOB = "dml.commands.hydra_command"
 """The module of the commands whose arguments Hydra composes."""
-PARSED = "dml.commands.parsed_commands"
+ROOM = "dml.commands"
 
 COMMANDS = {
     "train": Command(JOB, "run_job", "train a model, test it, and write its report"),
@@ -34,16 +34,14 @@ COMMANDS = {
     "inspect": Command(JOB, "run_job", "show what a data set holds, and what networks find"),
     "audit": Command(JOB, "run_job", "find copies and doubtful labels in a data set"),
     "shift": Command(JOB, "run_job", "write class splits of growing distance"),
-    "report": Command(f"{PARSED}.report_command", "write_report", "write the report of one run, or of two together"),
-    "compare": Command(f"{PARSED}.compare_command", "compare_runs", "print a table of finished runs"),
-    "embed": Command(f"{PARSED}.embed_command", "embed_images", "write the vectors of images to a file"),
-    "index": Command(f"{PARSED}.index_command", "index_images", "make an index of images, or extend one"),
-    "search": Command(f"{PARSED}.search_command", "search_images", "find the images that are most similar to one"),
-    "export": Command(f"{PARSED}.export_command", "export_model", "write a model as ONNX or as a torch.export file"),
-    "compress": Command(
-        f"{PARSED}.compress_command", "compress_vectors", "measure what smaller vectors of a model cost"
-    ),
-    "serve": Command(f"{PARSED}.serve_command", "serve_index", "show an index as a page to search in a browser"),
+    "report": Command(f"{ROOM}.report", "write_report", "write the report of one run, or of two together"),
+    "compare": Command(f"{ROOM}.compare", "compare_runs", "print a table of finished runs"),
+    "embed": Command(f"{ROOM}.embed", "embed_images", "write the vectors of images to a file"),
+    "index": Command(f"{ROOM}.index", "index_images", "make an index of images, or extend one"),
+    "search": Command(f"{ROOM}.search", "search_images", "find the images that are most similar to one"),
+    "export": Command(f"{ROOM}.export", "export_model", "write a model as ONNX or as a torch.export file"),
+    "compress": Command(f"{ROOM}.compress", "compress_vectors", "measure what smaller vectors of a model cost"),
+    "serve": Command(f"{ROOM}.serve", "serve_index", "show an index as a page to search in a browser"),
     "study": Command("dml.studies.study_command", "run_study", "reproduce the papers' tables, claims and figures"),
 }
 

@@ -10,6 +10,7 @@ data set itself stays as it is. What the audit finds in it without planted error
 printed first; so is what it finds in 27 classes of 12 images. It takes two to three minutes on two cores.
 """
 
+from dml.run import settings as keys
 from dml.runtime.signals import handle_signals
 
 if __name__ == "__main__":
@@ -25,12 +26,11 @@ import numpy as np
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
-from omegaconf import DictConfig
 from PIL import Image
 
-from dml.commands.data_jobs.audit_job import collect_images
-from dml.commands.data_jobs.audit_network import AuditNetwork, build_network
-from dml.commands.data_jobs.checked_images import check_and_summarize, read_part, take_readable
+from dml.commands.audit import collect_images
+from dml.commands.audit_network import AuditNetwork, build_network
+from dml.commands.checked_images import check_and_summarize, read_part, take_readable
 from dml.data.image_files.images import read_image
 from dml.data.picture_traits import SIDE, measure_traits
 from dml.data.prepared.cache import CacheFolder
@@ -58,17 +58,18 @@ def main(overrides: list[str]) -> None:
     """Load the data set, plant errors of each kind, and print a table of what is found."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("audit", overrides=[*overrides, "hydra.run.dir=."])
+    command = keys.read_settings(config, keys.AuditSettings)
     settings: AuditSettings = instantiate(config.audit)
     network = build_network(config)
-    table, whole_table = read_part(config)
-    folder = make_cache_folder(config)
+    table, whole_table = read_part(command)
+    folder = make_cache_folder(command)
     with hold_preparation_lock(folder.path):
-        checked = check_and_summarize(config, table, folder, whole_table)
-        images = collect_images(config, take_readable(table, checked), checked, folder, network, settings)
+        checked = check_and_summarize(command, table, folder, whole_table)
+        images = collect_images(command, take_readable(table, checked), checked, folder, network, settings)
     clean = audit_images(images, settings)
     print("without planted errors:", ", ".join(f"{count_issue(clean, issue)} {issue}" for issue in ISSUES))
     for seed in SEEDS:
-        few = audit_images(take_few(images, settings, network.embed(config, images.table, folder), seed), settings)
+        few = audit_images(take_few(images, settings, network.embed(command, images.table, folder), seed), settings)
         print("27 classes of 12 images:", ", ".join(f"{count_issue(few, issue)} {issue}" for issue in ISSUES))
     print("| planted | found of planted | all findings | precision | recall |\n| --- | --- | --- | --- | --- |")
     copies = find_duplicate_pairs(images, settings).list_copies(len(images.table))
@@ -80,7 +81,7 @@ def main(overrides: list[str]) -> None:
         print_row("the found ones, with the true class suggested", [*suggested])
     for area in (None, *CROPS):
         name = f"{COPIES} copies" if area is None else f"{COPIES} crops of {area[0]:.0%} to {area[1]:.0%} of the area"
-        print_row(name, [measure_copies(config, network, images, folder, settings, seed, area) for seed in SEEDS])
+        print_row(name, [measure_copies(command, network, images, folder, settings, seed, area) for seed in SEEDS])
     print_row(f"{CLASSES} classes split", [measure_split_classes(images, settings, seed) for seed in SEEDS])
     print_row(f"{CLASSES} pairs of classes merged", [measure_merged(images, settings, seed) for seed in SEEDS])
 
@@ -142,7 +143,7 @@ def measure_swaps(
 
 
 def measure_copies(
-    config: DictConfig,
+    command: keys.AuditSettings,
     network: AuditNetwork,
     images: AuditedImages,
     folder: CacheFolder,
@@ -153,8 +154,8 @@ def measure_copies(
     """Add copies or crops of images -> the numbers of copies found, of copies, and of pairs found."""
     with tempfile.TemporaryDirectory(prefix="dml-audit-") as name:
         rows, copies = write_copies(images.table, Path(name), seed, area)
-        copy_features = network.embed(config, copies, CacheFolder(Path(name), name))
-        features = torch.cat([network.embed(config, images.table, folder), copy_features])
+        copy_features = network.embed(command, copies, CacheFolder(Path(name), name))
+        features = torch.cat([network.embed(command, images.table, folder), copy_features])
         traits = torch.from_numpy(measure_traits(copies.paths.tolist(), processes=1, advance=lambda _: None))
         sizes = [read_image(path).shape[:0:-1] for path in copies.paths.tolist()]
     columns: dict[str, Any] = {

@@ -29,7 +29,7 @@ from PIL import Image
 import dml
 from dml.data.image_files.images import ImageFile
 from dml.inference.image_embedder import ImageEmbedder
-from dml.inference.index_folder import list_source
+from dml.inference.image_inputs import list_source
 from dml.inference.model_settings import ModelSettings
 from dml.run.config_folders import CONF
 

@@ -10,6 +10,7 @@ are what a call adds at most to the memory that torch holds on the GPU. The embe
 and drawn as for scripts/bench_losses.py and scripts/bench_evaluation.py.
 """
 
+from dml.run.settings import Settings, read_settings
 from dml.runtime.signals import handle_signals
 
 if __name__ == "__main__":
@@ -89,7 +90,7 @@ def build_loss(name: str, labels: Tensor) -> nn.Module:
     """Build a loss by its YAML, with the classes of a batch."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("train", overrides=[f"loss={name}"])
-    return build_losses(config, {"H": SIZE}, labels.numpy())["H"].to(DEVICE)
+    return build_losses(read_settings(config, Settings), {"H": SIZE}, labels.numpy())["H"].to(DEVICE)
 
 
 def print_losses(chosen: Sequence[str]) -> None:

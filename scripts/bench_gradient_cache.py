@@ -8,6 +8,7 @@ the process has with its images and after a small first step. Gradient caching s
 memory of 64.
 """
 
+from dml.run.settings import Settings, read_settings
 from dml.runtime.signals import handle_signals
 
 if __name__ == "__main__":
@@ -43,7 +44,7 @@ def step(model: nn.Module, images: Tensor, size: int | None) -> None:
 def measure(batch: int, size: int | None) -> None:
     """Measure one step and print its row."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        model = builders.build_model(compose("train", overrides=["transform.size=64"]))
+        model = builders.build_model(read_settings(compose("train", overrides=["transform.size=64"]), Settings))
     images = torch.randint(0, 256, (batch, 3, 64, 64), dtype=torch.uint8)
     step(model, images[: 2 * IMAGES_PER_CLASS], IMAGES_PER_CLASS)
     model.zero_grad()

@@ -6,6 +6,7 @@ Both loops do the same steps on the same tensors in one process, in turns, so th
 affects both.
 """
 
+from dml.run.settings import Settings, read_settings
 from dml.runtime.signals import handle_signals
 
 if __name__ == "__main__":
@@ -25,7 +26,7 @@ from omegaconf import DictConfig
 from pytorch_lightning import Callback
 from torch.optim import Optimizer
 
-from dml.commands.start.log_levels import quiet
+from dml.commands.start import quiet
 from dml.data.dataset import Batch
 from dml.run import builders, loop
 from dml.run.config_folders import CONF
@@ -72,7 +73,7 @@ def time_framework(config: DictConfig, learner: MetricLearner, batches: list[Bat
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
         trainer = loop.build_trainer(
-            config,
+            read_settings(config, Settings),
             logger=[History(Path(folder) / "metrics.csv")],
             callbacks=[StepSeed(config.seed), Progress(), clock],
             enable_checkpointing=False,
@@ -109,10 +110,12 @@ def main() -> None:
         config = compose(
             "train", overrides=["trainer.val_check_interval=null", *sys.argv[1:], f"trainer.max_steps={STEPS}"]
         )
-    images = builders.build_data(config, builders.build_table(config))
+    settings = read_settings(config, Settings)
+    images = builders.build_data(settings, builders.build_table(settings))
     builders.count_in_steps(config, len(images.sampler))
+    settings = read_settings(config, Settings)
     torch.manual_seed(config.seed)
-    learner = builders.build_learner(config, images, builders.build_model(config))
+    learner = builders.build_learner(settings, images, builders.build_model(settings))
 
     stream = images.train_dataloader()
     started, batches = perf_counter(), []

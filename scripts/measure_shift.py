@@ -7,6 +7,7 @@ docs/shift.md has the means. The splits are drawn once, with seed 0; the seeds a
 runs are not repeated. It takes about fifteen minutes on two cores.
 """
 
+from dml.run.settings import ShiftSettings, read_settings
 from dml.runtime.signals import handle_signals
 
 if __name__ == "__main__":
@@ -21,7 +22,7 @@ import torch
 from hydra import compose, initialize_config_dir
 from torch import Tensor
 
-from dml.commands.data_jobs.audit_network import build_backbone_network
+from dml.commands.audit_network import build_backbone_network
 from dml.data.class_splits import apply_class_splits, read_class_splits
 from dml.data.table import ImageTable
 from dml.evaluation.evaluator import Evaluator
@@ -73,9 +74,12 @@ class RawFeatures:
         self._splits = splits
         with initialize_config_dir(str(CONF), version_base="1.3"):
             config = compose("shift", overrides=["dataset=emoji", cache, "hydra.run.dir=."])
-        self._table: ImageTable = build_table(config)
+        settings = read_settings(config, ShiftSettings)
+        self._table: ImageTable = build_table(settings)
         self._weights = describe_weights(plain_config(config))
-        self._features: Tensor = build_backbone_network(config).embed(config, self._table, make_cache_folder(config))
+        self._features: Tensor = build_backbone_network(settings).embed(
+            settings, self._table, make_cache_folder(settings)
+        )
 
     @property
     def facts(self) -> dict[str, str]:

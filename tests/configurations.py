@@ -11,6 +11,8 @@ from typing import Any
 import hydra
 from omegaconf import DictConfig
 
+from dml.run.settings import Settings, read_settings
+
 CONF = Path(__file__).parents[1] / "conf"
 
 
@@ -18,6 +20,11 @@ def compose(*overrides: str, command: str = "train") -> DictConfig:
     """Compose the configuration of a command line, which the caller may change."""
     config: DictConfig = pickle.loads(_compose_once(command, overrides))
     return config
+
+
+def settings_of(config: DictConfig) -> Settings:
+    """Return the settings of a training that a configuration holds."""
+    return read_settings(config, Settings)
 
 
 @cache

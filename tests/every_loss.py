@@ -1,7 +1,7 @@
 """Every loss, found by its YAML, with a small batch for it."""
 
 import torch
-from configurations import CONF, compose
+from configurations import CONF, compose, settings_of
 from torch import Tensor, nn
 
 from dml.run.builders import build_losses
@@ -14,7 +14,7 @@ LABELS = torch.tensor([[i // 3, i // 6] for i in range(15)])
 def build(name: str) -> nn.Module:
     config = compose(f"loss={name}")
     torch.manual_seed(0)
-    return build_losses(config, {"H": SIZE}, LABELS.numpy())["H"]
+    return build_losses(settings_of(config), {"H": SIZE}, LABELS.numpy())["H"]
 
 
 def batch(rows: int = len(LABELS), scale: float = 1.0) -> Tensor:

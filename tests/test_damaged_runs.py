@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from configurations import settings_of
 from conftest import SMALL, Here, Refused
 from omegaconf import OmegaConf
 
@@ -260,11 +261,11 @@ def test_a_sweep_ends_with_one_line_for_a_damaged_run_in_its_folder(
 
 def test_what_a_sweep_optimizes_is_the_history_of_the_test(run: Path) -> None:
     config = OmegaConf.create({"evaluation": {"selection": "val"}, "checkpoints": {"monitor": "level0/recall@1"}})
-    read_objective(config, RunFolder(run))
+    read_objective(settings_of(config), RunFolder(run))
     path = run / "metrics.csv"
     path.write_text(path.read_text().replace("0.", "1."))
     with pytest.raises(InputError, match=r"metrics\.csv: damaged \(metrics\.json is of another one"):
-        read_objective(config, RunFolder(run))
+        read_objective(settings_of(config), RunFolder(run))
 
 
 def test_a_finished_run_is_not_resumed_with_another_history(refused: Refused, run: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from configurations import compose
+from configurations import compose, settings_of
 from conftest import ONE_HEAD, PLAIN, ROOT, SMALL, Here, Refused, in_a_process
 from PIL import Image
 from runs import TWO, assert_same_run, kill_at, last, metrics, run_ranks
@@ -290,15 +290,15 @@ def test_a_loss_of_each_structure_trains(here: Here, small_emoji: Path, tmp_path
 
 @pytest.fixture(scope="module")
 def table(small_emoji: Path) -> ImageTable:
-    return builders.build_table(compose(f"dataset.root={small_emoji}", "dataset.counts=null"))
+    return builders.build_table(settings_of(compose(f"dataset.root={small_emoji}", "dataset.counts=null")))
 
 
 @pytest.mark.parametrize("loss", sorted(path.stem for path in (ROOT / "conf" / "loss").glob("*.yaml")))
 def test_every_loss_takes_a_step(table: ImageTable, loss: str) -> None:
     config = compose(f"loss={loss}", *ONE_HEAD)
-    images, model = builders.build_data(config, table), builders.build_model(config)
+    images, model = builders.build_data(settings_of(config), table), builders.build_model(settings_of(config))
     builders.count_in_steps(config, len(images.sampler))
-    learner = builders.build_learner(config, images, model)
+    learner = builders.build_learner(settings_of(config), images, model)
     before = [weights.detach().clone() for weights in model.parameters()]
     trainer = small_trainer(1)
     trainer.fit(learner, datamodule=images)

@@ -11,11 +11,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from configurations import settings_of
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from small_networks import TWO_CONVOLUTIONS
 
-from dml.commands.start.log_levels import quiet
+from dml.commands.start import quiet
 from dml.run import builders, jobs
 from dml.run.config_folders import CONF
 from dml.run.resuming.stored_configuration import plain_config
@@ -180,7 +181,7 @@ def networks() -> dict[str, DictConfig]:
 @pytest.mark.thorough
 def test_experiments_build_their_own_networks_and_transforms() -> None:
     for own in networks().values():
-        built = builders.build_model(own)
+        built = builders.build_model(settings_of(own))
         assert list(built.embed_dims) == list(own.model.heads)
         instantiate(own.transform.train)
         instantiate(own.transform.test)

@@ -8,8 +8,8 @@ import pytest
 from conftest import SMALL, Here, Refused
 from PIL import Image
 
-from dml.commands.parsed_commands.compare_command import compare_runs
-from dml.commands.parsed_commands.report_command import write_report
+from dml.commands.compare import compare_runs
+from dml.commands.report import write_report
 from dml.evaluation.per_query import read_queries
 
 NAMES = [

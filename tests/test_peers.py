@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from bench_peers import CONTIGUOUS, MEASUREMENTS, PEERS, REQUIREMENTS, RESULTS, Measurement, list_processes
-from configurations import compose
+from configurations import compose, settings_of
 from conftest import ROOT
 from hydra.utils import instantiate
 from peers import exporting, page, parts, protocol
@@ -164,7 +164,7 @@ def test_the_environments_share_the_versions_of_what_is_compared() -> None:
 def test_all_have_the_same_loss(job: Job, tmp_path: Path, loss: str) -> None:
     (tmp_path / "images.csv").write_text("path,label,split\n" + "".join(f"{i}.png,{i},train\n" for i in range(4)))
     config = compose(f"loss={loss}")
-    [ours] = builders.build_losses(config, {"H": protocol.EMBED_DIM}, np.arange(4)[:, None]).values()
+    [ours] = builders.build_losses(settings_of(config), {"H": protocol.EMBED_DIM}, np.arange(4)[:, None]).values()
     theirs = parts.MinedLoss(Job(**{**job.__dict__, "loss": loss}))
     for own, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         other.data.copy_(own.data)
@@ -175,7 +175,7 @@ def test_all_have_the_same_loss(job: Job, tmp_path: Path, loss: str) -> None:
 
 def test_all_have_the_same_network_and_optimizer(job: Job, tmp_path: Path) -> None:
     config = compose(*list_overrides(job))
-    ours = builders.build_model(config).eval()
+    ours = builders.build_model(settings_of(config)).eval()
     exporting.write_weights(tmp_path, ours)
     theirs = parts.Network(job).eval()
     pixels = torch.randint(0, 256, (2, 3, 64, 64), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)

@@ -15,7 +15,7 @@ import torch.utils.data
 from conftest import ONE_HEAD, Here, Refused
 from runs import assert_same_run, last
 
-from dml.commands.failures.error_lines import explain
+from dml.commands.error_lines import explain
 from dml.data.dataset import ImageDataset
 from dml.runtime.filesystem.files import replacing, write_text
 from dml.runtime.run_folders.run_folder import RunFolder, RunState

@@ -4,7 +4,7 @@ from typing import Any
 
 from pytorch_lightning import Trainer
 
-from dml.commands.start.log_levels import quiet
+from dml.commands.start import quiet
 
 
 def small_trainer(steps: int, **settings: Any) -> Trainer:

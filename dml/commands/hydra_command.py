@@ -17,6 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from dml.commands import trust
 from dml.commands.arguments import (
     asks_for_sweep,
     check_choices,
@@ -29,13 +30,10 @@ from dml.commands.arguments import (
     replace_resize_option,
     split_help,
 )
-from dml.commands.checks import trust
-from dml.commands.checks.required_values import check_parts, check_values, select_used_parts
 from dml.commands.command_help import format_help
-from dml.commands.failures.error_lines import is_users_mistake, one_line_errors, print_line, told_errors
-from dml.commands.start.follower_processes import follow
-from dml.commands.start.log_levels import quiet
-from dml.commands.start.working_folder import import_from_working_folder
+from dml.commands.error_lines import is_users_mistake, one_line_errors, print_line, told_errors
+from dml.commands.required_values import check_parts, check_values, select_used_parts
+from dml.commands.start import follow, import_from_working_folder, quiet
 from dml.run import building, sweeps
 from dml.run.config_folders import CONF, GROUPS, list_overrides, quote
 from dml.run.resuming.stored_configuration import (
@@ -63,9 +61,9 @@ JOBS = {
     "train": "dml.run.jobs.train",
     "evaluate": "dml.run.evaluate_job.evaluate",
     "prepare": "dml.run.prepare_job.prepare",
-    "inspect": "dml.commands.data_jobs.inspect_job.inspect",
-    "audit": "dml.commands.data_jobs.audit_job.audit",
-    "shift": "dml.commands.data_jobs.shift_job.shift",
+    "inspect": "dml.commands.inspect.inspect",
+    "audit": "dml.commands.audit.audit",
+    "shift": "dml.commands.shift.shift",
 }
 """The function of each command, which is imported late: --help and --cfg need no torch, preparing no Lightning."""
 WITHOUT_RUN_FOLDER = ("prepare", "inspect", "audit", "shift")
@@ -184,7 +182,7 @@ class Task:
     def _check(self, config: DictConfig) -> None:
         """Check the values of a configuration, and write each as the job takes it: 1e3 steps as 1000, for example."""
         check_types(select_used_parts(self.command, config), config, command=self.command)  # it imports the targets
-        from dml.commands.checks.training_checks import check_job  # late: it imports torch
+        from dml.commands.training_checks import check_job  # late: it imports torch
         from dml.run.evaluators import complete_metric_names
 
         quiet()  # Lightning sets its own level when it is imported

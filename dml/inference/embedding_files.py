@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -82,19 +83,14 @@ def write_embeddings(file: Path, tables: Iterable[pa.Table], facts: Mapping[str,
             )
         return
     described = (table.replace_schema_metadata(dict(facts)) for table in tables)
+    first = next(described)
+    readable = 0
     with replacing(file) as partial:
-        check_readable(_write_parquet(partial, described), images)
-
-
-def _write_parquet(file: Path, tables: Iterator[pa.Table]) -> int:
-    first = next(tables)
-    rows = len(first)
-    with pq.ParquetWriter(file, first.schema, write_page_checksum=True) as writer:
-        writer.write_table(first)
-        for table in tables:
-            writer.write_table(table)
-            rows += len(table)
-    return rows
+        with pq.ParquetWriter(partial, first.schema, write_page_checksum=True) as writer:
+            for table in chain([first], described):
+                writer.write_table(table)
+                readable += len(table)
+        check_readable(readable, images)
 
 
 def _as_arrays(table: pa.Table) -> dict[str, NDArray[np.generic]]:

@@ -41,10 +41,10 @@ from dml.inference.exported_graph import (
     write_quantized,
 )
 from dml.inference.image_embedder import ImageEmbedder
-from dml.inference.image_inputs import read_pixels
-from dml.inference.index_folder import Source, list_source
+from dml.inference.image_inputs import Source, list_source, read_pixels
 from dml.run import builders
 from dml.run.evaluators import choose_final_split
+from dml.run.settings import Settings, read_settings
 from dml.runtime.errors import InputError
 from dml.runtime.escaping import printable
 from dml.runtime.filesystem.files import replacing, write_text
@@ -95,7 +95,7 @@ def draw_noise(embedder: ImageEmbedder) -> Probe:
 
 
 def list_probe(embedder: ImageEmbedder, source: Source) -> Probe:
-    """Read the images of a source, see `dml.inference.index_folder.list_source`."""
+    """Read the images of a source, see `dml.inference.image_inputs.list_source`."""
     paths, names = list_source(source)
     labels = np.unique(names, return_inverse=True)[1]
     levels = source.levels if isinstance(source, ImageTable) else ()
@@ -114,7 +114,7 @@ def read_test(embedder: ImageEmbedder) -> Probe:
         raise InputError("probe images: this model doesn't say how its data set is read; --probe FOLDER gives images")
     try:
         with embedder.settings.building():
-            table = builders.build_table(OmegaConf.create(parts))
+            table = builders.build_table(read_settings(OmegaConf.create(parts), Settings))
     except InputError as error:
         raise InputError(f"probe images: {error}; --probe FOLDER gives others") from error
     tested = table.select_evaluated(choose_final_split(table))

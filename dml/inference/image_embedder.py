@@ -24,7 +24,7 @@ from dml.data.transforms import Pipeline, stack
 from dml.data.worker_processes import choose_start_method
 from dml.evaluation.names import THRESHOLD_PREFIX
 from dml.evaluation.threshold import find_calibration
-from dml.inference.image_inputs import ImageInput, ImageInputs, list_inputs, read_pixels
+from dml.inference.image_inputs import ImageInput, ImageInputs, Source, list_inputs, read_pixels
 from dml.inference.model_settings import ModelSettings
 from dml.metrics.verification import Calibration
 from dml.models.embedding import EmbeddingModel, embed_views
@@ -37,7 +37,6 @@ from dml.runtime.text.console import progress_bar
 
 if TYPE_CHECKING:
     from dml.inference.exporting import ExportReport
-    from dml.inference.index_folder import Source
 
 PRECISIONS = {"32": None, "bf16": torch.bfloat16, "16": torch.float16}
 
@@ -303,7 +302,7 @@ class ImageEmbedder:
         return save_folder(self, folder, license)
 
     def export(
-        self, file: str | Path, *, probe: "Source | None" = None, quantize: str | None = None, batch_size: int = 32
+        self, file: str | Path, *, probe: Source | None = None, quantize: str | None = None, batch_size: int = 32
     ) -> "ExportReport":
         """Write the network, from uint8 pixels to vectors, to a file that runs without dml.
 

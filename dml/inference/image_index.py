@@ -16,15 +16,13 @@ from numpy.typing import NDArray
 from dml.data.image_files.images import UnreadableImageError
 from dml.evaluation.geometry import Geometry, UnitEmbeddings
 from dml.inference.image_embedder import REMEDY, ImageEmbedder
-from dml.inference.image_inputs import check_readable, to_vectors, unpack_paths
+from dml.inference.image_inputs import Source, check_readable, list_source, to_vectors, unpack_paths
 from dml.inference.index_folder import (
     DESCRIPTION,
     FORMAT,
     IndexItems,
-    Source,
     check_files,
     hold_folder,
-    list_source,
     read_description,
     remove_unused_versions,
 )

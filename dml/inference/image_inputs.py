@@ -14,13 +14,14 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from dml.data.image_files.contents import MISSING, read_stamps
 from dml.data.image_files.decoding import PixelValueError, decode_opened, flatten
 from dml.data.image_files.images import ImageFile, UnreadableImageError, without_remedy
 from dml.data.image_files.limits import ImageLimits
 from dml.data.image_listing import list_images
 from dml.data.layout import name_similar, read_list_lines
 from dml.data.readers import csv
-from dml.data.table import compose_name
+from dml.data.table import ImageTable, check_paths, compose_name
 from dml.data.transforms import Pipeline
 from dml.runtime.errors import InputError
 from dml.runtime.escaping import printable
@@ -36,6 +37,11 @@ ImageInput = str | Path | Image.Image | NDArray[Any] | Tensor
 
 The C channels of an array are gray, gray and alpha, RGB, or RGB and alpha.
 """
+
+Source = str | Path | Sequence[str | Path] | ImageTable
+"""A folder of images, a list of them, paths, or a table."""
+
+SOURCES = "a folder of images, a list of them (.csv, .txt or .parquet), paths, or an ImageTable"
 
 
 def unpack_paths(paths: Any) -> Any:
@@ -100,6 +106,36 @@ def list_named_images(path: str | Path) -> tuple[list[str], list[str]]:
         return paths, [""] * len(paths)
     table = csv.read_listed(place)
     return table.paths.tolist(), [table.name_class(label) for label in table.labels[:, 0].tolist()]
+
+
+def list_source(source: Source) -> tuple[list[str], list[str]]:
+    """List the images of a source -> their paths, and the names of their classes; empty names where none is known.
+
+    Args:
+        source: folder of images or a list of them, see `list_named_images`; paths of images; or a table.
+
+    Raises:
+        InputError: if there is no image, the file can't be read, or a path isn't UTF-8, as the written files are.
+    """
+    source = unpack_paths(source)
+    if isinstance(source, ImageTable):
+        paths, names = source.paths.tolist(), [source.name_class(label) for label in source.labels[:, 0].tolist()]
+    elif isinstance(source, str | Path):
+        path = expand_home(source)
+        if read_stamps([str(path)])[0, 0] == MISSING[0]:
+            raise InputError(
+                f"{printable(path)}: no such file{name_similar(path)}; give images, a list or folder of them"
+            )
+        paths, names = list_named_images(source)
+    elif isinstance(source, Iterable):
+        paths = [str(expand_home(path)) for path in source]
+        names = [""] * len(paths)
+    else:
+        raise InputError(f"images: {printable(type(source).__name__)}; expected {SOURCES}")
+    if not paths:
+        raise InputError(f"images: there is none; give {SOURCES}")
+    check_paths(paths, str(source) if isinstance(source, str | Path) else "")
+    return paths, names
 
 
 def to_vectors(values: Any) -> Any:

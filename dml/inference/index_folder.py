@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,21 +20,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from dml.data.image_files.contents import MISSING, read_stamps
-from dml.data.layout import name_similar
-from dml.data.table import ImageTable, check_paths
-from dml.inference.image_inputs import list_named_images, unpack_paths
 from dml.runtime.errors import InputError
 from dml.runtime.escaping import printable
 from dml.runtime.filesystem.checksums import CHECKSUMS, DamageError, file_checksum
 from dml.runtime.filesystem.locks import holding
 from dml.runtime.filesystem.paths import absolute_path, expand_home
 from dml.runtime.run_folders.run_files import read_values
-
-Source = str | Path | Sequence[str | Path] | ImageTable
-"""A folder of images, a list of them, paths, or a table."""
-
-SOURCES = "a folder of images, a list of them (.csv, .txt or .parquet), paths, or an ImageTable"
 
 
 @dataclass(frozen=True)
@@ -128,38 +119,6 @@ def _as_objects(texts: Iterable[str]) -> NDArray[np.object_]:
     """Return an array of texts, each of which takes the memory of its length; in one of strings all take the most."""
     array: NDArray[np.object_] = np.array([*texts], dtype=object)
     return array
-
-
-def list_source(source: Source) -> tuple[list[str], list[str]]:
-    """List the images of a source -> their paths, and the names of their classes; empty names where none is known.
-
-    Args:
-        source: folder of images or a list of them, see `dml.inference.image_inputs.list_named_images`; paths of images;
-            or a table.
-
-    Raises:
-        InputError: if there is no image, the file can't be read, or a path isn't UTF-8, as the written files are.
-    """
-    source = unpack_paths(source)
-    if not isinstance(source, str | Path | ImageTable | Iterable):
-        raise InputError(f"images: {printable(type(source).__name__)}; expected {SOURCES}")
-    paths, names = _list_images_and_classes(source)
-    if not paths:
-        raise InputError(f"images: there is none; give {SOURCES}")
-    check_paths(paths, str(source) if isinstance(source, str | Path) else "")
-    return paths, names
-
-
-def _list_images_and_classes(source: Source) -> tuple[list[str], list[str]]:
-    if isinstance(source, ImageTable):
-        return source.paths.tolist(), [source.name_class(label) for label in source.labels[:, 0].tolist()]
-    if not isinstance(source, str | Path):
-        paths = [str(expand_home(path)) for path in source]
-        return paths, [""] * len(paths)
-    path = expand_home(source)
-    if read_stamps([str(path)])[0, 0] == MISSING[0]:
-        raise InputError(f"{printable(path)}: no such file{name_similar(path)}; give images, a list or folder of them")
-    return list_named_images(source)
 
 
 FORMAT = 2

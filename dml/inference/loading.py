@@ -14,7 +14,6 @@ from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.model_settings import ModelSettings
 from dml.inference.saved_folder import DESCRIPTION, WEIGHTS, SavedModel, is_saved_folder, read_folder
 from dml.models.adapters import merge_updates
-from dml.models.embedding import EmbeddingModel
 from dml.run import resolvers  # noqa: F401 (it registers the resolvers that configurations call)
 from dml.run.resuming.resolved_values import open_stored
 from dml.run.resuming.stored_configuration import extract_configuration
@@ -75,17 +74,13 @@ def load(
         path = find_checkpoint(_find_run(path))
     settings = read_settings(path, trust=trust)
     settings.check(place)
-    model = _build_trained(settings, path, weights)
+    model = settings.build_trained_model(
+        lacks_weights=lacks_weights(read_checkpoint(path, lazily=True)),
+        weights=None if weights is None else str(expand_home(weights)),
+    )
     load_model(model, path)
     merge_updates(model)
     return ImageEmbedder(model, settings, heads, device)
-
-
-def _build_trained(settings: ModelSettings, path: Path, weights: str | Path | None) -> EmbeddingModel:
-    """Build the model of a checkpoint, with pretrained weights if the checkpoint lacks some."""
-    needs_weights = lacks_weights(read_checkpoint(path, lazily=True))
-    file = None if weights is None else str(expand_home(weights))
-    return settings.build_trained_model(lacks_weights=needs_weights, weights=file)
 
 
 def _build_saved(saved: SavedModel, heads: Sequence[str] | None, device: str) -> ImageEmbedder:

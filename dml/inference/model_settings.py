@@ -17,6 +17,7 @@ from dml.models.embedding import EmbeddingModel
 from dml.ops.poincare import Ball
 from dml.run.building import build, check_targets, trusting
 from dml.run.model_builders import build_crops_transform, build_embedding_model
+from dml.run.settings import Settings, read_settings
 from dml.runtime.errors import InputError
 
 LARGEST = 16_384
@@ -87,10 +88,10 @@ class ModelSettings:
         Raises:
             InputError: if there are no crops of so many views.
         """
-        config = self._compose(evaluation={"crops": views})
+        settings = read_settings(self._compose(evaluation={"crops": views}), Settings)
         with self.building():
-            crops = build_crops_transform(config)
-            transform = build(config.transform.test) if crops is None else crops
+            crops = build_crops_transform(settings)
+            transform = build(settings.transform.test) if crops is None else crops
         return transform if isinstance(transform, Pipeline) else Pipeline([transform])
 
     def build_model(self) -> EmbeddingModel:
@@ -110,8 +111,9 @@ class ModelSettings:
         model = _without_weights(self.config["model"])
         if lacks_weights:
             model["backbone"]["weights"] = self.config["model"]["backbone"]["weights"] if weights is None else weights
+        config = self._compose(model=model, adapter=self.config.get("adapter"))
         with self.building():
-            return build_embedding_model(self._compose(model=model, adapter=self.config.get("adapter")))
+            return build_embedding_model(read_settings(config, Settings))
 
     def check(self, place: object) -> None:
         """Make sure that building the model and its preprocessing runs no unknown code, unless the files are trusted.

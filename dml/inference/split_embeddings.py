@@ -6,13 +6,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from dml.data.table import ImageTable
 from dml.evaluation.evaluator import Evaluator
 from dml.inference.image_embedder import ImageEmbedder
 from dml.run.builders import build_table
 from dml.run.evaluators import build_metric_config
+from dml.run.settings import Settings, read_settings
 from dml.runtime.errors import InputError
 
 METRICS = ["recall", "map@r"]
@@ -31,24 +32,24 @@ class EmbeddedTable(NamedTuple):
     vectors: NDArray[np.float32]
 
 
-def read_data_set(model: ImageEmbedder, *, root: str | None = None) -> tuple[DictConfig, ImageTable]:
-    """Read the table of the data set that a model was trained on, and the configuration that describes it.
+def read_data_set(model: ImageEmbedder, *, root: str | None = None) -> tuple[Settings, ImageTable]:
+    """Read the table of the data set that a model was trained on -> the settings of its training, the table.
 
     Raises:
         InputError: if the data can't be read, or unknown code would read it.
     """
     plain: dict[str, Any] = deepcopy({**model.settings.config})
     plain["evaluation"] = plain.get("evaluation", {}) | {"metrics": METRICS, "level_weights": None}
-    config = OmegaConf.create({**plain, "recurrent": None})
+    settings = read_settings(OmegaConf.create({**plain, "recurrent": None}), Settings)
     if root is not None:
-        config.dataset.root = root
+        settings = replace(settings, dataset=replace(settings.dataset, root=root))
     with model.settings.building():
-        return config, build_table(config)
+        return settings, build_table(settings)
 
 
-def build_evaluator(config: DictConfig, table: ImageTable, tested: ImageTable) -> Evaluator:
+def build_evaluator(settings: Settings, table: ImageTable, tested: ImageTable) -> Evaluator:
     """Build the evaluator of recall and MAP@R of tested rows of a table, with the exclusions of the run's test."""
-    return Evaluator(tested, replace(build_metric_config(config, table), recall_at=(1,), clustering=False))
+    return Evaluator(tested, replace(build_metric_config(settings, table), recall_at=(1,), clustering=False))
 
 
 def embed_split(model: ImageEmbedder, table: ImageTable, split: str, **arguments: Any) -> EmbeddedTable:

@@ -71,7 +71,11 @@ class EmbeddingModel(nn.Module):
         pretraining: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        _check_backbone(backbone)
+        if not isinstance(backbone, Backbone):  # it scales the pixels and taps the maps
+            raise InputError(
+                f"model.backbone: {dotted_name(backbone)} isn't a dml.models.backbone.Backbone; "
+                "return Backbone(network, mean=..., std=...)"
+            )
         if taps is None:
             if len(backbone.stages) < 3:
                 raise InputError("model.taps=null: this network doesn't name its stages; give {L: ..., M: ..., H: ...}")
@@ -213,15 +217,6 @@ class EmbeddingModel(nn.Module):
         return features
 
 
-def _check_backbone(backbone: object) -> None:
-    """Check that a backbone is a `Backbone`, which scales the pixels and taps the maps."""
-    if not isinstance(backbone, Backbone):
-        raise InputError(
-            f"model.backbone: {dotted_name(backbone)} isn't a dml.models.backbone.Backbone; "
-            "return Backbone(network, mean=..., std=...)"
-        )
-
-
 def _build_head(name: str, build: Callable[..., Any], shape: tuple[int, int, int], embed_dim: int) -> nn.Module:
     """Build the head of this name from the shape (C, h, w) of a tapped map and the size of the embedding."""
     head = build(shape, embed_dim)
@@ -292,12 +287,10 @@ def embed_views(embed: Callable[[Tensor], dict[str, Tensor]], images: Tensor) ->
         images: (B, V, 3, h, w); one view of all images is embedded at a time, so V views take no more memory than one.
     """
     views = [embed(view) for view in images.unbind(1)]
-    return {name: _mean([view[name] for view in views]) for name in views[0]}
-
-
-def _mean(views: Sequence[Tensor]) -> Tensor:
-    """Average the embeddings (B, D) of V views -> (B, D)."""
-    stacked = torch.stack([*views])
-    direction = F.normalize(F.normalize(stacked, dim=2).mean(dim=0), dim=1)
-    length: Tensor = torch.linalg.vector_norm(stacked, dim=2).mean(dim=0)
-    return direction * length[:, None]
+    averaged = {}
+    for name in views[0]:
+        stacked = torch.stack([view[name] for view in views])
+        direction = F.normalize(F.normalize(stacked, dim=2).mean(dim=0), dim=1)
+        lengths: Tensor = torch.linalg.vector_norm(stacked, dim=2)
+        averaged[name] = direction * lengths.mean(dim=0)[:, None]
+    return averaged

@@ -142,7 +142,9 @@ def timm_backbone(
     _load(network, name, weights, ignore)
     network.reset_classifier(0)
     if freeze_patch_embedding:
-        _freeze(network, config["first_conv"])
+        first = config["first_conv"]  # one submodule, or several
+        for path in [first] if isinstance(first, str) else first:
+            network.get_submodule(path).requires_grad_(False)
     stages = [stage["module"] for stage in network.feature_info]
     stated = {"mean": config["mean"], "std": config["std"], "stages": stages, "layers": number_layers(network, stages)}
     return Backbone(network, **{**stated, **settings})
@@ -173,12 +175,6 @@ def number_layers(network: Any, stages: Sequence[str]) -> dict[str, int]:
     in_last_stage = [number for name, number in numbers.items() if name.startswith(f"{stages[-1]}.")]
     last = max(in_last_stage or numbers.values())
     return {name: min(int(number), last) for name, number in numbers.items()}
-
-
-def _freeze(network: nn.Module, first_conv: str | Sequence[str]) -> None:
-    """Freeze the first layers of a network; the layers are submodules that timm names."""
-    for path in [first_conv] if isinstance(first_conv, str) else first_conv:
-        network.get_submodule(path).requires_grad_(False)
 
 
 def resnet(name: str, weights: str | None = None, **settings: Any) -> Backbone:

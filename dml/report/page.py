@@ -140,7 +140,7 @@ def write_pictures(
     lists: Sequence[PerQuery],
     limits: ImageLimits,
     *,
-    sheet: Mapping[str, int] | None,
+    sheet: Any,
     report: Any,
 ) -> None:
     """Write retrieval.png, and per_query.parquet with report.html, into the folder of a run, or remove those there.
@@ -152,17 +152,17 @@ def write_pictures(
     """
     described = {"levels": table.levels, "names": table.names, "made_with": collect_versions()}
     if sheet:
-        ranked = join_lists(table, lists[:1], sheet["neighbors"], **described)
+        ranked = join_lists(table, lists[:1], sheet.neighbors, **described)
         level = int((ranked.labels >= 0).all(axis=0).argmax())  # a list of a coarse level has no finer classes
-        queries = choose_queries(len(ranked), min(sheet["queries"], len(ranked)), sheet["seed"]).tolist()
+        queries = choose_queries(len(ranked), min(sheet.queries, len(ranked)), sheet.seed).tolist()
         read = functools.partial(read_image, limits=limits)
         levels = slice(level, level + 1)
-        draw_queries([("", ranked)], queries, folder.picture_file, read, neighbors=sheet["neighbors"], levels=levels)
+        draw_queries([("", ranked)], queries, folder.picture_file, read, neighbors=sheet.neighbors, levels=levels)
     else:
         folder.picture_file.unlink(missing_ok=True)
     if report:
         queries = np.concatenate([part.queries for part in lists])
-        positions = embedding_map(embeddings.take(queries), seed=report.get("seed", 0)) if report.map else None
+        positions = embedding_map(embeddings.take(queries), seed=report.seed) if report.map else None
         queries_table = join_lists(table, lists, report.neighbors, **described, positions=positions)
         write_queries(folder.queries_file, queries_table)
         with replacing(folder.report_file) as partial:

@@ -7,13 +7,12 @@ import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from dml.data.copies import assign_content_ids, warn_of_copies
-from dml.data.image_files.limits import ImageLimits
 from dml.data.prepared.cache import CacheFolder
 from dml.data.readability import check_readability
 from dml.data.subsets import take_some_classes
 from dml.data.table import ImageTable
 from dml.evaluation.evaluator import Evaluator
-from dml.evaluation.monitor import AUTO, has_time_for_clusters, make_further_config, make_validation_config
+from dml.evaluation.monitor import has_time_for_clusters, make_further_config, make_validation_config
 from dml.evaluation.names import MetricName, list_evaluated_heads, select_joint
 from dml.losses.compose import check_pairs
 from dml.losses.proxies import check_beginning, count_classes
@@ -24,6 +23,7 @@ from dml.run.evaluators import build_metric_config, choose_selection, find_ball
 from dml.run.loss_builders import build_losses as build_losses
 from dml.run.model_builders import build_crops_transform as build_crops_transform
 from dml.run.model_builders import build_model as build_model
+from dml.run.settings import DatasetSettings, Settings, read_settings
 from dml.run.table_reading import read_table
 from dml.runtime.errors import InputError
 from dml.training.callbacks.loss_schedule import make_loss_schedule
@@ -39,177 +39,181 @@ from dml.training.recurrent_learner import RecurrentEmbedder, RecurrentLearner
 from dml.training.run_length import count_steps
 
 
-def build_table(config: DictConfig, *, needs_fold: bool = True) -> ImageTable:
+def build_table(settings: Settings, *, needs_fold: bool = True) -> ImageTable:
     """Read the data set and check its counts; its fold becomes ``val``, and its corrections are applied.
 
     Args:
-        config: configuration of a run, or of one of its stages.
+        settings: settings of a run, or of one of its stages.
         needs_fold: whether fewer training classes than folds are an error; a test does without a validation split.
     """
-    images = read_table(config.dataset, config.data.max_list_bytes, needs_fold=needs_fold)
-    if config.get("quick"):
+    images = read_table(settings.dataset, settings.data.max_list_bytes, needs_fold=needs_fold)
+    if settings.quick:
         images = take_some_classes(images, classes=quick_run.CLASSES, images=quick_run.IMAGES)
-    if not compares_contents(config):
+    if not compares_contents(settings):
         return images
-    return assign_content_ids(images, find_cache_folder(config), ImageLimits.from_settings(config.data))
+    return assign_content_ids(images, find_cache_folder(settings), settings.data.limits)
 
 
-def check_readable(config: DictConfig, images: ImageTable) -> None:
+def check_readable(settings: Settings, images: ImageTable) -> None:
     """Make sure that all image files exist and that some can be decoded, see `dml.data.readability`.
 
     Queries that are in their gallery too are told, unless the configuration of the data set knows of them.
     """
-    folder = find_cache_folder(config)
-    limits = ImageLimits.from_settings(config.data)
+    folder = find_cache_folder(settings)
+    limits = settings.data.limits
     check_readability(
         images,
-        config.data.get("check_images", 0),  # configurations of older versions lack it
-        on_corrupt=config.data.on_corrupt,
+        settings.data.check_images,
+        on_corrupt=settings.data.on_corrupt,
         prepare_arguments=folder.arguments if folder else "",
         limits=limits,
     )
-    if config.data.get("check_images") and config.dataset.get("queries_in_gallery", False) is None:
+    if settings.data.check_images and settings.dataset.queries_in_gallery is None:
         warn_of_copies(images, limits)
 
 
-def read_other_labels(config: DictConfig, images: ImageTable) -> dict[str, ImageTable]:
+def read_other_labels(settings: Settings, images: ImageTable) -> dict[str, ImageTable]:
     """Read the test images with other labels: those of each data set in ``evaluation.other_labels``, by its name.
 
     Raises:
         InputError: if a data set there has other test images.
     """
     tested, tables = images.select_evaluated("test"), {}
-    for name, dataset in config.evaluation.other_labels.items():
-        if dataset is None or config.get("quick"):  # a quick run has other test images
+    for name, dataset in settings.evaluation.other_labels.items():
+        if dataset is None or settings.quick:  # a quick run has other test images
             continue
-        tables[name] = read_table(dataset, config.data.max_list_bytes).select_evaluated("test")
+        tables[name] = read_table(
+            read_settings(dataset, DatasetSettings), settings.data.max_list_bytes
+        ).select_evaluated("test")
         if not np.array_equal(tables[name].paths, tested.paths):
             raise InputError(
                 f"evaluation.other_labels.{name}: {dataset.name} has {len(tables[name])} test images, which aren't the "
-                f"{len(tested)} of {config.dataset.name}"
+                f"{len(tested)} of {settings.dataset.name}"
             )
     return tables
 
 
-def find_cache_folder(config: DictConfig) -> CacheFolder | None:
+def find_cache_folder(settings: Settings) -> CacheFolder | None:
     """Return the folder of the data set's caches; None without caches."""
-    return CacheFolder.from_setting(config.data.cache, config.dataset.root, config.dataset.name)
+    return CacheFolder.from_setting(settings.data.cache, settings.dataset.root, settings.dataset.name)
 
 
-def compares_contents(config: DictConfig) -> bool:
+def compares_contents(settings: Settings) -> bool:
     """Return whether queries are found in their gallery by their files' contents."""
-    return bool(config.dataset.get("queries_in_gallery")) and config.evaluation.exclude is None
+    return bool(settings.dataset.queries_in_gallery) and settings.evaluation.exclude is None
 
 
-def build_data(config: DictConfig, images: ImageTable) -> DataModule:
+def build_data(settings: Settings, images: ImageTable) -> DataModule:
     """Build the loaders of a table; with ``training.frozen`` they load head inputs, once it is known where from."""
-    kind = FrozenDataModule if config.training.get("frozen") else DataModule
+    kind = FrozenDataModule if settings.training.frozen else DataModule
     return kind(
         images,
-        train_transform=build(config.transform.train),
-        sampler=build(config.sampler),
-        validated_on="test" if choose_selection(config, images) == "test" else "val",
-        seed=config.seed,
-        **_build_loader_arguments(config),
+        train_transform=build(settings.transform.train),
+        sampler=build(settings.sampler),
+        validated_on="test" if choose_selection(settings, images) == "test" else "val",
+        seed=settings.seed,
+        **_build_loader_arguments(settings),
     )
 
 
-def build_evaluation_data(config: DictConfig, images: ImageTable) -> EvaluationData:
+def build_evaluation_data(settings: Settings, images: ImageTable) -> EvaluationData:
     """Build the loader of a table's test, which takes no training images and no sampler."""
-    return EvaluationData(images, **_build_loader_arguments(config))
+    return EvaluationData(images, **_build_loader_arguments(settings))
 
 
-def _build_loader_arguments(config: DictConfig) -> dict[str, Any]:
+def _build_loader_arguments(settings: Settings) -> dict[str, Any]:
     """Return the arguments that the loaders of a training and of a test have in common."""
     return {
-        "test_transform": build(config.transform.test),
-        "crops_transform": build_crops_transform(config),
-        "settings": choose_loader_settings(config.data, config.trainer),
-        "cache": find_cache_folder(config),
+        "test_transform": build(settings.transform.test),
+        "crops_transform": build_crops_transform(settings),
+        "settings": choose_loader_settings(vars(settings.data), settings.trainer),
+        "cache": find_cache_folder(settings),
     }
 
 
-def build_frozen_weights(config: DictConfig, embedding_model: AnyModel) -> FrozenWeights | None:
+def build_frozen_weights(settings: Settings, embedding_model: AnyModel) -> FrozenWeights | None:
     """Find the frozen weights that a checkpoint needn't hold; None without ``adapter``.
 
     Args:
-        config: configuration of the stage.
+        settings: settings of the stage.
         embedding_model: the model as it was built.
     """
-    if config.get("adapter") is None:
+    if settings.adapter is None:
         return None
     with torch.random.fork_rng(devices=()):
-        torch.manual_seed(config.seed + 1)
-        return FrozenWeights(embedding_model, build_model(config))
+        torch.manual_seed(settings.seed + 1)
+        return FrozenWeights(embedding_model, build_model(settings))
 
 
-def build_embedder(config: DictConfig, embedding_model: AnyModel) -> ModelEmbedder:
+def build_embedder(settings: Settings, embedding_model: AnyModel) -> ModelEmbedder:
     """Build the module that embeds a split with a model, without a loss or an optimizer."""
     kind = RecurrentEmbedder if isinstance(embedding_model, RecurrentModel) else ModelEmbedder
-    embedder = kind(embedding_model, select_joint(list_evaluated_heads(config.model.heads, config.evaluation)))
-    embedder.ball = find_ball(config)
+    embedder = kind(
+        embedding_model, select_joint(list_evaluated_heads(settings.model.heads, vars(settings.evaluation)))
+    )
+    embedder.ball = find_ball(settings)
     return embedder
 
 
-def build_learner(config: DictConfig, images: DataModule, embedding_model: AnyModel) -> MetricLearner:
+def build_learner(settings: Settings, images: DataModule, embedding_model: AnyModel) -> MetricLearner:
     """The model with its losses, optimizer and schedule; with ``training.frozen`` its backbone is frozen."""
-    if config.training.get("frozen"):
+    if settings.training.frozen:
         embedding_model.backbone.requires_grad_(False).eval()
     labels, embed_dims = images.train_table.labels, embedding_model.embed_dims
-    head_losses = build_losses(config, embed_dims, labels)
+    head_losses = build_losses(settings, embed_dims, labels)
     sampler, first_loss = images.sampler, next(iter(head_losses.values()))
     check_pairs(first_loss, getattr(sampler, "images_per_class", 2), getattr(sampler, "classes_per_batch", 2))
-    if loss_schedule := make_loss_schedule(config.scheduler.loss):
+    if loss_schedule := make_loss_schedule(settings.scheduler.loss):
         loss_schedule.check_losses(head_losses.values())
-    check_beginning(config.training.proxies, head_losses, count_classes(labels), embed_dims)
-    check_chunk_size(embedding_model, config.training.gradient_cache)
-    if config.trainer.sync_batchnorm:
+    check_beginning(settings.training.proxies, head_losses, count_classes(labels), embed_dims)
+    check_chunk_size(embedding_model, settings.training.gradient_cache)
+    if settings.trainer.sync_batchnorm:
         check_synchronized(embedding_model)
-    names = list_evaluated_heads(config.model.heads, config.evaluation)
+    names = list_evaluated_heads(settings.model.heads, vars(settings.evaluation))
     validated = images.table.select_evaluated(images.validated_on)
-    monitor, tie_breaker = config.checkpoints.monitor, config.checkpoints.tie_breaker
-    monitored, metrics = [name for name in (monitor, tie_breaker) if name], build_metric_config(config, validated)
-    trained: Any = embedding_model.heads if config.training.get("frozen") else embedding_model
-    steps = config.trainer.val_check_interval or config.trainer.max_steps
+    monitor, tie_breaker = settings.checkpoints.monitor, settings.checkpoints.tie_breaker
+    monitored, metrics = [name for name in (monitor, tie_breaker) if name], build_metric_config(settings, validated)
+    trained: Any = embedding_model.heads if settings.training.frozen else embedding_model
+    steps = settings.trainer.val_check_interval or settings.trainer.max_steps
     has_time = has_time_for_clusters(
         validated,
         sum(embed_dims.values()),
-        batches=steps * config.trainer.accumulate_grad_batches,
+        batches=steps * settings.trainer.accumulate_grad_batches,
         images=len(images.train_table) / len(sampler),
         parameters=sum(parameter.numel() for parameter in trained.parameters()),
     )
-    shown = config.evaluation.get("validation_metrics", AUTO)  # configurations of older versions have none
+    shown = settings.evaluation.validation_metrics
     further = make_further_config(shown, metrics, monitored, validated, with_clusters=has_time)
-    pace = build_pace(config, len(images.sampler))
-    plain_kind: Any = FrozenLearner if config.training.get("frozen") else MetricLearner
+    pace = build_pace(settings, len(images.sampler))
+    plain_kind: Any = FrozenLearner if settings.training.frozen else MetricLearner
     kind: type[MetricLearner] = RecurrentLearner if isinstance(embedding_model, RecurrentModel) else plain_kind
     learner = kind(
         embedding_model,
         head_losses,
-        optimizer=build(config.optimizer),
-        schedule=build(fill_in_schedule(config, pace)),
+        optimizer=build(settings.optimizer),
+        schedule=build(fill_in_schedule(settings, pace)),
         evaluate=Evaluator(validated, make_validation_config(metrics, *monitored)),
         evaluate_further=Evaluator(validated, further) if further.selected else None,
         validated_on=images.validated_on,
         monitor=monitor,
         head_sets=select_joint([*names, MetricName.parse(monitor).heads]),
-        head_choice=build_head_choice(config),
+        head_choice=build_head_choice(settings),
         pace=pace,
-        gradient_cache=config.training.gradient_cache,
-        shard_loss=config.training.shard_loss,
-        compiled=parse_compile(config.training.compile),
+        gradient_cache=settings.training.gradient_cache,
+        shard_loss=settings.training.shard_loss,
+        compiled=parse_compile(settings.training.compile),
     )
-    learner.ball = find_ball(config)
+    learner.ball = find_ball(settings)
     return learner
 
 
-def build_head_choice(config: DictConfig) -> HeadChoice | None:
+def build_head_choice(settings: Settings) -> HeadChoice | None:
     """Build the choice of ``heads.choose``; None if there is nothing to choose, or no validation split to do it on."""
-    chooses = config.heads.choose and config.evaluation.selection == "val"
-    if not chooses or len(config.model.heads) < 2:
+    chooses = settings.heads.choose and settings.evaluation.selection == "val"
+    if not chooses or len(settings.model.heads) < 2:
         return None
-    checkpoints = config.checkpoints
-    return HeadChoice([*config.model.heads], checkpoints.monitor, checkpoints.mode, checkpoints.tie_breaker)
+    checkpoints = settings.checkpoints
+    return HeadChoice([*settings.model.heads], checkpoints.monitor, checkpoints.mode, checkpoints.tie_breaker)
 
 
 def count_in_steps(config: DictConfig, batches_per_epoch: int) -> None:
@@ -224,30 +228,30 @@ def count_in_steps(config: DictConfig, batches_per_epoch: int) -> None:
         config.scheduler.warmup_epochs = None
 
 
-def build_pace(config: DictConfig, batches_per_epoch: int) -> SchedulePace:
+def build_pace(settings: Settings, batches_per_epoch: int) -> SchedulePace:
     """Build the counter of the intervals of ``scheduler``.
 
     Raises:
         InputError: if ``scheduler.interval`` is neither step nor epoch.
     """
     return SchedulePace(
-        config.scheduler.interval,
-        config.scheduler.warmup_steps,
-        batches_per_step=config.trainer.accumulate_grad_batches,
+        settings.scheduler.interval,
+        settings.scheduler.warmup_steps,
+        batches_per_step=settings.trainer.accumulate_grad_batches,
         batches_per_epoch=batches_per_epoch,
     )
 
 
-def fill_in_schedule(config: DictConfig, pace: SchedulePace) -> DictConfig | None:
+def fill_in_schedule(settings: Settings, pace: SchedulePace) -> DictConfig | None:
     """Replace each ``???`` in ``scheduler.schedule`` by the number of intervals from the warm-up to the run's end.
 
     Raises:
         InputError: if the warm-up leaves no interval.
     """
-    if config.scheduler.schedule is None:
+    if settings.scheduler.schedule is None:
         return None
-    filled: DictConfig = config.scheduler.schedule.copy()
+    filled: DictConfig = settings.scheduler.schedule.copy()
     for key in filled:
         if OmegaConf.is_missing(filled, key):
-            filled[key] = pace.schedule_length(config.trainer.max_steps)
+            filled[key] = pace.schedule_length(settings.trainer.max_steps)
     return filled

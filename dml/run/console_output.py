@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from omegaconf import DictConfig
 from pytorch_lightning import Trainer
 from pytorch_lightning.utilities import rank_zero_only
 
@@ -12,6 +11,7 @@ from dml.losses.memory import CrossBatchMemory
 from dml.report.console import QUICK
 from dml.report.provenance import name_dataset
 from dml.run import builders
+from dml.run.settings import Settings
 from dml.runtime.escaping import in_markup
 from dml.runtime.text.console import console
 from dml.training.data import DataModule
@@ -21,21 +21,22 @@ from dml.training.run_length import describe_late_milestones
 
 
 @rank_zero_only
-def print_setup(config: DictConfig, images: DataModule, learner: MetricLearner, folder: Path, stage: str = "") -> None:
+def print_setup(settings: Settings, images: DataModule, learner: MetricLearner, folder: Path, stage: str = "") -> None:
     """Print what is going to be trained, on which images, and the folder of the results."""
     model = learner.model
     if stage:
         console.print(f"[bold]stage[/]    {in_markup(stage)}")
-    if config.quick:
+    if settings.quick:
         console.print(f"[bold red]quick[/]    {in_markup(QUICK)}")
     heads = " + ".join(f"{name} {size}" for name, size in model.embed_dims.items())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     parameters = sum(p.numel() for p in model.parameters())
-    console.print(f"[bold]data[/]     {in_markup(f'{name_dataset(config)}: {describe_splits(images.table)}')}")
+    data = f"{name_dataset({'dataset': vars(settings.dataset)})}: {describe_splits(images.table)}"
+    console.print(f"[bold]data[/]     {in_markup(data)}")
     if shared := describe_shared_classes(images.table):
         console.print(f"[bold red]val[/]      {in_markup(shared)}")
     in_gallery, queries = count_queries_in_gallery(images.table)
-    if queries and builders.compares_contents(config):
+    if queries and builders.compares_contents(settings):
         console.print(
             f"[bold]queries[/]  {in_gallery:,} of {queries:,} are in their gallery as files of the same content, which "
             "are excluded from their rankings"
@@ -44,15 +45,15 @@ def print_setup(config: DictConfig, images: DataModule, learner: MetricLearner, 
         f"[bold]model[/]    {trained:,} of {parameters:,} parameters ({trained / parameters:.1%}) are trained; "
         f"heads {in_markup(heads)}"
     )
-    loss = in_markup(config.loss._target_.rpartition(".")[2])
-    console.print(f"[bold]loss[/]     {loss}, {config.trainer.max_steps:,} steps")
-    if parse_compile(config.training.compile) is not None:
+    loss = in_markup(settings.loss._target_.rpartition(".")[2])
+    console.print(f"[bold]loss[/]     {loss}, {settings.trainer.max_steps:,} steps")
+    if parse_compile(settings.training.compile) is not None:
         console.print("[bold]compile[/]  the first step compiles the network, which can take minutes")
-    pace = builders.build_pace(config, len(images.sampler))
-    if late := describe_late_milestones(config.scheduler.schedule or {}, pace, config.trainer.max_steps):
+    pace = builders.build_pace(settings, len(images.sampler))
+    if late := describe_late_milestones(settings.scheduler.schedule or {}, pace, settings.trainer.max_steps):
         console.print(f"[bold red]schedule[/] {in_markup(late)}")
     starts = [part.start for part in learner.losses.modules() if isinstance(part, CrossBatchMemory)]
-    if starts and starts[0] >= config.trainer.max_steps * config.trainer.accumulate_grad_batches:
+    if starts and starts[0] >= settings.trainer.max_steps * settings.trainer.accumulate_grad_batches:
         line = f"loss.start={starts[0]}: the run ends before the memory is used"
         console.print(f"[bold red]memory[/]   {in_markup(line)}")
     console.print(f"[bold]folder[/]   {in_markup(folder)}")

@@ -22,7 +22,8 @@ from dml.run.resuming.stored_configuration import (
     extract_configuration,
     write_configuration,
 )
-from dml.run.stages import find_stage, make_evaluation_config
+from dml.run.settings import EvaluateSettings, Settings, read_settings
+from dml.run.stages import Stage, find_stage, make_evaluation_config
 from dml.runtime.configuration.overrides import key_of
 from dml.runtime.errors import InputError
 from dml.runtime.escaping import in_markup
@@ -41,7 +42,7 @@ def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> dic
     Raises:
         InputError: if the folder is a run's, whose configuration and metrics the test would replace.
     """
-    path = expand_home(config.checkpoint)
+    path = expand_home(read_settings(config, EvaluateSettings).checkpoint)
     if folder.has_configuration and not folder.is_evaluation:
         raise InputError(
             f"hydra.run.dir={folder.path}: holds a run; choose another folder for the test of a checkpoint"
@@ -55,27 +56,30 @@ def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> dic
     is_slim = lacks_weights(checkpoint)
     del checkpoint
     _take_other_data_whole(config, overrides, stored)
-    stage_config = make_evaluation_config(find_stage(config, progress.stage).config, lacks_weights=is_slim)
+    stage = Stage(
+        progress.stage, make_evaluation_config(find_stage(config, progress.stage).config, lacks_weights=is_slim)
+    )
     if selection := _find_selection(path, stored):
-        description["selection"] = stage_config.evaluation.selection = selection
-    seed_everything(stage_config.seed, verbose=False)
-    table = builders.build_table(stage_config, needs_fold=stage_config.split in ("train", "val"))
-    check_tested_settings(stage_config, table)
-    split = _choose_split(stage_config, table)
+        description["selection"] = stage.config.evaluation.selection = selection
+    settings = read_settings(stage.config, EvaluateSettings)
+    seed_everything(settings.seed, verbose=False)
+    table = builders.build_table(settings, needs_fold=settings.split in ("train", "val"))
+    check_tested_settings(settings, table)
+    split = _choose_split(settings, table)
     check_tested_data(config, split, table, stored)
     tested = table.select_evaluated(split)
     share = ", all that there are" if len(tested) == len(table) else ""
-    line = f"{config.dataset.name}: {describe_splits(tested)}{share}"
+    line = f"{settings.dataset.name}: {describe_splits(tested)}{share}"
     rank_zero_only(console.print)(f"[bold]data[/]     {in_markup(line)}")
-    images = builders.build_evaluation_data(stage_config, table)
-    model = builders.build_model(stage_config)
+    images = builders.build_evaluation_data(settings, table)
+    model = builders.build_model(settings)
     load_model(model, path)
     rank_zero_only(write_configuration)(folder, config, overrides)
-    trainer = loop.build_testing_trainer(stage_config, default_root_dir=folder.path)
+    trainer = loop.build_testing_trainer(settings, default_root_dir=folder.path)
     return run_test(
-        stage_config,
+        stage,
         trainer,
-        builders.build_embedder(stage_config, model),
+        builders.build_embedder(settings, model),
         images,
         folder,
         split=split,
@@ -100,7 +104,7 @@ def _take_other_data_whole(config: DictConfig, overrides: list[str], stored: Sto
     test_fraction, reader.test_fraction = reader.test_fraction, None
     before = RunFolder.from_checkpoint(expand_home(config.checkpoint)).splits()
     if before is not None and root is not None and not os.path.exists(root):
-        after = summarize_data(builders.build_table(config, needs_fold=False), now.root)
+        after = summarize_data(builders.build_table(read_settings(config, Settings), needs_fold=False), now.root)
         if ChainMap(*before.values()) == ChainMap(*after.values()):
             reader.test_fraction = test_fraction
 
@@ -112,14 +116,14 @@ def _find_selection(path: Path, stored: StoredConfiguration) -> str | None:
     return {run_folder.last_checkpoint.name: "last", run_folder.best_checkpoint.name: by_validation}.get(path.name)
 
 
-def _choose_split(config: DictConfig, table: ImageTable) -> str:
+def _choose_split(settings: EvaluateSettings, table: ImageTable) -> str:
     """Return the split to test: ``split``, or the one that the run tested at its end.
 
     Raises:
         InputError: if the data set has no such split.
     """
-    if config.split is None:
-        return choose_tested_split(config, table)
-    if not len(table.select_evaluated(config.split)):
-        raise InputError(f"split={config.split}: the data set has no image of it; it has {', '.join(table.counts())}")
-    return str(config.split)
+    if settings.split is None:
+        return choose_tested_split(settings, table)
+    if not len(table.select_evaluated(settings.split)):
+        raise InputError(f"split={settings.split}: the data set has no image of it; it has {', '.join(table.counts())}")
+    return settings.split

@@ -1,7 +1,7 @@
 """The metrics that a configuration describes, and the check of what it evaluates."""
 
 import re
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -10,36 +10,39 @@ from dml.data.table import TEST_SPLITS, ImageTable
 from dml.evaluation.benchmark_lists import check_queries, check_validation_classes
 from dml.evaluation.geometry import choose_ball
 from dml.evaluation.metric import Kind, MetricConfig
-from dml.evaluation.monitor import AUTO, check_monitor, check_tie_breaker, make_further_config
+from dml.evaluation.monitor import check_monitor, check_tie_breaker, make_further_config
 from dml.evaluation.names import full_metric_name, list_evaluated_heads
 from dml.evaluation.rerankings import Reranking, make_rerankings
 from dml.evaluation.threshold import ThresholdSettings
 from dml.ops.poincare import Ball
 from dml.run.building import build
+from dml.run.settings import Settings
 from dml.runtime.errors import InputError
 
 
-def build_metric_config(config: DictConfig, part: ImageTable) -> MetricConfig:
+def build_metric_config(settings: Settings, part: ImageTable) -> MetricConfig:
     """Build the configuration of a test's metrics from those options of ``evaluation`` that are its fields.
 
     Raises:
         InputError: if an option of ``evaluation`` can't be used, such as an unknown metric.
     """
-    settings = config.evaluation
-    weights = settings.level_weights
+    evaluation = settings.evaluation
+    weights = evaluation.level_weights
     if weights is not None and len(weights) != len(part.levels):
         raise InputError(
             f"evaluation.level_weights={list(weights)}: {len(weights)} weights for the {len(part.levels)} levels "
             f"{', '.join(part.levels)}"
         )
     has_gallery = bool(len(part.rows("gallery")))
-    chosen = {field.name: settings[field.name] for field in fields(MetricConfig) if field.name in settings}
+    chosen = {
+        field.name: getattr(evaluation, field.name) for field in fields(MetricConfig) if hasattr(evaluation, field.name)
+    }
     values = {
         name: build(value, _convert_="all") if OmegaConf.is_config(value) else value for name, value in chosen.items()
     }
     # a gallery that doesn't hold the queries keeps all its items
-    excludes = bool(settings.exclude and (not has_gallery or config.dataset.get("queries_in_gallery")))
-    ball = find_ball(config)
+    excludes = bool(evaluation.exclude and (not has_gallery or settings.dataset.queries_in_gallery))
+    ball = find_ball(settings)
     try:
         return MetricConfig(**values, exclude_nearest=excludes, curvature=ball.curvature if ball else 0.0)
     except InputError as error:
@@ -62,37 +65,36 @@ def complete_metric_names(config: DictConfig) -> None:
                 OmegaConf.update(part, key, full_metric_name(name, custom))
 
 
-def build_threshold_settings(config: DictConfig) -> ThresholdSettings | None:
+def build_threshold_settings(settings: Settings) -> ThresholdSettings | None:
     """Build the settings of ``evaluation.threshold``; None if a test has no threshold."""
-    settings = config.evaluation.get("threshold")  # configurations of older versions have none
-    return None if settings is None else ThresholdSettings(**settings)
+    threshold = settings.evaluation.threshold
+    return None if threshold is None else ThresholdSettings(**vars(threshold))
 
 
-def build_rerankings(config: DictConfig, table: ImageTable) -> list[Reranking]:
+def build_rerankings(settings: Settings, table: ImageTable) -> list[Reranking]:
     """Build the re-rankings of ``evaluation.rerankings``.
 
     Raises:
         InputError: if they can't be used, or embeddings are compared in a Poincare ball.
     """
-    settings: Any = OmegaConf.to_container(config.evaluation, resolve=True)
-    rerankings = make_rerankings(settings, has_gallery=bool(len(table.rows("gallery"))))
-    if rerankings and find_ball(config):
+    rerankings = make_rerankings(asdict(settings.evaluation), has_gallery=bool(len(table.rows("gallery"))))
+    if rerankings and find_ball(settings):
         raise InputError(
-            f"evaluation.rerankings={settings['rerankings']}: a re-ranking is of cosine similarities, not of Poincare "
-            "distances; null, or evaluation.geometry=null"
+            f"evaluation.rerankings={settings.evaluation.rerankings}: a re-ranking is of cosine similarities, not of "
+            "Poincare distances; null, or evaluation.geometry=null"
         )
     return rerankings
 
 
-def find_ball(config: DictConfig) -> Ball | None:
+def find_ball(settings: Settings) -> Ball | None:
     """Return the Poincare ball that a run's embeddings are ranked in, by ``evaluation.geometry``; None ranks by cosine.
 
     Raises:
         InputError: if ``evaluation.geometry`` can't be used, or an option compares embeddings by cosine alone.
     """
-    loss = OmegaConf.to_container(config.loss) if "loss" in config else {}
-    ball = choose_ball(config.evaluation.get("geometry"), loss)  # configurations of older versions have no geometry
-    for option, value in (("recurrent", config.recurrent), ("fixed_neighbors", config.evaluation.fixed_neighbors)):
+    loss = {} if settings.loss is None else OmegaConf.to_container(settings.loss)
+    ball = choose_ball(settings.evaluation.geometry, loss)
+    for option, value in (("recurrent", settings.recurrent), ("fixed_neighbors", settings.evaluation.fixed_neighbors)):
         if ball and value:
             name = option if option == "recurrent" else f"evaluation.{option}"
             raise InputError(
@@ -117,20 +119,20 @@ def choose_final_split(table: ImageTable) -> str:
     )
 
 
-def choose_tested_split(config: DictConfig, table: ImageTable) -> str:
+def choose_tested_split(settings: Settings, table: ImageTable) -> str:
     """Return the split that a run is tested on at its end: `choose_final_split`, or "val" by ``evaluation.split``.
 
     Raises:
         InputError: if ``evaluation.split`` can't be used, or the table has no such split.
     """
-    settings = config.evaluation
-    if settings.get("split") is None:  # configurations of older versions have none
+    evaluation = settings.evaluation
+    if evaluation.split is None:
         return choose_final_split(table)
-    if settings.selection == "test":
+    if evaluation.selection == "test":
         raise InputError("evaluation.selection=test: evaluation.split=val keeps the test classes unseen; val or last")
-    if settings.fixed_neighbors:
+    if evaluation.fixed_neighbors:
         raise InputError(
-            f"evaluation.fixed_neighbors={settings.fixed_neighbors}: they are of the test classes, which "
+            f"evaluation.fixed_neighbors={evaluation.fixed_neighbors}: they are of the test classes, which "
             "evaluation.split=val keeps unseen; null"
         )
     if not len(table.rows("val")):
@@ -138,7 +140,7 @@ def choose_tested_split(config: DictConfig, table: ImageTable) -> str:
     return "val"
 
 
-def choose_selection(config: DictConfig, table: ImageTable) -> str:
+def choose_selection(settings: Settings, table: ImageTable) -> str:
     """Return what chooses the checkpoint that is tested: "val", the "last" one, or "test" itself.
 
     Without a validation split the last checkpoint stands in for the best of it.
@@ -146,26 +148,26 @@ def choose_selection(config: DictConfig, table: ImageTable) -> str:
     Raises:
         InputError: if it is "test" and no class is held out for a test.
     """
-    selection: str = config.evaluation.selection
+    selection: str = settings.evaluation.selection
     if selection == "test" and not len(table.rows(*TEST_SPLITS)):
         raise InputError("evaluation.selection=test: no class is held out for a test; val or last")
     return "last" if selection == "val" and not len(table.rows("val")) else selection
 
 
-def check_share(key: str, config: DictConfig, part: ImageTable) -> None:
+def check_share(key: str, settings: Settings, part: ImageTable) -> None:
     """Make sure that a share of the batches of a validation or a test is a batch at least.
 
     Args:
         key: "limit_val_batches" or "limit_test_batches" of ``trainer``.
-        config: configuration of a stage.
+        settings: settings of a stage.
         part: images that are validated or tested.
 
     Raises:
         InputError: if the share is less than one batch of each process.
     """
-    trainer = config.trainer
+    trainer = settings.trainer
     processes = max(1, trainer.devices) * (trainer.get("num_nodes") or 1) if isinstance(trainer.devices, int) else 1
-    share, batches = trainer.get(key), -(-len(part) // (config.data.eval_batch_size * processes))
+    share, batches = trainer.get(key), -(-len(part) // (settings.data.eval_batch_size * processes))
     if isinstance(share, float) and share > 0 and int(share * batches) < 1 <= batches:
         raise InputError(
             f"trainer.{key}={share}: less than one of the {batches} batches; {1 / batches:.3g} or more, or a whole "
@@ -173,40 +175,40 @@ def check_share(key: str, config: DictConfig, part: ImageTable) -> None:
         )
 
 
-def check_tested_settings(config: DictConfig, table: ImageTable) -> MetricConfig:
+def check_tested_settings(settings: Settings, table: ImageTable) -> MetricConfig:
     """Make sure, before anything is embedded, that a test can use its settings -> the configuration of its metrics.
 
     Raises:
         InputError: if a metric, the threshold, the pictures or a re-ranking can't be had as ``evaluation`` says.
     """
-    metrics = build_metric_config(config, table)
+    metrics = build_metric_config(settings, table)
     metrics.check_labels()
-    build_threshold_settings(config)
-    build_rerankings(config, table)
+    build_threshold_settings(settings)
+    build_rerankings(settings, table)
     return metrics
 
 
-def check_evaluation(config: DictConfig, table: ImageTable) -> None:
+def check_evaluation(settings: Settings, table: ImageTable) -> None:
     """Make sure, before any training, that every metric of the configuration can be computed.
 
     Args:
-        config: configuration of a run, or of one of its stages.
+        settings: settings of a run, or of one of its stages.
         table: the data set with all its splits.
 
     Raises:
         InputError: if a metric or a set of heads is unknown, no validation has ``checkpoints.monitor``, no query has a
             positive, or a validation would have less than one batch.
     """
-    metrics, heads = check_tested_settings(config, table), list(config.model.heads)
+    metrics, heads = check_tested_settings(settings, table), list(settings.model.heads)
     check_queries(table.select_evaluated("test"))
-    evaluated_heads = list_evaluated_heads(heads, config.evaluation)
-    validated = table.select_evaluated("test" if choose_selection(config, table) == "test" else "val")
+    evaluated_heads = list_evaluated_heads(heads, vars(settings.evaluation))
+    validated = table.select_evaluated("test" if choose_selection(settings, table) == "test" else "val")
     if len(validated):  # without a validation nothing is monitored
-        monitor, mode = config.checkpoints.monitor, config.checkpoints.mode
-        if config.trainer.val_check_interval is not None or config.trainer.check_val_every_n_epoch is not None:
+        monitor, mode = settings.checkpoints.monitor, settings.checkpoints.mode
+        if settings.trainer.val_check_interval is not None or settings.trainer.check_val_every_n_epoch is not None:
             check_queries(validated)
             check_validation_classes(validated)
-            check_share("limit_val_batches", config, validated)
+            check_share("limit_val_batches", settings, validated)
         check_monitor(monitor, mode, validated, metrics, heads, evaluated_heads)
-        check_tie_breaker(config.checkpoints.tie_breaker, validated, metrics)
-        make_further_config(config.evaluation.get("validation_metrics", AUTO), metrics, (), validated)
+        check_tie_breaker(settings.checkpoints.tie_breaker, validated, metrics)
+        make_further_config(settings.evaluation.validation_metrics, metrics, (), validated)

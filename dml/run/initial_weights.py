@@ -1,10 +1,11 @@
 """The weights that a training begins with, if they come from a checkpoint."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from dml.models.adapters import merge_updates
@@ -12,6 +13,7 @@ from dml.models.recurrent import AnyModel
 from dml.run import builders, building
 from dml.run.resuming.resolved_values import open_stored
 from dml.run.resuming.stored_configuration import extract_configuration
+from dml.run.settings import Settings
 from dml.run.stages import find_stage
 from dml.runtime.errors import InputError
 from dml.training.checkpoints import (
@@ -23,14 +25,14 @@ from dml.training.checkpoints import (
 )
 
 
-def load_beginning(config: DictConfig, model: nn.Module, path: Path) -> None:
+def load_beginning(settings: Settings, model: nn.Module, path: Path) -> None:
     """Load the weights that a training begins with from a checkpoint, which may have been trained with another adapter.
 
     Updates of LoRA go on as they are if the model has the same ones, at the same scale. Otherwise they are added to the
     weights first.
 
     Args:
-        config: configuration of the stage that begins.
+        settings: settings of the stage that begins.
         model: model of the stage.
         path: path of the checkpoint.
 
@@ -41,10 +43,10 @@ def load_beginning(config: DictConfig, model: nn.Module, path: Path) -> None:
     shapes = {name: value.shape for name, value in checkpoint["state_dict"].items() if ".lora_" in name}
     present = {f"model.{name}": value.shape for name, value in model.state_dict().items() if ".lora_" in name}
     stage = _read_stage(checkpoint) if shapes else None
-    if stage is None or (shapes == present and stage.adapter.get("alpha") == config.adapter.get("alpha")):
+    if stage is None or (shapes == present and stage.adapter.get("alpha") == settings.adapter.get("alpha")):
         load_initial_weights(model, path)
         return
-    merged = _build_as_trained(config, stage, path)
+    merged = _build_as_trained(settings, stage, path)
     load_model(merged, path)
     merge_updates(merged)
     load_initial_state(model, merged.state_dict(), path)
@@ -56,7 +58,7 @@ def _read_stage(checkpoint: dict[str, Any]) -> DictConfig:
     return find_stage(stored, TrainingProgress.from_checkpoint(checkpoint).stage).config
 
 
-def _build_as_trained(config: DictConfig, stage: DictConfig, path: Path) -> AnyModel:
+def _build_as_trained(settings: Settings, stage: DictConfig, path: Path) -> AnyModel:
     """Build the model of a stage that begins with the adapter of the stage of a checkpoint.
 
     Raises:
@@ -64,12 +66,10 @@ def _build_as_trained(config: DictConfig, stage: DictConfig, path: Path) -> AnyM
     """
     foreign: Any = OmegaConf.to_container(OmegaConf.masked_copy(stage, ["adapter", "recurrent"]), resolve=True)
     try:
-        with building.trusting(None if config.trust else ()):
+        with building.trusting(None if settings.trust else ()):
             building.check_targets(foreign, "")
     except InputError as error:
         raise InputError(f"training.init={path}: {error}; trust=true if you trust this file") from error
-    changed = config.copy()
-    with open_dict(changed):
-        changed.update(foreign)
+    parts = OmegaConf.create(foreign)
     with torch.random.fork_rng(devices=()):
-        return builders.build_model(changed)
+        return builders.build_model(replace(settings, adapter=parts.get("adapter"), recurrent=parts.get("recurrent")))

@@ -30,6 +30,7 @@ from dml.run.resuming.stored_configuration import (
     read_stored_configuration,
     write_configuration,
 )
+from dml.run.settings import Settings, read_settings
 from dml.run.stages import Stage, find_stage, list_stages
 from dml.run.sweeps import build_pruning
 from dml.runtime import signals
@@ -53,6 +54,7 @@ class StageParts:
 
     Args:
         stage: name and configuration of the stage; epochs have become steps in it.
+        settings: settings of the stage.
         images: images of the training, of a validation and of the test.
         model: network with its heads.
         learner: the model with its losses and its optimizer.
@@ -61,6 +63,7 @@ class StageParts:
     """
 
     stage: Stage
+    settings: Settings
     images: DataModule
     model: AnyModel
     learner: MetricLearner
@@ -70,24 +73,25 @@ class StageParts:
     @property
     def epoch_length(self) -> dict[str, int]:
         """The length of an epoch, which checkpoints hold for tests without a sampler."""
-        batches_per_step = self.stage.config.trainer.accumulate_grad_batches
+        batches_per_step = self.settings.trainer.accumulate_grad_batches
         return {"batches_per_epoch": len(self.images.sampler), "batches_per_step": batches_per_step}
 
 
 def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metrics:
     """Train, choose a checkpoint on the validation split and test it once -> the contents of metrics.json."""
-    check_accelerator(config.trainer.accelerator)
+    settings = read_settings(config, Settings)
+    check_accelerator(settings.trainer.accelerator)
     _check_folder(config, folder, overrides)
     run: dict[str, Any] = {"overrides": overrides, "config": plain_config(config)}
     composed = config.copy()  # building a stage turns epochs into steps
-    table, stages = builders.build_table(config), _list_stages(config)
-    splits = summarize_data(table, config.dataset.root)
+    table, stages = builders.build_table(settings), _list_stages(config)
+    splits = summarize_data(table, settings.dataset.root)
     _check_data(config, folder, stages, table, splits)
     _try_stages(stages[1:], table)
     parts = _build_parts(stages[0], table)
-    loop.build_callbacks(parts.stage.config)  # a mistake in one is told before anything is computed
-    progress = _read_progress(stages[-1].config, folder, table)
-    if config.resume and progress is not None:
+    loop.build_callbacks(parts.settings)  # a mistake in one is told before anything is computed
+    progress = _read_progress(stages[-1].settings, folder, table)
+    if settings.resume and progress is not None:
         stored = read_stored_configuration(folder).config
         rank_zero_only(check_resumed_settings)(config, stored, folder, progress)
         rank_zero_only(check_trained_settings)(composed, stored, stages[-1], progress)
@@ -97,16 +101,17 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
     first = [stage.name for stage in stages].index(find_stage(config, progress.stage).name) if progress else 0
     with restoring_configuration(folder):
         rank_zero_only(write_configuration)(folder, composed, overrides)
-        if config.evaluation.raw:
-            raw = evaluate_raw_features(parts.stage.config, parts.images, parts.model, folder, parts.source)
+        if settings.evaluation.raw:
+            raw = evaluate_raw_features(parts.stage, parts.images, parts.model, folder, parts.source)
         for stage in stages[first:]:
             if stage is not stages[0]:
                 parts = _build_parts(stage, table)
             progress = _load_weights(parts, folder.last_checkpoint, progress)
             _connect_features(parts)
-            if stage is stages[-1] and stage.config.evaluation.fixed_neighbors:
-                store_fixed_neighbors(stage.config, parts.learner, parts.images, folder.fixed_neighbors_file)
-            console_output.print_setup(stage.config, parts.images, parts.learner, folder.path, stage.name)
+            if stage is stages[-1] and (count := parts.settings.evaluation.fixed_neighbors):
+                file = folder.fixed_neighbors_file
+                store_fixed_neighbors(parts.settings, parts.learner, parts.images, file, count)
+            console_output.print_setup(parts.settings, parts.images, parts.learner, folder.path, stage.name)
             trainer = _fit(parts, folder, run, progress)
             progress = TrainingProgress.read(folder.last_checkpoint)
             if is_pruned := _is_run_ended(trainer):
@@ -119,12 +124,12 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
     if trainer.global_step < trainer.max_steps:
         description["ended_early"] = f"at step {trainer.global_step:,} of {trainer.max_steps:,}"
     return run_test(
-        parts.stage.config,
+        parts.stage,
         trainer,
         parts.learner,
         parts.images,
         folder,
-        split=choose_tested_split(config, table),
+        split=choose_tested_split(settings, table),
         description=description,
         neighbors_file=folder.fixed_neighbors_file,
     )
@@ -136,12 +141,12 @@ def _check_folder(config: DictConfig, folder: RunFolder, overrides: list[str]) -
     Raises:
         InputError: if the folder holds another run, or there is no checkpoint ``training.init``.
     """
-    init = config.training.init
-    if init and not config.resume and not expand_home(init).is_file():
+    settings = read_settings(config, Settings)
+    init, frozen = settings.training.init, settings.training.frozen
+    if init and not settings.resume and not expand_home(init).is_file():
         raise InputError(f"training.init={init}: no such file; a checkpoint of another run, such as its best.ckpt")
-    if config.resume:
+    if settings.resume:
         stored = read_stored_configuration(folder)
-        frozen = config.training.frozen
         if frozen != stored.config["training"].get("frozen", False):
             raise InputError(
                 f"training.frozen={frozen}: the run has trained otherwise so far; "
@@ -159,7 +164,7 @@ def _check_folder(config: DictConfig, folder: RunFolder, overrides: list[str]) -
 def _list_stages(config: DictConfig) -> list[Stage]:
     """Return the stages of the run; those of a quick run are short."""
     stages = list_stages(config)
-    if config.quick:
+    if read_settings(config, Settings).quick:
         for stage in stages:
             quick_run.shorten(stage.config)
     return stages
@@ -169,31 +174,32 @@ def _check_data(
     config: DictConfig, folder: RunFolder, stages: list[Stage], table: ImageTable, splits: SplitSummary
 ) -> None:
     """Make sure, before any training, that the data is that of the run, and that all stages can be evaluated on it."""
-    if config.resume:
+    settings = read_settings(config, Settings)
+    if settings.resume:
         rank_zero_only(check_resumed_data)(config, splits, folder, read_stored_configuration(folder))
-    tested_split = choose_tested_split(config, table)
-    builders.read_other_labels(config, table)
+    tested_split = choose_tested_split(settings, table)
+    builders.read_other_labels(settings, table)
     for stage in stages:
-        check_evaluation(stage.config, table)
-    check_share("limit_test_batches", stages[-1].config, table.select_evaluated(tested_split))
-    builders.check_readable(config, table)
+        check_evaluation(stage.settings, table)
+    check_share("limit_test_batches", stages[-1].settings, table.select_evaluated(tested_split))
+    builders.check_readable(settings, table)
 
 
 def _build_parts(stage: Stage, table: ImageTable) -> StageParts:
     """Build the objects of a stage, its random weights a function of the seed; epochs become steps."""
-    config = stage.config
-    seed_everything(config.seed, verbose=False)
-    images = builders.build_data(config, table)
-    builders.count_in_steps(config, len(images.sampler))
+    seed_everything(stage.settings.seed, verbose=False)
+    images = builders.build_data(stage.settings, table)
+    builders.count_in_steps(stage.config, len(images.sampler))
     if not len(table.select_evaluated(images.validated_on)):
-        config.trainer.val_check_interval = None
-    model = builders.build_model(config)
-    frozen = builders.build_frozen_weights(config, model)
-    learner = builders.build_learner(config, images, model)
-    source = (
-        build_feature_source(config, model) if isinstance(model, EmbeddingModel) and config.training.frozen else None
-    )
-    return StageParts(stage, images, model, learner, source, frozen)
+        stage.config.trainer.val_check_interval = None
+    settings = stage.settings
+    model = builders.build_model(settings)
+    frozen = builders.build_frozen_weights(settings, model)
+    learner = builders.build_learner(settings, images, model)
+    source: FeatureSource | None = None
+    if isinstance(model, EmbeddingModel) and settings.training.frozen:
+        source = build_feature_source(settings, model)
+    return StageParts(stage, settings, images, model, learner, source, frozen)
 
 
 def _try_stages(stages: list[Stage], table: ImageTable) -> None:
@@ -205,8 +211,8 @@ def _try_stages(stages: list[Stage], table: ImageTable) -> None:
     for stage in stages:
         trial = Stage(stage.name, stage.config.copy())  # building turns epochs into steps
         try:
-            _build_parts(trial, table)
-            loop.build_trainer(trial.config, callbacks=loop.build_callbacks(trial.config), logger=False)
+            settings = _build_parts(trial, table).settings
+            loop.build_trainer(settings, callbacks=loop.build_callbacks(settings), logger=False)
         except (InputError, InstantiationException) as error:
             reason = error.__cause__ if isinstance(error, InstantiationException) else error
             if not isinstance(reason, InputError):
@@ -223,7 +229,7 @@ def _connect_features(parts: StageParts) -> None:
         parts.learner.network.shapes = parts.source.load_inputs(parts.images.train_table).shapes
 
 
-def _read_progress(config: DictConfig, folder: RunFolder, table: ImageTable) -> TrainingProgress | None:
+def _read_progress(settings: Settings, folder: RunFolder, table: ImageTable) -> TrainingProgress | None:
     """Return how far the run has got, None for a new run.
 
     Raises:
@@ -231,7 +237,7 @@ def _read_progress(config: DictConfig, folder: RunFolder, table: ImageTable) -> 
     """
     if not folder.last_checkpoint.exists():
         return None
-    if folder.best_checkpoint.exists() and choose_selection(config, table) != "last":
+    if folder.best_checkpoint.exists() and choose_selection(settings, table) != "last":
         TrainingProgress.read(folder.best_checkpoint)
     return TrainingProgress.read(folder.last_checkpoint)
 
@@ -242,9 +248,9 @@ def _load_weights(parts: StageParts, last: Path, progress: TrainingProgress | No
     if progress is not None and progress.stage == name:
         load_model(model, last)
         return progress
-    init = parts.stage.config.training.init
+    init = parts.settings.training.init
     if initial := last if progress is not None else init and expand_home(init):
-        load_beginning(parts.stage.config, model, initial)
+        load_beginning(parts.settings, model, initial)
     if progress is None:
         return TrainingProgress(name, 0, 0)
     return TrainingProgress(name, progress.total_steps, 0, progress.history_checksum)
@@ -252,16 +258,16 @@ def _load_weights(parts: StageParts, last: Path, progress: TrainingProgress | No
 
 def _fit(parts: StageParts, folder: RunFolder, run: dict[str, Any], progress: TrainingProgress) -> Trainer:
     """Train a stage from where it has got to."""
-    config, images = parts.stage.config, parts.images
+    settings, images = parts.settings, parts.images
     parts.learner.run_description = run | progress.stage_entries | parts.epoch_length
     trainer = loop.build_trainer(
-        config,
+        settings,
         default_root_dir=folder.path,
         logger=[
             History(folder.history_file, progress.total_steps, progress.history_checksum),
-            *loop.build_loggers(config),
+            *loop.build_loggers(parts.stage),
         ],
-        callbacks=[*build_pruning(config, folder), *loop.build_callbacks(config)],
+        callbacks=[*build_pruning(settings, folder), *loop.build_callbacks(settings)],
         plugins=[AtomicCheckpointIO(parts.model, parts.frozen)],
     )
     # what loggers count from; Lightning has no other way to say it, and restores it itself when a stage is resumed
@@ -290,7 +296,7 @@ def _choose_checkpoint(
 
     A training that never validated has no best checkpoint, or one of another stage: the last one is tested then.
     """
-    selection = choose_selection(stage.config, table)
+    selection = choose_selection(stage.settings, table)
     if selection != "last" and folder.best_checkpoint.exists():
         best = TrainingProgress.read(folder.best_checkpoint)
         if best.stage == stage.name:

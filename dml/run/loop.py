@@ -6,13 +6,15 @@ from typing import Any
 
 import torch
 from hydra.errors import InstantiationException
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import OmegaConf, open_dict
 from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.callbacks import ProgressBar
 
 from dml.ops.freed_memory import keep_freed_memory
 from dml.run.building import build
 from dml.run.config_folders import CONF
+from dml.run.settings import Settings
+from dml.run.stages import Stage
 from dml.runtime.errors import InputError
 from dml.runtime.run_folders.run_folder import without_run_keys
 from dml.training.callbacks.checkpoints import LastCheckpoint
@@ -23,22 +25,22 @@ from dml.training.run_length import AUTO, COUNTED
 from dml.training.trainer_arguments import check_arguments
 
 
-def build_trainer(config: DictConfig, *, callbacks: Sequence[Callback] | None = None, **settings: Any) -> Trainer:
+def build_trainer(settings: Settings, *, callbacks: Sequence[Callback] | None = None, **changes: Any) -> Trainer:
     """Build Lightning's Trainer.
 
     Args:
-        config: configuration of the run; a value below ``trainer`` that is null stands for Lightning's default.
+        settings: settings of the stage; a value below ``trainer`` that is null stands for Lightning's default.
         callbacks: callbacks of a training, which the user's own join; None for a trainer of tests alone.
-        settings: arguments that replace those of ``trainer.*``.
+        changes: arguments that replace those of ``trainer.*``.
 
     Raises:
         InputError: if an argument is one that dml sets itself.
     """
     # part of trainer.deterministic, for code that reads memory it has not written: 10 % of a step for nothing
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    check_arguments(config.trainer)
-    check_accelerator(config.trainer.accelerator)
-    trainer_config = config.trainer.copy()
+    check_arguments(settings.trainer)
+    check_accelerator(settings.trainer.accelerator)
+    trainer_config = settings.trainer.copy()
     with open_dict(trainer_config):
         for key in [key for key, value in trainer_config.items() if value is None]:
             del trainer_config[key]
@@ -47,7 +49,7 @@ def build_trainer(config: DictConfig, *, callbacks: Sequence[Callback] | None = 
                 del trainer_config[key]
         users, plugins = (build(trainer_config.pop(key, []), _convert_="all") for key in ("callbacks", "plugins"))
     interval = trainer_config.get("val_check_interval")
-    all_callbacks = [SignalHandling(), Float32Precision(config.training.matmul_precision)]
+    all_callbacks = [SignalHandling(), Float32Precision(settings.training.matmul_precision)]
     all_callbacks += [] if callbacks is None else [*callbacks, *users]
     if trainer_config.get("enable_progress_bar") is False:
         all_callbacks = [callback for callback in all_callbacks if not isinstance(callback, ProgressBar)]
@@ -58,26 +60,26 @@ def build_trainer(config: DictConfig, *, callbacks: Sequence[Callback] | None = 
         # Lightning counts batches
         "val_check_interval": interval * trainer_config.accumulate_grad_batches if interval else 1,
         "limit_val_batches": trainer_config.get("limit_val_batches", 1.0) if interval else 0,
-        "deterministic": choose_deterministic(config.trainer),
+        "deterministic": choose_deterministic(settings.trainer),
         "num_sanity_val_steps": 0,
         "use_distributed_sampler": False,
         "enable_model_summary": trainer_config.get("enable_model_summary", False),
         "callbacks": all_callbacks,
-        "plugins": [*plugins, *settings.pop("plugins", [])],
+        "plugins": [*plugins, *changes.pop("plugins", [])],
     }
-    built: Trainer = build(trainer_config, _convert_="all", **(arguments | settings))
+    built: Trainer = build(trainer_config, _convert_="all", **(arguments | changes))
     keep_freed_memory(built.strategy.root_device)
     return built
 
 
-def build_callbacks(config: DictConfig) -> list[Callback]:
+def build_callbacks(settings: Settings) -> list[Callback]:
     """Build the entries of ``callbacks`` in order, without those that are null or whose function returns None.
 
     Raises:
         InputError: if an entry makes anything but a callback, or there is none that writes the last checkpoint.
     """
     callbacks = []
-    for name, entry in config.callbacks.items():
+    for name, entry in settings.callbacks.items():
         if entry is None:
             continue
         built = build(entry, _convert_="all") if OmegaConf.is_dict(entry) else entry
@@ -97,22 +99,22 @@ def build_callbacks(config: DictConfig) -> list[Callback]:
     return callbacks
 
 
-def build_testing_trainer(config: DictConfig, **settings: Any) -> Trainer:
+def build_testing_trainer(settings: Settings, **changes: Any) -> Trainer:
     """Build Lightning's Trainer of a test alone: without the user's callbacks, but it shows how far the test is."""
-    built = build_trainer(config, logger=False, enable_checkpointing=False, enable_progress_bar=False, **settings)
-    if config.trainer.enable_progress_bar is not False:
+    built = build_trainer(settings, logger=False, enable_checkpointing=False, enable_progress_bar=False, **changes)
+    if settings.trainer.enable_progress_bar is not False:
         built.callbacks.append(make_progress())  # type: ignore[attr-defined]
     return built
 
 
-def make_loggers(config: DictConfig) -> list[Any]:
+def make_loggers(settings: Settings) -> list[Any]:
     """Make the loggers beside ``metrics.csv``, which begin to log when they are given something.
 
     Raises:
         InputError: if a logger isn't installed, or may not send anything.
     """
     loggers = []
-    for name, logger in config.logger.loggers.items():
+    for name, logger in settings.logger.loggers.items():
         if (CONF / "logger" / f"{name}.yaml").exists() and find_spec(name) is None:
             raise InputError(f"logger={name}: not installed; pip install 'dml[{name}]'")
         try:
@@ -124,10 +126,10 @@ def make_loggers(config: DictConfig) -> list[Any]:
     return loggers
 
 
-def build_loggers(config: DictConfig) -> list[Any]:
+def build_loggers(stage: Stage) -> list[Any]:
     """Make the loggers beside ``metrics.csv``, and log the configuration."""
-    loggers = make_loggers(config)
-    values: Any = OmegaConf.to_container(config, resolve=True)
+    loggers = make_loggers(stage.settings)
+    values: Any = OmegaConf.to_container(stage.config, resolve=True)
     for logger in loggers:
         logger.log_hyperparams(without_run_keys(values))
     return loggers

@@ -15,11 +15,12 @@ from dml.losses.matryoshka import MatryoshkaLoss, choose_sizes
 from dml.losses.proxies import count_classes
 from dml.ops.training_protocols import UsesHierarchy
 from dml.run.building import build
+from dml.run.settings import Settings
 from dml.runtime.configuration.targets import import_object
 from dml.runtime.errors import InputError
 
 
-def build_losses(config: DictConfig, embed_dims: Mapping[str, int], labels: NDArray[np.int64]) -> dict[str, nn.Module]:
+def build_losses(settings: Settings, embed_dims: Mapping[str, int], labels: NDArray[np.int64]) -> dict[str, nn.Module]:
     """Build a loss for each head -> losses by head.
 
     The values ``num_classes: ???`` and ``embedding_dim: ???`` of the loss are filled in. Of a Matryoshka loss, which
@@ -27,7 +28,7 @@ def build_losses(config: DictConfig, embed_dims: Mapping[str, int], labels: NDAr
     get it from the labels.
 
     Args:
-        config: configuration of the run.
+        settings: settings of the run, or of one of its stages.
         embed_dims: sizes of the embeddings by head.
         labels: labels (N, L) of the training images; ``num_classes`` is counted at level 0, or at the level of the
             `AtLevel` that the loss is inside of.
@@ -38,7 +39,7 @@ def build_losses(config: DictConfig, embed_dims: Mapping[str, int], labels: NDAr
     num_classes = count_classes(labels)
     built = {}
     for head, size in embed_dims.items():
-        loss_config = config.loss.copy()
+        loss_config = settings.loss.copy()
         _fill_in(loss_config, num_classes, size)
         built[head] = build(loss_config)
         _set_hierarchies(built[head], torch.from_numpy(labels))

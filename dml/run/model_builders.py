@@ -2,41 +2,40 @@
 
 from typing import Any
 
-from omegaconf import DictConfig
-
 from dml.data.transforms import Crops, Pipeline, and_mirrored
 from dml.models.embedding import EmbeddingModel
 from dml.models.recurrent import AnyModel
 from dml.run.building import build
+from dml.run.settings import Settings
 from dml.runtime.configuration.targets import import_object
 from dml.runtime.errors import InputError
 
 CROPS = {5: "torchvision.transforms.v2.FiveCrop", 10: "torchvision.transforms.v2.TenCrop"}
 
 
-def build_model(config: DictConfig) -> AnyModel:
+def build_model(settings: Settings) -> AnyModel:
     """Build the backbone with its heads and its ``adapter``, and with ``recurrent`` the network of neighborhoods."""
-    built: AnyModel = build_embedding_model(config)
-    if config.recurrent is not None:
-        built = build(config.recurrent)(built, build_embedding_model(config))
+    built: AnyModel = build_embedding_model(settings)
+    if settings.recurrent is not None:
+        built = build(settings.recurrent)(built, build_embedding_model(settings))
     return built
 
 
-def build_embedding_model(config: DictConfig) -> EmbeddingModel:
+def build_embedding_model(settings: Settings) -> EmbeddingModel:
     """Build the backbone with its heads, and change it by ``adapter``."""
-    built: EmbeddingModel = build(config.model)
-    if config.get("adapter") is not None:  # configurations of older versions lack it
-        build(config.adapter)(built)
+    built: EmbeddingModel = build(settings.model)
+    if settings.adapter is not None:
+        build(settings.adapter)(built)
     return built
 
 
-def build_crops_transform(config: DictConfig) -> Pipeline | None:
+def build_crops_transform(settings: Settings) -> Pipeline | None:
     """Build the test's transform if it takes several views of each image: ``transform.test`` with ``evaluation.crops``.
 
     Raises:
         InputError: if there are no crops of so many views, or the transform has no place for them.
     """
-    crops, plain = config.evaluation.crops, build(config.transform.test)
+    crops, plain = settings.evaluation.crops, build(settings.transform.test)
     if crops == 1:
         return None
     steps = plain.steps if isinstance(plain, Pipeline) else (plain,)

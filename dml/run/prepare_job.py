@@ -18,6 +18,7 @@ from dml.data.table import ImageTable
 from dml.data.transforms import Resize
 from dml.report.pictures import write_contact_sheets
 from dml.run.building import build
+from dml.run.settings import PrepareSettings, Settings, read_settings
 from dml.runtime.errors import InputError
 from dml.runtime.escaping import in_markup, printable
 from dml.runtime.filesystem.files import remove_partial_files
@@ -36,28 +37,31 @@ def prepare(config: DictConfig, _folder: RunFolder, _overrides: list[str]) -> di
         InputError: if there are faults and ``dataset.verify`` is true, after everything else; or at once if another
             process prepares the data set, or there are links where files are written.
     """
-    dataset = config.dataset
-    resize = Resize(config.mode, config.resize) if config.resize is not None else None
-    if resize and dataset.root is None and config.data.cache == "auto":
+    settings = read_settings(config, PrepareSettings)
+    dataset = settings.dataset
+    resize = Resize(settings.mode, settings.resize) if settings.resize is not None else None
+    if resize and dataset.root is None and settings.data.cache == "auto":
         raise InputError(
-            f"resize={config.resize}: without dataset.root, a training looks for no stored images of {dataset.name}; "
+            f"resize={settings.resize}: without dataset.root, a training looks for no stored images of {dataset.name}; "
             "give data.cache=FOLDER, also to train.py"
         )
-    with limit_list_bytes(config.data.max_list_bytes):
+    with limit_list_bytes(settings.data.max_list_bytes):
         table: ImageTable = build(dataset.reader)(dataset.root)
-    folder = make_cache_folder(config)
+    folder = make_cache_folder(settings)
     with hold_preparation_lock(folder.path):
-        faults = _prepare(config, table, resize, folder)
+        faults = _prepare(settings, table, resize, folder)
     if faults and dataset.verify:
         count = format_count(sum(len(lines) for lines in faults.values()), "fault")
         raise InputError(f"{dataset.name}: {count}, listed above (dataset.verify=false accepts them)")
     return faults
 
 
-def _prepare(config: DictConfig, table: ImageTable, resize: Resize | None, folder: CacheFolder) -> dict[str, list[str]]:
+def _prepare(
+    settings: PrepareSettings, table: ImageTable, resize: Resize | None, folder: CacheFolder
+) -> dict[str, list[str]]:
     """Write the files -> the faults."""
-    dataset, compare_contents = config.dataset, config.verify == "content"
-    processes, limits = config.processes, ImageLimits.from_settings(config.data)
+    dataset, compare_contents = settings.dataset, settings.verify == "content"
+    processes, limits = settings.processes, settings.data.limits
     remove_partial_files(folder.path, is_shared=True)  # a training may write features there
     with progress_bar("verified", len({*table.paths.tolist()})) as advance:
         images = check_images(
@@ -72,13 +76,13 @@ def _prepare(config: DictConfig, table: ImageTable, resize: Resize | None, folde
     write_table(folder, table, images)
     console.print(make_count_table(table, dataset.counts or {}))
     readable_rows = np.flatnonzero([not images[path].error for path in table.paths.tolist()])
-    if config.sheet:
-        write_contact_sheets(table.take(readable_rows.astype(np.int64)), folder.path, limits, **config.sheet)
+    if settings.sheet:
+        write_contact_sheets(table.take(readable_rows.astype(np.int64)), folder.path, limits, **vars(settings.sheet))
     if resize:
         _write_cache(folder, resize, images, processes, limits)
     faults = list_faults(table, images, dataset.counts, disjoint=dataset.disjoint)
     _print_faults(faults)
-    if dataset.get("queries_in_gallery"):
+    if dataset.queries_in_gallery:
         in_gallery, queries = count_queries_in_gallery(assign_content_ids(table, folder, limits))
         console.print(
             f"[bold]queries[/]  {in_gallery:,} of {queries:,} are in their gallery as files of the same content"
@@ -87,16 +91,16 @@ def _prepare(config: DictConfig, table: ImageTable, resize: Resize | None, folde
     return faults
 
 
-def make_cache_folder(config: DictConfig) -> CacheFolder:
+def make_cache_folder(settings: Settings) -> CacheFolder:
     """Make the folder of a data set's prepared files that ``data.cache`` names.
 
     Raises:
         InputError: if it names none, or a folder that can't be written to.
     """
-    root, cache = config.dataset.root, config.data.cache
+    root, cache = settings.dataset.root, settings.data.cache
     if root is None and cache == "auto":
         cache = str(user_cache_folder())
-    folder = CacheFolder.from_setting(cache, root, config.dataset.name)
+    folder = CacheFolder.from_setting(cache, root, settings.dataset.name)
     if folder is None:
         raise InputError("data.cache=null: auto, or the folder to write to")
     make_writable_folder(folder.path)

@@ -5,12 +5,16 @@ signature; `PART_KEYS` has what depends on some of them.
 """
 
 from collections.abc import Iterator
+from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
 from annotated_types import Ge, Gt, Interval
-from omegaconf import MISSING
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+if TYPE_CHECKING:
+    from dml.data.image_files.limits import ImageLimits
 
 BEGINNING, STEPS, CHOICE, NOTHING = "beginning", "steps", "choice", "nothing"
 """What fixes a value in a resumed run: its first step, each step, the choice of a checkpoint, or nothing."""
@@ -85,6 +89,13 @@ class DataSettings:
     eval_batch_size: Count = key()
     pin_memory: bool | Literal["auto"] = key()
     cache: str | None = key(is_path=True)
+
+    @property
+    def limits(self) -> "ImageLimits":
+        """How images are read: ``data.max_pixels``, ``data.background`` and so on."""
+        from dml.data.image_files.limits import ImageLimits  # late: --help needs no NumPy
+
+        return ImageLimits.from_settings({name: value for name, value in vars(self).items() if value is not None})
 
 
 @dataclass(frozen=True)
@@ -379,6 +390,35 @@ PART_KEYS = {
     "hydra.sweep.dir": Key(is_path=True),
 }
 """What depends on keys that are parameters of an object with a ``_target_``, or Hydra's."""
+
+
+SettingsOf = TypeVar("SettingsOf")
+
+
+def read_settings(config: DictConfig, kind: type[SettingsOf]) -> SettingsOf:
+    """Return the values of a composed configuration by their keys, interpolations resolved.
+
+    What holds a ``_target_``, and mappings and lists whose keys are the user's, stay nodes of the configuration, which
+    `dml.run.building.build` takes. A key that the configuration lacks is None, or has the default of its declaration:
+    a test lacks the parts that only a training uses, and a saved model those that older versions had not.
+
+    Args:
+        config: configuration of a command, of a stage of a run, or of a part of it; later changes to
+            it don't show.
+        kind: settings of the command, or of the part that the node is.
+    """
+    settings: SettingsOf = _read_group(config, kind)
+    return settings
+
+
+def _read_group(node: Any, kind: Any) -> Any:
+    values = {}
+    for declared in fields(kind):
+        default = None if declared.default is NO_DEFAULT else declared.default
+        value = node.get(declared.name, default)
+        group = find_group(declared.type)
+        values[declared.name] = _read_group(value, group) if group and OmegaConf.is_dict(value) else value
+    return kind(**values)
 
 
 def _list_fields(kind: Any, prefix: str = "") -> Iterator[tuple[str, Key]]:

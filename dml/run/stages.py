@@ -7,7 +7,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from dml.run.config_folders import CONF
-from dml.run.settings import list_keys
+from dml.run.settings import Settings, list_keys, read_settings
 from dml.runtime.configuration.former_keys import rename_keys
 from dml.runtime.errors import InputError
 
@@ -23,6 +23,11 @@ class Stage:
 
     name: str
     config: DictConfig
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of the stage, as they are now."""
+        return read_settings(self.config, Settings)
 
 
 def list_stages(config: DictConfig) -> list[Stage]:
@@ -55,7 +60,8 @@ def check_stages(config: DictConfig, first: Stage) -> None:
                 raise InputError(
                     f"stages.{name}.training.init: a later stage goes on with the weights of the one before it"
                 )
-    if first.config.recurrent and not (first.config.training.init or config.resume):
+    settings = first.settings
+    if settings.recurrent and not (settings.training.init or settings.resume):
         raise InputError(
             "recurrent: it finds neighbors by a trained network, and the run has none; training.init=CHECKPOINT names "
             "one, or an earlier stage trains it, as in experiment=lns/emoji/rnn"
@@ -128,7 +134,7 @@ def make_evaluation_config(config: DictConfig, *, lacks_weights: bool = False) -
         backbone["weights"] = None
     from dml.run.evaluators import find_ball  # late: it imports torch, which --help needs no time for
 
-    ball = find_ball(config)  # the loss, which evaluation.geometry=auto asks, is not in the parts
+    ball = find_ball(read_settings(config, Settings))  # evaluation.geometry=auto asks the loss, which is not in parts
     parts["evaluation"]["geometry"] = ball._asdict() if ball else None
     return OmegaConf.create(parts)
 

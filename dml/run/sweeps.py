@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from dml.run.building import build
 from dml.run.config_folders import quote
 from dml.run.resuming.stored_configuration import plain_config, read_stored_configuration, write_configuration
+from dml.run.settings import Settings, read_settings
 from dml.runtime import ranks, signals
 from dml.runtime.errors import InputError
 from dml.runtime.escaping import in_markup
@@ -53,7 +54,7 @@ def finish_run(config: DictConfig, folder: RunFolder, overrides: list[str], trai
         else:
             train()
     is_grid = HydraConfig.get().runtime.choices["hydra/sweeper"] == "basic"
-    return None if is_grid else read_objective(config, folder)
+    return None if is_grid else read_objective(read_settings(config, Settings), folder)
 
 
 def _is_folder_chosen() -> bool:
@@ -76,7 +77,7 @@ def _train_in_processes(count: int, folder: RunFolder, overrides: list[str]) -> 
         raise InputError(f"its processes ended with exit code {code}; the lines above say why")
 
 
-def read_objective(config: DictConfig, folder: RunFolder) -> float:
+def read_objective(settings: Settings, folder: RunFolder) -> float:
     """Return the value that a sweeper optimizes: the metric ``checkpoints.monitor`` of the tested checkpoint.
 
     The value is that of the validation at which the checkpoint was written.
@@ -85,7 +86,7 @@ def read_objective(config: DictConfig, folder: RunFolder) -> float:
         InputError: if there was no validation, or metrics.csv has changed since the run was tested.
     """
     folder.check_files()
-    metric = monitored_metric(config)
+    metric = monitored_metric(settings)
     values, tested_step = folder.values(metric), folder.metrics()["step"]
     steps = [step for step in values if step <= tested_step]
     if not steps:
@@ -95,30 +96,30 @@ def read_objective(config: DictConfig, folder: RunFolder) -> float:
     return values[max(steps)]
 
 
-def monitored_metric(config: DictConfig) -> str:
+def monitored_metric(settings: Settings) -> str:
     """Return the name in metrics.csv of the validated metric that chooses the checkpoint."""
-    return f"{'test' if config.evaluation.selection == 'test' else 'val'}/{config.checkpoints.monitor}"
+    return f"{'test' if settings.evaluation.selection == 'test' else 'val'}/{settings.checkpoints.monitor}"
 
 
-def build_pruning(config: DictConfig, folder: RunFolder) -> "list[Callback]":
+def build_pruning(settings: Settings, folder: RunFolder) -> "list[Callback]":
     """Build the callback of ``sweep.pruner``, if the configuration has one."""
-    if config.sweep.pruner is None:
+    if settings.sweep["pruner"] is None:
         return []
     from dml.training.callbacks.pruning import Pruning  # Lightning's import takes seconds
 
-    direction = config.sweep.direction[config.checkpoints.mode]
-    pruner = build_pruner(config)
-    return [Pruning(pruner, monitored_metric(config), direction, folder, Path(config.sweep.folder))]
+    direction = settings.sweep["direction"][settings.checkpoints.mode]
+    pruner = build_pruner(settings)
+    return [Pruning(pruner, monitored_metric(settings), direction, folder, Path(settings.sweep["folder"]))]
 
 
-def build_pruner(config: DictConfig) -> Any:
+def build_pruner(settings: Settings) -> Any:
     """Build Optuna's pruner of ``sweep.pruner``; None without one.
 
     Raises:
         InputError: if it doesn't take its arguments.
     """
     try:
-        return build(config.sweep.pruner)
+        return build(settings.sweep["pruner"])
     except InstantiationException as error:
         reason = " ".join(str(error.__cause__ or error).split())
         raise InputError(f"sweep.pruner: {reason}; ~sweep.pruner.KEY takes a key away") from error

@@ -1,6 +1,5 @@
 """The reading of a data set's table: counts are checked, then splits, folds, corrections and faults are applied."""
 
-from omegaconf import DictConfig
 from pytorch_lightning.utilities import rank_zero_only
 
 from dml.data.class_splits import apply_class_splits, read_class_splits
@@ -9,11 +8,12 @@ from dml.data.image_files.limits import limit_list_bytes
 from dml.data.planted_faults import plant_faults, read_planted_faults
 from dml.data.table import ImageTable, hold_out_classes, list_training_classes, load
 from dml.run.building import build
+from dml.run.settings import DatasetSettings
 from dml.runtime.escaping import in_markup
 from dml.runtime.text.console import console
 
 
-def read_table(dataset: DictConfig, max_list_bytes: int, *, needs_fold: bool = True) -> ImageTable:
+def read_table(dataset: DatasetSettings, max_list_bytes: int, *, needs_fold: bool = True) -> ImageTable:
     """Read and check a data set, make the fold of the configuration the validation split, and apply what changes it.
 
     The published counts are those of the data set without corrections and with its own splits. Class splits are applied
@@ -22,53 +22,49 @@ def read_table(dataset: DictConfig, max_list_bytes: int, *, needs_fold: bool = T
     Faults are planted last.
 
     Args:
-        dataset: configuration of the data set.
+        dataset: settings of the data set.
         max_list_bytes: largest size of a file that lists images.
         needs_fold: whether fewer training classes than folds are an error; a test does without a validation split.
 
     Raises:
         InputError: if the data set has a fault, or class splits or a correction can't be applied.
     """
-    has_corrections = dataset.get("corrections") is not None  # configurations of older versions lack it
-    has_class_splits = dataset.get("class_splits") is not None
     with limit_list_bytes(max_list_bytes):
         images = load(
             build(dataset.reader),
             dataset.root,
             name=dataset.name,
             counts=dataset.counts,
-            disjoint=dataset.disjoint and not has_corrections and not has_class_splits,
+            disjoint=dataset.disjoint and dataset.corrections is None and dataset.class_splits is None,
             verify=dataset.verify,
         )
-        images = _divide(dataset, images) if has_class_splits else images
+        images = images if dataset.class_splits is None else _divide(dataset.class_splits, images)
         if dataset.folds is not None and (needs_fold or len(list_training_classes(images)) >= dataset.folds):
             images = hold_out_classes(images, folds=dataset.folds, fold=dataset.fold)
-        images = _correct(dataset, images) if has_corrections else images
-        return _plant(dataset, images) if dataset.get("planted") is not None else images
+        images = images if dataset.corrections is None else _correct(dataset, dataset.corrections, images)
+        return _plant(dataset, images) if dataset.planted is not None else images
 
 
-def _divide(dataset: DictConfig, images: ImageTable) -> ImageTable:
+def _divide(file: str, images: ImageTable) -> ImageTable:
     """Apply the class splits, and print one line of them."""
-    divided = apply_class_splits(images, read_class_splits(dataset.class_splits))
+    divided = apply_class_splits(images, read_class_splits(file))
     numbers = divided.counts()
     train, test = (numbers[split][images.levels[0]] for split in ("train", "test"))
     rank_zero_only(console.print)(
-        f"[bold]splits[/]   {train:,} classes for training, {test:,} for the test ({in_markup(dataset.class_splits)})"
+        f"[bold]splits[/]   {train:,} classes for training, {test:,} for the test ({in_markup(file)})"
     )
     return divided
 
 
-def _correct(dataset: DictConfig, images: ImageTable) -> ImageTable:
+def _correct(dataset: DatasetSettings, file: str, images: ImageTable) -> ImageTable:
     """Apply the corrections, print one line of what they change, and check the result."""
-    corrected, counts = apply_corrections(images, read_corrections(dataset.corrections), dataset.root)
-    rank_zero_only(console.print)(
-        f"[bold]corrections[/]  {in_markup(counts.describe())} ({in_markup(dataset.corrections)})"
-    )
-    name = f"{dataset.name}, corrected by {dataset.corrections}"
+    corrected, counts = apply_corrections(images, read_corrections(file), dataset.root)
+    rank_zero_only(console.print)(f"[bold]corrections[/]  {in_markup(counts.describe())} ({in_markup(file)})")
+    name = f"{dataset.name}, corrected by {file}"
     return load(lambda _: corrected, dataset.root, name=name, disjoint=dataset.disjoint, verify=dataset.verify)
 
 
-def _plant(dataset: DictConfig, images: ImageTable) -> ImageTable:
+def _plant(dataset: DatasetSettings, images: ImageTable) -> ImageTable:
     """Plant faults in the training images, and print one line of them."""
     faulty, relabeled = plant_faults(images, read_planted_faults(dataset.planted))
     remaining, before = ((table.split == "train").sum() for table in (faulty, images))

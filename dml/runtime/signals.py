@@ -248,3 +248,14 @@ def _restore() -> None:
         sys.unraisablehook = _previous_hook
     _previous.clear()
     state, _process = SignalState(), None
+
+
+@contextmanager
+def continuing() -> Iterator[None]:
+    """Make the line about a signal tell that the same command goes on; it is printed within the ``with`` statement."""
+    before = state.hint
+    state.hint = lambda: "the same command goes on"
+    try:
+        yield
+    finally:
+        state.hint = before

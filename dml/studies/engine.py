@@ -9,6 +9,7 @@ from statistics import fmean
 from dml.report.provenance import UNKNOWN, describe_configuration, describe_measurement
 from dml.report.statistics import ClassSums, sum_runs_by_class
 from dml.run.evaluators import find_ball
+from dml.run.settings import Settings, read_settings
 from dml.runtime.configuration.overrides import check_set_elsewhere, key_of
 from dml.runtime.errors import InputError
 from dml.runtime.run_folders.run_folder import RunFolder
@@ -96,7 +97,7 @@ class Engine:
         check_set_elsewhere(self.plan.overrides, rows)
         runs = [job.run for cell in self.study.selected for job in self._make_jobs(cell, TEST, ())]
         for run in runs if self.study.content.get("ensembles") else ():
-            if find_ball(compose(run.training)):
+            if find_ball(read_settings(compose(run.training), Settings)):
                 text = f"{run.training.experiment} {shlex.join(run.training.overrides)}"
                 raise InputError(f"{text}: its embeddings aren't compared by cosine, so models can't be joined")
         check_data(self.study.name, runs, self.plan.data)

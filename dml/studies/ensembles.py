@@ -42,10 +42,10 @@ def rank_ensemble(folders: Sequence[RunFolder]) -> ClassSums:
         if not folder.last_checkpoint.exists():
             raise InputError(f"{folder.path}: no checkpoints of a finished run; delete the folder to train it again")
         model = load(folder.path)
-        config, table = read_data_set(model)
-        embedded = embed_split(model, table, "test", on_corrupt=config.data.on_corrupt)
+        settings, table = read_data_set(model)
+        embedded = embed_split(model, table, "test", on_corrupt=settings.data.on_corrupt)
         members.append(embedded.vectors)
-    evaluator = build_evaluator(config, table, embedded.table)
+    evaluator = build_evaluator(settings, table, embedded.table)
     labels: list[npt.NDArray[np.int64]] = []
     values: dict[str, list[npt.NDArray[np.float64]]] = {metric: [] for metric in PER_QUERY}
     for ranked in evaluator.evaluate(join_embeddings(members)).lists:

@@ -20,6 +20,7 @@ from dml.losses.nra import NonlinearRankApproximationLoss
 from dml.metrics.binary import average_precision, positive_ranks
 from dml.report.pictures import choose_queries
 from dml.run import builders
+from dml.run.settings import Settings, read_settings
 from dml.runtime.errors import InputError
 from dml.runtime.run_folders.run_folder import RunFolder
 from dml.runtime.text.text_tables import markdown_table
@@ -195,7 +196,7 @@ def collect_planes(study: Study, plan: Plan) -> tuple[dict[str, PlaneEmbeddings]
 
 def embed_test_images(run: Run) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Embed test images of a finished run, at most `MAX_POINTS`, as its loss sees them -> (N, 2), labels (N,)."""
-    table = builders.build_table(compose(run.training)).select_evaluated("test")
+    table = builders.build_table(read_settings(compose(run.training), Settings)).select_evaluated("test")
     table = table.take(choose_queries(len(table), min(MAX_POINTS, len(table))))
     embedder, parts = load(RunFolder(run.folder).last_checkpoint), []
     with torch.inference_mode():

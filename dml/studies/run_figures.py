@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dml.commands.failures.error_lines import print_line
+from dml.commands.error_lines import print_line
 from dml.evaluation.per_query import choose_lowest
 from dml.inference.loading import load
 from dml.report.embedding_map import FEWEST, embedding_map

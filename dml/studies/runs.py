@@ -15,7 +15,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from dml.commands.failures.error_lines import print_line
+from dml.commands.error_lines import print_line
 from dml.commands.hydra_command import main
 from dml.run.config_folders import quote
 from dml.run.settings import list_keys

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
-from dml.commands.failures.error_lines import print_line
+from dml.commands.error_lines import print_line
 from dml.run.config_folders import CONF
 from dml.runtime.errors import InputError, suggest
 from dml.runtime.filesystem.files import write_text

@@ -5,8 +5,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dml.commands.failures.error_lines import one_line_errors, print_line
-from dml.commands.parsed_commands.command_parser import CommandParser, positive_number
+from dml.commands.command_parser import CommandParser, positive_number
+from dml.commands.error_lines import one_line_errors, print_line
 from dml.runtime.errors import InputError, suggest
 from dml.runtime.filesystem.files import write_text
 from dml.runtime.filesystem.paths import expand_home

@@ -93,8 +93,10 @@ class Embedder(LightningModule):
             InputError: if no process has an image.
         """
         sizes = {name: part.shape[1] for name, part in batches[0][0].items()} if batches else {}
-        if self.trainer.world_size > 1:  # A process without any image has to take part too.
-            sizes = self._find_sizes(sizes)
+        if self.trainer.world_size > 1:  # a process without any image takes part too, and learns the sizes of another
+            sizes_of_all: list[Any] = [sizes] * self.trainer.world_size
+            dist.all_gather_object(sizes_of_all, sizes)
+            sizes = max(sizes_of_all, key=len)
         if not sizes:
             raise InputError("evaluation: not one image of the split could be read")
         device = batches[0][1].device if batches else self.device
@@ -106,12 +108,6 @@ class Embedder(LightningModule):
         rows, parts = gather_rows(self, rows), {name: gather_rows(self, part) for name, part in parts.items()}
         order = rows.argsort()
         return Embedded({name: part[order].cpu() for name, part in parts.items()}, rows[order].cpu())
-
-    def _find_sizes(self, sizes: dict[str, int]) -> dict[str, int]:
-        """Return the sizes of the embeddings by name, taken from a process that has embedded an image."""
-        sizes_of_all: list[Any] = [sizes] * self.trainer.world_size
-        dist.all_gather_object(sizes_of_all, sizes)
-        return max(sizes_of_all, key=len)
 
 
 class RawFeatures(Embedder):
@@ -160,20 +156,13 @@ class ModelEmbedder(Embedder):
 
         With a `ball` they are points of it.
         """
-        joined = {
-            name: self._join_heads({head: split.embeddings[head] for head in heads})
-            for name, heads in self._sets(split.embeddings).items()
-        }
+        sets: dict[str, Sequence[str]] = {CHOSEN_HEADS: self.model.chosen_heads}
+        sets |= {name: split_head_names(name) for name in (*self.head_sets, *split.embeddings)}
+        joined = {}
+        for name, heads in sets.items():
+            parts = {head: split.embeddings[head] for head in heads}
+            joined[name] = join_in_ball([*parts.values()], self.ball) if self.ball else self.model.concatenate(parts)
         return Embedded(joined, split.rows)
-
-    def _join_heads(self, embeddings: dict[str, Tensor]) -> Tensor:
-        """Join embeddings (N, D) by head to vectors of unit length, or to points of the ball -> (N, sum of D)."""
-        return join_in_ball([*embeddings.values()], self.ball) if self.ball else self.model.concatenate(embeddings)
-
-    def _sets(self, heads: Iterable[str]) -> dict[str, Sequence[str]]:
-        return {CHOSEN_HEADS: self.model.chosen_heads} | {
-            name: split_head_names(name) for name in (*self.head_sets, *heads)
-        }
 
 
 def evaluate_heads(embedded: Embedded, names: Iterable[str], evaluate: Evaluate, device: torch.device) -> Metrics:

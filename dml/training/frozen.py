@@ -101,9 +101,29 @@ class FeatureCache:
         }
 
     def _read(self, fingerprint: str, count: int) -> Tensor | None:
+        """Read features (count, F); None if there are none, or if they aren't as they were written."""
         if fingerprint in self._memory or self.folder is None:
             return self._memory.get(fingerprint)
-        return _read_features(_find_file(self.folder, fingerprint), fingerprint, count, self.warn)
+        path = _find_file(self.folder, fingerprint)
+        try:
+            with open_file(path):  # it refuses links
+                check_zip(path)
+            with np.load(path) as arrays:
+                stored_fingerprint, features = str(arrays["fingerprint"]), arrays["features"]
+        except FileNotFoundError:
+            return None
+        except InputError as error:
+            if not isinstance(error, UnfitFileError):
+                raise  # a link or a folder is in its place
+            self.warn(f"{error}; the features are computed anew")
+            return None
+        except (DamageError, BadZipFile, KeyError, ValueError, EOFError) as error:
+            self.warn(f"{path}: damaged ({error}); the features are computed anew")
+            return None
+        if stored_fingerprint != fingerprint or features.dtype != np.float32 or features.shape[:1] != (count,):
+            self.warn(f"{path}: holds features of other images or weights; they are computed anew")
+            return None
+        return torch.from_numpy(features)
 
     def _store(self, fingerprint: str, features: Tensor, rows: Tensor, count: int) -> Tensor:
         """Keep features (R, ...) of some of the images -> features (count, ...) with NaN for the others."""
@@ -118,29 +138,6 @@ class FeatureCache:
 
 def _find_file(folder: CacheFolder, fingerprint: str) -> Path:
     return folder.path / f"features-{fingerprint[:16]}.npz"
-
-
-def _read_features(path: Path, fingerprint: str, count: int, warn: Callable[[str], None]) -> Tensor | None:
-    """Read features (count, F); None if there are none, or if they aren't as they were written."""
-    try:
-        with open_file(path):  # it refuses links
-            check_zip(path)
-        with np.load(path) as arrays:
-            stored_fingerprint, features = str(arrays["fingerprint"]), arrays["features"]
-    except FileNotFoundError:
-        return None
-    except InputError as error:
-        if not isinstance(error, UnfitFileError):
-            raise
-        warn(f"{error}; the features are computed anew")
-        return None
-    except (DamageError, BadZipFile, KeyError, ValueError, EOFError) as error:
-        warn(f"{path}: damaged ({error}); the features are computed anew")
-        return None
-    if stored_fingerprint != fingerprint or features.dtype != np.float32 or features.shape[:1] != (count,):
-        warn(f"{path}: holds features of other images or weights; they are computed anew")
-        return None
-    return torch.from_numpy(features)
 
 
 RAW = "raw features"

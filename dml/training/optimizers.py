@@ -74,9 +74,13 @@ def optimizer_by_role(
 
 
 def _decay_layers(parameters: Sequence[nn.Parameter], lr: float, layer_decay: float) -> list[dict[str, Any]]:
-    trained = [
-        (layer, parameter) for layer, parameter in _pair_layers(parameters, layer_decay) if parameter.requires_grad
-    ]
+    numbers: Sequence[int] = getattr(parameters, "layers", ())
+    if len(numbers) != len(parameters):
+        raise InputError(
+            f"optimizer.layer_decay={layer_decay}: the order of this network's layers is unknown; give 1, or take a "
+            "network of timm"
+        )
+    trained = [(layer, p) for layer, p in zip(numbers, parameters, strict=True) if p.requires_grad]
     layers = sorted({layer for layer, _ in trained})
     return [
         {
@@ -86,16 +90,6 @@ def _decay_layers(parameters: Sequence[nn.Parameter], lr: float, layer_decay: fl
         }
         for layer in layers
     ]
-
-
-def _pair_layers(parameters: Sequence[nn.Parameter], layer_decay: float) -> list[tuple[int, nn.Parameter]]:
-    layers: Sequence[int] = getattr(parameters, "layers", ())
-    if len(layers) != len(parameters):
-        raise InputError(
-            f"optimizer.layer_decay={layer_decay}: the order of this network's layers is unknown; give 1, or take a "
-            "network of timm"
-        )
-    return list(zip(layers, parameters, strict=True))
 
 
 def list_settings(optimizer: Optimizer) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from dml.run.settings import Settings, read_settings
 from peers.dml_settings import list_overrides
 from peers.protocol import STORED_BATCHES, Job, Results, run_job
 
@@ -35,7 +36,7 @@ def compose_job(job: Job) -> Any:
     from hydra import compose, initialize_config_dir
     from pytorch_lightning import seed_everything
 
-    from dml.commands.start.log_levels import quiet
+    from dml.commands.start import quiet
     from dml.run.config_folders import CONF
 
     torch.set_num_threads(job.threads)
@@ -73,15 +74,17 @@ def train_from_memory(job: Job) -> Results:
     from peers.dml_clocks import TimeSteps
 
     config = compose_job(job)
-    images = builders.build_data(config, builders.build_table(config))
+    settings = read_settings(config, Settings)
+    images = builders.build_data(settings, builders.build_table(settings))
     builders.count_in_steps(config, len(images.sampler))
-    learner = builders.build_learner(config, images, builders.build_model(config))
+    settings = read_settings(config, Settings)
+    learner = builders.build_learner(settings, images, builders.build_model(settings))
     batches = list(islice(images.train_dataloader(), STORED_BATCHES))
     images.stream.close()
     clock = TimeSteps(sys.argv[1])
     with tempfile.TemporaryDirectory() as folder:
         trainer = loop.build_trainer(
-            config,
+            settings,
             logger=[History(Path(folder) / "metrics.csv")],
             callbacks=[StepSeed(config.seed), Progress(), clock],
             enable_checkpointing=False,
@@ -100,13 +103,13 @@ def evaluate(job: Job) -> Results:
     from dml.run.evaluators import build_metric_config
     from dml.training.embedders import CHOSEN_HEADS
 
-    config = compose_job(job)
-    table, model = builders.build_table(config), builders.build_model(config)
+    run_settings = read_settings(compose_job(job), Settings)
+    table, model = builders.build_table(run_settings), builders.build_model(run_settings)
     started = perf_counter()
-    embedder = builders.build_embedder(config, model)
-    trainer = loop.build_testing_trainer(config)
-    trainer.test(embedder, builders.build_evaluation_data(config, table), verbose=False)
-    evaluator = Evaluator(table.select_evaluated("test"), build_metric_config(config, table))
+    embedder = builders.build_embedder(run_settings, model)
+    trainer = loop.build_testing_trainer(run_settings)
+    trainer.test(embedder, builders.build_evaluation_data(run_settings, table), verbose=False)
+    evaluator = Evaluator(table.select_evaluated("test"), build_metric_config(run_settings, table))
     metrics = evaluator.evaluate(embedder.embedded.embeddings[CHOSEN_HEADS]).metrics
     seconds = perf_counter() - started
     arrays = np.load(Path(job.folder, "embeddings.npz"))

@@ -21,6 +21,7 @@ from dml.data.image_files.images import LIMITS
 from dml.data.table import ImageTable
 from dml.run import builders
 from dml.run.config_folders import CONF
+from dml.run.settings import Settings, read_settings
 from peers.dml_peer import compose_job
 from peers.protocol import EMBED_DIM, Job, Results, run_job
 
@@ -36,15 +37,16 @@ def export_data(job: Job) -> Results:
     source, folder = sys.argv[2], Path(job.folder)
     dataset = ["dataset=emoji"] if source == EMOJI else ["dataset=csv", f'dataset.root="{source}"']
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        table = builders.build_table(compose("train", overrides=dataset))
+        table = builders.build_table(read_settings(compose("train", overrides=dataset), Settings))
     folder.mkdir(parents=True, exist_ok=True)
     write_list(folder, table)
-    config = compose_job(job)
-    table = builders.build_table(config)
-    images = builders.build_data(config, table)
+    settings = read_settings(compose_job(job), Settings)
+    table = builders.build_table(settings)
+    images = builders.build_data(settings, table)
     batches = list_batches(images.sampler, job.steps)
     (folder / "batches.json").write_text(json.dumps(batches), encoding="utf-8")
-    write_weights(folder, builders.build_model(compose_job(job)))  # composed again, which seeds again
+    again = read_settings(compose_job(job), Settings)  # composed again, which seeds again
+    write_weights(folder, builders.build_model(again))
     labels = table.select_evaluated("test").labels[:, 0]
     write_embeddings(folder, labels)
     counts = {split: int((table.split == split).sum()) for split in ("train", "val", "test")}

@@ -17,7 +17,7 @@ from dml.commands.arguments import (
     quote_paths,
     replace_latest,
 )
-from dml.commands.failures.remedies import explain_grammar
+from dml.commands.remedies import explain_grammar
 from dml.run.config_folders import CONF
 from dml.run.settings import list_keys
 from dml.runtime.errors import InputError

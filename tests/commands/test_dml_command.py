@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dml.__main__ import COMMANDS, SUCCESSORS, dispatch, format_help
-from dml.commands.parsed_commands.report_command import find_common_folder
+from dml.commands.report import find_common_folder
 
 ROOT = Path(__file__).parents[2]
 HYDRA = {"train", "evaluate", "prepare", "inspect", "audit", "shift"}

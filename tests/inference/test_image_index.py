@@ -27,7 +27,8 @@ from dml.data.readers import csv, folder
 from dml.data.table import ImageTable
 from dml.inference import image_index
 from dml.inference.image_embedder import ImageEmbedder
-from dml.inference.index_folder import IndexItems, hold_folder, list_source
+from dml.inference.image_inputs import list_source
+from dml.inference.index_folder import IndexItems, hold_folder
 from dml.inference.serving.image_search import ImageSearch
 from dml.ops.poincare import poincare_distances
 from dml.retrieval.vector_index import EXACT, VectorIndex

@@ -53,7 +53,9 @@ def search_milvus(place: str, name: str, queries: NDArray[np.float32], k: int) -
 SEARCHES: dict[str, Search] = {"qdrant": search_qdrant, "lancedb": search_lancedb, "milvus": search_milvus}
 
 
-@pytest.fixture(params=["qdrant", "lancedb", pytest.param("milvus", marks=pytest.mark.pipeline)])  # it starts a server
+@pytest.fixture(
+    params=[pytest.param(kind, marks=[pytest.mark.pipeline] if kind == "milvus" else []) for kind in KINDS]
+)  # Milvus Lite starts a server
 def address(request: pytest.FixtureRequest, tmp_path: Path) -> StoreAddress:
     return StoreAddress.parse(f"{request.param}:{tmp_path / 'vectors.db'}")
 

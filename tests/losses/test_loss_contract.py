@@ -7,7 +7,7 @@ from textwrap import wrap
 
 import numpy as np
 import pytest
-from configurations import compose
+from configurations import compose, settings_of
 from torch import Tensor, nn
 
 from dml.losses.compose import AtLevel, WeightedSum
@@ -58,4 +58,4 @@ class OfEmbeddings(nn.Module):
 def test_what_is_no_loss_is_refused(monkeypatch: pytest.MonkeyPatch, made: Callable[[], object], line: str) -> None:
     monkeypatch.setattr(loss_builders, "build", lambda _: made())
     with pytest.raises(InputError, match=rf"^{line}"):
-        loss_builders.build_losses(compose(), {"H": 8}, np.zeros((4, 1), np.int64))
+        loss_builders.build_losses(settings_of(compose()), {"H": 8}, np.zeros((4, 1), np.int64))

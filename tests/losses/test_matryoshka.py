@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from configurations import compose
+from configurations import compose, settings_of
 from conftest import PLAIN, Refused
 from loss_batches import draw_embeddings
 from omegaconf import OmegaConf
@@ -24,7 +24,7 @@ LABELS = torch.stack([torch.arange(12) // 3, torch.arange(12) // 6], dim=1)
 
 def build(*overrides: str, size: int = 20) -> nn.Module:
     torch.manual_seed(0)
-    return build_losses(compose("loss=matryoshka", *overrides), {"H": size}, LABELS.numpy())["H"]
+    return build_losses(settings_of(compose("loss=matryoshka", *overrides)), {"H": size}, LABELS.numpy())["H"]
 
 
 def proxy_softmax(embeddings: Tensor, proxies: Tensor, temperature: float) -> Tensor:
@@ -56,7 +56,7 @@ def test_each_weight_is_1_and_the_sizes_are_halves_unless_given() -> None:
     sizes = [8, 16, 32]
     loss = build("loss@loss.inner=multi_similarity", size=32)
     embeddings = draw_embeddings(12, 32, seed=1, dtype=torch.float32)
-    single = build_losses(compose("loss=multi_similarity"), {"H": 32}, LABELS.numpy())["H"]
+    single = build_losses(settings_of(compose("loss=multi_similarity")), {"H": 32}, LABELS.numpy())["H"]
     expected = sum(single(embeddings[:, :size], LABELS) for size in sizes)
     torch.testing.assert_close(loss(embeddings, LABELS), expected)
     assert choose_sizes(None, 48) == [12, 24, 48]
@@ -69,7 +69,7 @@ def test_levels_and_the_hierarchy_reach_every_prefix() -> None:
     OmegaConf.set_struct(config, False)
     cluster = {"_target_": "dml.losses.happier.ClusterLoss", "num_classes": "???", "embedding_dim": "???"}
     config.loss.inner = {"_target_": "dml.losses.compose.AtLevel", "level": 1, "loss": cluster}
-    loss = build_losses(config, {"H": 16}, LABELS.numpy())["H"]
+    loss = build_losses(settings_of(config), {"H": 16}, LABELS.numpy())["H"]
     assert [(level, proxies.shape) for level, proxies in proxy_sets(loss, [4, 2], 16)] == [(1, (2, 8)), (1, (2, 16))]
     hierarchies = [part.hierarchy for part in build("loss@loss.inner=csl").modules() if isinstance(part, CSLLoss)]
     assert len(hierarchies) == 2

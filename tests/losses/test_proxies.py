@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from configurations import compose
+from configurations import compose, settings_of
 from conftest import PLAIN, ROOT, Refused
 from torch import nn
 
@@ -31,7 +31,7 @@ def embeddings(seed: int = 0) -> torch.Tensor:
 def loss(request: pytest.FixtureRequest) -> tuple[str, nn.Module]:
     config = compose(f"loss={request.param}")
     torch.manual_seed(0)
-    return request.param, builders.build_losses(config, {"H": SIZE}, LABELS.numpy())["H"]
+    return request.param, builders.build_losses(settings_of(config), {"H": SIZE}, LABELS.numpy())["H"]
 
 
 def test_every_loss_with_proxies_begins_at_the_means(loss: tuple[str, nn.Module]) -> None:

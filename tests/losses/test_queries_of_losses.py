@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from configurations import compose
+from configurations import compose, settings_of
 from conftest import ROOT
 from examples import examples
 from hypothesis import given
@@ -105,7 +105,7 @@ def test_a_subclass_without_queries_is_computed_whole() -> None:
 def test_these_losses_of_the_configuration_take_queries() -> None:
     labels = torch.arange(12)[:, None] // torch.tensor([2, 4, 12])
     built = {
-        path.stem: build_losses(compose(f"loss={path.stem}"), {"H": 8}, labels.numpy())["H"]
+        path.stem: build_losses(settings_of(compose(f"loss={path.stem}")), {"H": 8}, labels.numpy())["H"]
         for path in CONF.glob("*.yaml")
     }
     assert sorted(name for name, loss in built.items() if getattr(loss, "takes_queries", False)) == [

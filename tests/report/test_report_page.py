@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from report_runs import HOSTILE, MakeRun
 
-from dml.commands.parsed_commands.report_command import write_report
+from dml.commands.report import write_report
 from dml.data.image_files.images import read_image
 from dml.data.table import UNKNOWN
 from dml.evaluation.per_query import write_queries

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from configurations import compose as composed
+from configurations import settings_of
 from PIL import Image
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import ProgressBar, Timer
@@ -111,7 +112,9 @@ def test_a_warm_up_is_given_once() -> None:
 def test_a_cosine_ends_with_the_run(overrides: list[str], expected: int) -> None:
     config = composed("scheduler=cosine", *overrides)
     builders.count_in_steps(config, batches_per_epoch=40)
-    schedule = builders.fill_in_schedule(config, builders.build_pace(config, batches_per_epoch=40))
+    schedule = builders.fill_in_schedule(
+        settings_of(config), builders.build_pace(settings_of(config), batches_per_epoch=40)
+    )
     assert schedule is not None
     assert schedule.T_max == expected
 
@@ -120,7 +123,7 @@ def test_a_warm_up_that_leaves_nothing_for_the_schedule_is_refused() -> None:
     config = composed("scheduler=cosine", "scheduler.warmup_steps=400")
     builders.count_in_steps(config, batches_per_epoch=40)
     with pytest.raises(InputError, match=r"scheduler.warmup_steps=400: leaves nothing of the run's 400 steps"):
-        builders.fill_in_schedule(config, builders.build_pace(config, batches_per_epoch=40))
+        builders.fill_in_schedule(settings_of(config), builders.build_pace(settings_of(config), batches_per_epoch=40))
 
 
 @pytest.mark.parametrize(
@@ -141,7 +144,7 @@ def test_a_step_of_the_schedule_beyond_the_runs_end_is_told(overrides: list[str]
     config = composed(*overrides)
     builders.count_in_steps(config, batches_per_epoch=40)
     line = describe_late_milestones(
-        config.scheduler.schedule or {}, builders.build_pace(config, 40), config.trainer.max_steps
+        config.scheduler.schedule or {}, builders.build_pace(settings_of(config), 40), config.trainer.max_steps
     )
     assert line.endswith(expected)
     assert bool(line) == bool(expected)
@@ -150,7 +153,7 @@ def test_a_step_of_the_schedule_beyond_the_runs_end_is_told(overrides: list[str]
 def test_without_validation_there_is_none() -> None:
     config = composed("trainer.val_check_interval=null", "trainer.accelerator=cpu")
     builders.count_in_steps(config, batches_per_epoch=40)
-    assert loop.build_trainer(config, logger=False, enable_checkpointing=False).limit_val_batches == 0
+    assert loop.build_trainer(settings_of(config), logger=False, enable_checkpointing=False).limit_val_batches == 0
 
 
 @pytest.fixture
@@ -179,7 +182,7 @@ def test_copies_in_the_gallery_are_told(
             Image.new("RGB", (8, 8), color).save(path)
     options = ["dataset.reader.val_fraction=0", "dataset.disjoint=false", *known]
     config = composed("dataset=folder", f"dataset.root={tmp_path}", *options)
-    builders.check_readable(config, builders.build_table(config))
+    builders.check_readable(settings_of(config), builders.build_table(settings_of(config)))
     assert ("queries are in their gallery" in caplog.text) == warns
 
 
@@ -200,13 +203,13 @@ def test_dymls_queries_are_excluded_from_their_galleries(
     of each query classes 200 and 201 have none, and the first query finds the other item of class 100.
     """
     config = composed("dataset=dyml_vehicle", f"dataset.root={vehicle}", "dataset.counts=null", *exclude)
-    part = builders.build_table(config).select_evaluated("test")
+    part = builders.build_table(settings_of(config)).select_evaluated("test")
     assert count_queries_in_gallery(part) == (in_gallery, 8)
     angles = torch.rand(len(part), generator=torch.Generator().manual_seed(0))
     fine = part.benchmark == 0
     nearest_of_100 = [0.3, 0.2] if "nearest" not in exclude[0] else [0.2, 0.3]
     angles[fine] = torch.tensor([0.0, 1.0, 2.0, 1.0, 0.0, 2.0, nearest_of_100[1], nearest_of_100[0]])
-    evaluator = Evaluator(part, build_metric_config(config, part))
+    evaluator = Evaluator(part, build_metric_config(settings_of(config), part))
     found = evaluator(torch.stack([angles.cos(), angles.sin()], 1))
     assert found["level0/queries_without_positives"] == without
     assert found["level0/recall@1"] == recall
@@ -214,27 +217,27 @@ def test_dymls_queries_are_excluded_from_their_galleries(
 
 def test_a_gallery_without_the_queries_keeps_its_nearest_items(vehicle: Path) -> None:
     overrides = ["dataset=dyml_vehicle", f"dataset.root={vehicle}", "dataset.counts=null", "evaluation.exclude=nearest"]
-    table = builders.build_table(composed(*overrides))
+    table = builders.build_table(settings_of(composed(*overrides)))
     for part, of_another_set, expected in (
         ("test", [], True),
         ("test", ["~dataset.queries_in_gallery"], False),
         ("train", [], True),
     ):
-        metrics = build_metric_config(composed(*overrides, *of_another_set), table.select_evaluated(part))
+        metrics = build_metric_config(settings_of(composed(*overrides, *of_another_set)), table.select_evaluated(part))
         assert metrics.exclude_nearest == expected
 
 
 def built_trainer(*overrides: str, **settings: Any) -> Trainer:
     config = composed("trainer.accelerator=cpu", *overrides)
     builders.count_in_steps(config, batches_per_epoch=40)
-    return loop.build_trainer(config, logger=False, enable_checkpointing=False, **settings)
+    return loop.build_trainer(settings_of(config), logger=False, enable_checkpointing=False, **settings)
 
 
 @pytest.mark.parametrize("folds", [0, 1, -3])
 @pytest.mark.parametrize("needs_fold", [True, False])
 def test_too_few_folds_are_refused(folds: int, needs_fold: bool) -> None:
     with pytest.raises(InputError, match=rf"^dataset\.folds={folds}: must be 2 or more, or null$"):
-        builders.build_table(composed("dataset=digits", f"dataset.folds={folds}"), needs_fold=needs_fold)
+        builders.build_table(settings_of(composed("dataset=digits", f"dataset.folds={folds}")), needs_fold=needs_fold)
 
 
 def test_every_argument_of_lightnings_trainer_is_a_key_or_refused() -> None:
@@ -303,23 +306,26 @@ def test_a_run_has_one_length() -> None:
 
 
 def test_each_head_has_a_loss_of_its_own() -> None:
-    built = builders.build_losses(composed(), {"L": 4, "H": 8}, LABELS)
+    built = builders.build_losses(settings_of(composed()), {"L": 4, "H": 8}, LABELS)
     assert built.keys() == {"L", "H"}
     assert built["L"] is not built["H"]
 
 
 def test_a_loss_knows_the_number_of_classes_and_their_hierarchy() -> None:
-    assert builders.build_losses(composed("loss=cluster"), {"H": 8}, LABELS)["H"].proxies.shape == (3, 8)
-    csl: Any = builders.build_losses(composed("loss=csl"), {"H": 8}, LABELS)["H"]
+    assert builders.build_losses(settings_of(composed("loss=cluster")), {"H": 8}, LABELS)["H"].proxies.shape == (3, 8)
+    csl: Any = builders.build_losses(settings_of(composed("loss=csl")), {"H": 8}, LABELS)["H"]
     assert csl.hierarchy.tolist() == [[0, 1], [1, 0], [2, 1]]
 
 
 def test_level_weights_are_of_the_tables_levels() -> None:
     table = ImageTable(np.array(["a", "b", "c", "d"]), LABELS, np.array(["test"] * 4), ("class", "super-class"))
-    assert build_metric_config(composed("evaluation.level_weights=[0.9,0.1]"), table).level_weights == [0.9, 0.1]
+    assert build_metric_config(settings_of(composed("evaluation.level_weights=[0.9,0.1]")), table).level_weights == [
+        0.9,
+        0.1,
+    ]
     message = r"evaluation\.level_weights=\[1\.0\]: 1 weights for the 2 levels class, super-class"
     with pytest.raises(InputError, match=message):
-        build_metric_config(composed("evaluation.level_weights=[1.0]"), table)
+        build_metric_config(settings_of(composed("evaluation.level_weights=[1.0]")), table)
 
 
 @pytest.mark.usefixtures("own_code")
@@ -327,17 +333,17 @@ def test_a_logger_that_is_not_installed_says_how_to_get_it(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "wandb", None)
     config = composed("logger=wandb", "logger.loggers.wandb.save_dir=/tmp")
     with pytest.raises(InputError, match=r"logger=wandb: not installed; pip install 'dml\[wandb\]'"):
-        loop.make_loggers(config)
+        loop.make_loggers(settings_of(config))
     config.logger.loggers = {"mine": {"_target_": "pytorch_lightning.loggers.MLFlowLogger"}}
     with pytest.raises(InputError, match=r"logger=mine: .*pip install"):
-        loop.make_loggers(config)
+        loop.make_loggers(settings_of(config))
 
 
 @pytest.mark.parametrize(("override", "is_shown"), [("null", True), ("true", True), ("false", False)])
 def test_a_test_shows_how_far_it_is_and_has_no_callbacks_of_the_users(override: str, is_shown: bool) -> None:
     own = "trainer.callbacks=[{_target_: pytorch_lightning.callbacks.Timer}]"
     config = composed("trainer.accelerator=cpu", f"trainer.enable_progress_bar={override}", own)
-    callbacks = loop.build_testing_trainer(config).callbacks
+    callbacks = loop.build_testing_trainer(settings_of(config)).callbacks
     assert any(isinstance(callback, ProgressBar) for callback in callbacks) == is_shown
     assert not any(isinstance(callback, Timer) for callback in callbacks)
 
@@ -347,13 +353,13 @@ LEVELS = np.array([[0, 0], [1, 0], [2, 1], [3, 1]])
 
 def test_a_level_that_the_data_lacks_is_one_line() -> None:
     with pytest.raises(InputError, match=r"^loss\.level=1: the data set's labels have levels 0 to 0$"):
-        builders.build_losses(composed("loss=rll_coarse"), {"H": 4}, LEVELS[:, :1])
+        builders.build_losses(settings_of(composed("loss=rll_coarse")), {"H": 4}, LEVELS[:, :1])
 
 
 def test_csl_of_a_coarser_level_knows_the_classes_of_that_level() -> None:
     config = composed("loss=csl")
     config.loss = {"_target_": "dml.losses.compose.AtLevel", "level": 1, "loss": config.loss}
-    loss = builders.build_losses(config, {"H": 4}, LEVELS)["H"]
+    loss = builders.build_losses(settings_of(config), {"H": 4}, LEVELS)["H"]
     assert loss.loss.hierarchy.tolist() == [[0], [1]]
     assert loss(torch.eye(4), torch.from_numpy(LEVELS)).isfinite()
 
@@ -375,10 +381,10 @@ def test_arguments_of_a_loss_of_ones_own_may_have_any_name(level: Any) -> None:
     own = {"_target_": f"{__name__}.OwnLoss", "num_classes": "???", "level": level, "sizes": "any", "inner": {"a": 1}}
     config = composed()
     config.loss = own
-    loss = builders.build_losses(config, {"H": 4}, LEVELS)["H"]
+    loss = builders.build_losses(settings_of(config), {"H": 4}, LEVELS)["H"]
     assert (loss.num_classes, loss.level, loss.sizes, loss.inner) == (4, level, "any", {"a": 1})
     config.loss = {"_target_": "dml.losses.AtLevel", "level": 1, "loss": own}
-    assert builders.build_losses(config, {"H": 4}, LEVELS)["H"].loss.num_classes == 2
+    assert builders.build_losses(settings_of(config), {"H": 4}, LEVELS)["H"].loss.num_classes == 2
 
 
 class OwnSum(torch.nn.Module):
@@ -398,5 +404,5 @@ def test_losses_in_a_list_know_the_number_of_classes() -> None:
     coarse = {"_target_": "dml.losses.AtLevel", "level": 1, "loss": cluster}
     config = composed()
     config.loss = {"_target_": f"{__name__}.OwnSum", "losses": [cluster, coarse]}
-    fine, coarser = builders.build_losses(config, {"H": 8}, LEVELS)["H"].losses
+    fine, coarser = builders.build_losses(settings_of(config), {"H": 8}, LEVELS)["H"].losses
     assert (fine.proxies.shape, coarser.loss.proxies.shape) == ((4, 8), (2, 8))

@@ -3,12 +3,13 @@
 from typing import Any
 
 import pytest
+from configurations import settings_of
 from hydra.errors import InstantiationException
 from pytorch_lightning import Callback
 from pytorch_lightning.callbacks import Timer
 from test_builders import composed
 
-from dml.commands.failures.error_lines import explain
+from dml.commands.error_lines import explain
 from dml.run.loop import build_callbacks
 from dml.run.stages import list_stages
 from dml.runtime.errors import InputError
@@ -38,11 +39,13 @@ ALL_OPTIONS = [
 
 
 def names(*overrides: str) -> list[str]:
-    return [type(callback).__name__ for callback in build_callbacks(composed(*overrides))]
+    return [type(callback).__name__ for callback in build_callbacks(settings_of(composed(*overrides)))]
 
 
 def built(kind: type[Callback], *overrides: str) -> Any:
-    (callback,) = (callback for callback in build_callbacks(composed(*overrides)) if isinstance(callback, kind))
+    (callback,) = (
+        callback for callback in build_callbacks(settings_of(composed(*overrides))) if isinstance(callback, kind)
+    )
     return callback
 
 
@@ -64,7 +67,7 @@ def test_all_options_are_built_in_order() -> None:
 
 
 def test_the_keys_of_the_options_reach_the_callbacks() -> None:
-    built_callbacks = build_callbacks(composed(*ALL_OPTIONS, "seed=5"))
+    built_callbacks = build_callbacks(settings_of(composed(*ALL_OPTIONS, "seed=5")))
     seeding, schedule, _, stored, _, averaging, _, _, _, best, last = (vars(callback) for callback in built_callbacks)
     assert seeding["seed"] == 5
     assert (schedule["attribute"], schedule["start"], schedule["end"]) == ("temperature", 1, 2)
@@ -102,13 +105,13 @@ def test_a_users_entry_comes_after_the_others() -> None:
 @pytest.mark.usefixtures("own_code")
 def test_what_is_no_callback_is_refused(override: str, line: str) -> None:
     with pytest.raises(InputError) as refused:
-        build_callbacks(composed(override))
+        build_callbacks(settings_of(composed(override)))
     assert str(refused.value).startswith(line)
 
 
 def test_errors_of_the_options_are_one_line() -> None:
     with pytest.raises(InstantiationException) as refused:
-        build_callbacks(composed("++callbacks.averaging.rate=1"))
+        build_callbacks(settings_of(composed("++callbacks.averaging.rate=1")))
     line = "callbacks.averaging: make_averaging() got an unexpected keyword argument"
     assert str(explain(refused.value)).startswith(line)
 
@@ -117,5 +120,5 @@ def test_each_stage_has_its_own_options() -> None:
     first, second = list_stages(
         composed("+stages={first: {training: {ema: 0.5}}, second: {scheduler: {loss: null}}}", *ALL_OPTIONS[1:])
     )
-    assert [Averaging in map(type, build_callbacks(stage.config)) for stage in (first, second)] == [True, False]
-    assert [LossSchedule in map(type, build_callbacks(stage.config)) for stage in (first, second)] == [True, False]
+    assert [Averaging in map(type, build_callbacks(stage.settings)) for stage in (first, second)] == [True, False]
+    assert [LossSchedule in map(type, build_callbacks(stage.settings)) for stage in (first, second)] == [True, False]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from configurations import compose
+from configurations import compose, settings_of
 from conftest import PLAIN, Here
 
 from dml.evaluation.evaluator import Evaluator
@@ -30,7 +30,7 @@ from dml.training.embedders import CHOSEN_HEADS, Embedded, ModelEmbedder
     ],
 )
 def test_the_ball_follows_the_loss_unless_it_is_given(overrides: list[str], ball: Ball | None) -> None:
-    assert find_ball(compose(*overrides)) == ball
+    assert find_ball(settings_of(compose(*overrides))) == ball
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_the_ball_follows_the_loss_unless_it_is_given(overrides: list[str], ball
 )
 def test_a_geometry_that_cannot_be_used_is_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        find_ball(compose(*overrides))
+        find_ball(settings_of(compose(*overrides)))
 
 
 def test_heads_become_points_alone_and_together() -> None:

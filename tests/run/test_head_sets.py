@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from configurations import compose as composed
+from configurations import settings_of
 from conftest import SMALL, Here, Refused
 
 from dml.data.table import EVERY_LEVEL, ImageTable
@@ -86,10 +87,10 @@ def test_sets_of_other_heads_are_refused(sets: str) -> None:
 )
 def test_every_metric_of_a_validation_can_be_monitored(monitor: str) -> None:
     config, images = composed(f"checkpoints.monitor={monitor}", "evaluation.clustering=false"), table()
-    check_evaluation(config, images)
+    check_evaluation(settings_of(config), images)
     part = images.select_evaluated("val")
     embeddings = torch.randn(len(part), 3, generator=torch.Generator().manual_seed(0))
-    found = Evaluator(part, make_validation_config(build_metric_config(config, part), monitor))(embeddings)
+    found = Evaluator(part, make_validation_config(build_metric_config(settings_of(config), part), monitor))(embeddings)
     assert MetricName.parse(monitor).metric in found
     assert "level0/recall@8" in found
 
@@ -112,26 +113,26 @@ def test_every_metric_of_a_validation_can_be_monitored(monitor: str) -> None:
 def test_what_no_validation_has_is_not_monitored(monitor: str, nearest: str) -> None:
     expected = rf"^checkpoints\.monitor={re.escape(monitor)}: no metric that .*; nearest: (.*, )?{nearest}"
     with pytest.raises(InputError, match=expected):
-        check_evaluation(composed(f"checkpoints.monitor={monitor}"), table())
+        check_evaluation(settings_of(composed(f"checkpoints.monitor={monitor}")), table())
 
 
 def test_a_list_a_level_has_a_mean_to_monitor() -> None:
     listed = table(a_list_a_level=True)
-    check_evaluation(composed("checkpoints.monitor=mean/asi", "evaluation.selection=test"), listed)
+    check_evaluation(settings_of(composed("checkpoints.monitor=mean/asi", "evaluation.selection=test")), listed)
     with pytest.raises(InputError, match=r"checkpoints\.monitor=asi: .* nearest: .*mean/asi"):
-        check_evaluation(composed("checkpoints.monitor=asi", "evaluation.selection=test"), listed)
+        check_evaluation(settings_of(composed("checkpoints.monitor=asi", "evaluation.selection=test")), listed)
 
 
 def test_without_a_validation_nothing_is_monitored() -> None:
-    check_evaluation(composed("checkpoints.monitor=mean/recall@1"), table(val=False))
+    check_evaluation(settings_of(composed("checkpoints.monitor=mean/recall@1")), table(val=False))
 
 
 def test_a_validation_of_one_class_is_refused_unless_there_is_none() -> None:
     images = table()
     images.labels[images.rows("val"), 0] = 0
     with pytest.raises(InputError, match="the images in the val split are all of one "):
-        check_evaluation(composed(), images)
-    check_evaluation(composed("trainer.val_check_interval=null"), images)
+        check_evaluation(settings_of(composed()), images)
+    check_evaluation(settings_of(composed("trainer.val_check_interval=null")), images)
 
 
 @pytest.mark.parametrize(

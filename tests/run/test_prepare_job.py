@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from configurations import settings_of
 from hydra import compose, initialize_config_dir
 from PIL import Image
 from rich.console import Console
@@ -146,7 +147,7 @@ def test_training_finds_the_cache(prepare: Prepare, sop: Path, capsys: pytest.Ca
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("train", overrides=["dataset=sop", f"dataset.root={sop}/", COUNTS, "dataset.folds=2"])
     table, folder = (
-        builders.build_table(config).subset("val"),
+        builders.build_table(settings_of(config)).subset("val"),
         CacheFolder.from_setting("auto", config.dataset.root, "sop"),
     )
     assert folder is not None

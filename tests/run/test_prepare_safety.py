@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from configurations import compose
+from configurations import compose, settings_of
 from conftest import PLAIN
 from PIL import Image
 
@@ -57,9 +57,9 @@ def train_reads(root: Path) -> None:
     """What a training reads of what was prepared."""
     config = compose(*FOLDER)
     config.dataset.root = str(root)
-    folder = builders.find_cache_folder(config)
+    folder = builders.find_cache_folder(settings_of(config))
     assert folder is not None
-    folder.find(builders.build_table(config), Resize("warp", 8))
+    folder.find(builders.build_table(settings_of(config)), Resize("warp", 8))
 
 
 LINKS = [
@@ -181,7 +181,7 @@ def test_verify_content(prepare: Prepare, root: Path, capsys: pytest.CaptureFixt
         assert ("1 images have another content" in printed) == (override == "verify=content")
     config = compose("dataset=folder", "dataset.reader.val_fraction=0")
     config.dataset.root = str(root)
-    folder, table = builders.find_cache_folder(config), builders.build_table(config)
+    folder, table = builders.find_cache_folder(settings_of(config)), builders.build_table(settings_of(config))
     assert isinstance(folder, CacheFolder)
     cache = folder.find(table, Resize("warp", 8))
     assert cache is not None

@@ -13,6 +13,7 @@ from typing import Any
 import optuna
 import pytest
 import torch
+from configurations import settings_of
 from conftest import PLAIN, Here
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -23,8 +24,8 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from runs import kill_at, last, metrics
 
-from dml.commands.failures.error_lines import explain
-from dml.commands.parsed_commands.compare_command import compare_runs
+from dml.commands.compare import compare_runs
+from dml.commands.error_lines import explain
 from dml.report.comparison import compare, find_runs, find_unfinished
 from dml.run import sweeps
 from dml.run.config_folders import CONF
@@ -245,7 +246,7 @@ def test_optuna_searches_prunes_and_goes_on(here: Here, told: Lines, small_emoji
         trial = study.ask()
         assert config.optimizer.lr == trial.suggest_float("optimizer.lr", 1e-4, 2e-3, log=True)
         values = RunFolder(tmp_path / run).values("val/level0/map@r")
-        assert read_objective(config, RunFolder(tmp_path / run)) == max(values.values())
+        assert read_objective(settings_of(config), RunFolder(tmp_path / run)) == max(values.values())
         study.tell(trial, max(values.values()))
     found: Any = OmegaConf.load(tmp_path / "optimization_results.yaml")
     assert found.best_value == study.best_value
@@ -260,10 +261,10 @@ def test_the_objective_is_that_of_the_tested_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "metrics.csv").write_text("step,loss,val/h_ap\n1,2.0,\n2,1.0,0.25\n3,1.0,\n4,0.5,0.125\n")
     for step, value in ((2, 0.25), (3, 0.25), (4, 0.125)):
         (tmp_path / "metrics.json").write_text(json.dumps({"step": step}))
-        assert read_objective(config, RunFolder(tmp_path)) == value
+        assert read_objective(settings_of(config), RunFolder(tmp_path)) == value
     config.checkpoints.monitor = "ndcg"
     with pytest.raises(InputError, match=r"no val/ndcg to optimize in .*: it takes a validation split"):
-        read_objective(config, RunFolder(tmp_path))
+        read_objective(settings_of(config), RunFolder(tmp_path))
 
 
 HISTORY = st.lists(st.integers(0, 8), min_size=1, max_size=4).map(

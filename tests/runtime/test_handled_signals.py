@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dml.commands.failures.error_lines import one_line_errors
+from dml.commands.error_lines import one_line_errors
 from dml.runtime import signals
 from dml.runtime.errors import InputError
 from dml.runtime.filesystem.files import replacing

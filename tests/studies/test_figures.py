@@ -11,7 +11,7 @@ from conftest import Printed
 from PIL import Image, ImageColor
 from report_runs import MakeRun
 
-from dml.commands.start.log_levels import quiet
+from dml.commands.start import quiet
 from dml.evaluation.per_query import write_queries
 from dml.report.pictures import COARSER, COLORS, OTHER, SAME
 from dml.run import jobs

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from configurations import settings_of
 from omegaconf import DictConfig
 
 from dml.run.evaluators import find_ball
@@ -69,7 +70,7 @@ def test_settings_of_hyp_vit(dataset: str) -> None:
     assert config.transform.test.steps[0].size == side
     assert (config.optimizer.lr, config.trainer.gradient_clip_val) == (3e-5, 3)
     assert (config.model.embed_dim, config.model.backbone.freeze_patch_embedding) == (128, True)
-    assert find_ball(config) == (0.1, 2.3)
+    assert find_ball(settings_of(config)) == (0.1, 2.3)
     assert config.loss.temperature == 0.2
 
 
@@ -83,7 +84,7 @@ def test_hyp_vit_with_dino_and_on_the_sphere() -> None:
     assert (dino.optimizer.lr, dino.trainer.gradient_clip_val, dino.model.embed_dim) == (1e-5, 3, 128)
     assert dino.model.backbone.name == "vit_small_patch16_224.dino"
     sphere = compose(Training("hyp/vit_small/cub200", ("loss.curvature=0", "loss.temperature=0.1")))
-    assert find_ball(sphere) is None
+    assert find_ball(settings_of(sphere)) is None
 
 
 def test_a_row_is_of_the_network_and_the_size_of_its_lane() -> None:

@@ -22,7 +22,7 @@ assert {start}([fine, ["train", "loss=nothing"]])
 
 STOPPED = """
 import os, signal
-from dml.commands.failures.error_lines import one_line_errors, print_line
+from dml.commands.error_lines import one_line_errors, print_line
 from dml.runtime.signals import handle_signals
 from dml.studies import runs
 

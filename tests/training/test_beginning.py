@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from configurations import settings_of
 from conftest import PLAIN, Here
 from omegaconf import OmegaConf
 from pytorch_lightning import seed_everything
@@ -30,8 +31,8 @@ def test_heads_begin_at_the_components_of_what_their_network_gives(
     weights = last(tmp_path)["state_dict"]
     config = OmegaConf.load(tmp_path / ".hydra" / "config.yaml")
     seed_everything(config.seed, verbose=False)
-    images = builders.build_data(config, builders.build_table(config))
-    model = builders.build_model(config).eval()
+    images = builders.build_data(settings_of(config), builders.build_table(settings_of(config)))
+    model = builders.build_model(settings_of(config)).eval()
     with torch.no_grad():
         inputs = [model.pool_maps(model.backbone(pixels)[1]) for pixels, _, _ in images.training_images()]
     for head in config.model.heads:

@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 import torch
 from configurations import compose as composed
+from configurations import settings_of
 from conftest import PLAIN
 from torch import Tensor
 from torchvision.transforms import v2
 
-from dml.commands.start.log_levels import quiet
+from dml.commands.start import quiet
 from dml.data.image_files.images import ImageFile
 from dml.data.transforms import Crops, Resize, and_mirrored, stack
 from dml.models.embedding import EmbeddingModel, embed_views
@@ -83,11 +84,13 @@ def test_a_test_takes_the_views_and_a_validation_one(small_emoji: Path, crops: i
     asked = ["transform=rll", "trainer.accelerator=cpu", "data.eval_batch_size=16", "+trainer.limit_test_batches=2"]
     asked += [f"dataset.root={small_emoji}", "model.heads=[M,H]", f"evaluation.crops={crops}"]
     config = composed(*PLAIN, *asked)
-    images = builders.build_data(config, builders.build_table(config))
-    model: Any = builders.build_model(config)
+    images = builders.build_data(settings_of(config), builders.build_table(settings_of(config)))
+    model: Any = builders.build_model(settings_of(config))
     assert isinstance(model, EmbeddingModel)
-    trainer = loop.build_trainer(config, logger=False, enable_checkpointing=False, enable_progress_bar=False)
-    learner, raw = builders.build_learner(config, images, model), RawFeatures(model)
+    trainer = loop.build_trainer(
+        settings_of(config), logger=False, enable_checkpointing=False, enable_progress_bar=False
+    )
+    learner, raw = builders.build_learner(settings_of(config), images, model), RawFeatures(model)
     trainer.test(learner, images, verbose=False)
     trainer.test(raw, images, verbose=False)
 
@@ -124,8 +127,8 @@ def test_a_test_takes_the_views_and_a_validation_one(small_emoji: Path, crops: i
 )
 def test_views_that_cannot_be_had_are_refused(overrides: list[str], expected: str) -> None:
     with pytest.raises(InputError, match=expected):
-        builders.build_crops_transform(composed(*overrides))
+        builders.build_crops_transform(settings_of(composed(*overrides)))
 
 
 def test_without_crops_there_is_no_other_transform() -> None:
-    assert builders.build_crops_transform(composed("transform=rll")) is None
+    assert builders.build_crops_transform(settings_of(composed("transform=rll"))) is None

@@ -11,7 +11,7 @@ from gloo import on_processes
 from pytorch_lightning import Trainer
 from torch import Tensor, nn
 
-from dml.commands.start.log_levels import quiet
+from dml.commands.start import quiet
 from dml.data.readers.emoji import read
 from dml.data.table import ImageTable
 from dml.evaluation import Evaluator, MetricConfig

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from configurations import CONF
+from configurations import CONF, settings_of
 from gloo import on_processes
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
@@ -69,7 +69,7 @@ def configs() -> dict[str, DictConfig]:
 
 def build(config: DictConfig) -> nn.Module:
     torch.manual_seed(0)
-    loss = build_losses(config, {"H": SIZE}, labels().numpy())["H"]
+    loss = build_losses(settings_of(config), {"H": SIZE}, labels().numpy())["H"]
     for part in loss.modules():
         if isinstance(part, EmbeddingDrift):
             part.stored = torch.randn(ROWS, SIZE, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

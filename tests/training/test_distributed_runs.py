@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from configurations import settings_of
 from conftest import ONE_HEAD
 from forks import ForkedScript, run_forked
 from gloo import on_processes
@@ -20,8 +21,8 @@ from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.utilities import rank_zero_only
 from runs import TWO, Ended, assert_same_run, last, run_ranks
 
-from dml.commands.failures.error_lines import explain
-from dml.commands.start.follower_processes import follow
+from dml.commands.error_lines import explain
+from dml.commands.start import follow
 from dml.run import loop
 from dml.run.config_folders import CONF
 from dml.runtime import ranks
@@ -231,7 +232,7 @@ def slurm_config(*overrides: str) -> DictConfig:
 
 @pytest.mark.usefixtures("srun")
 def test_slurm_says_who_a_process_is() -> None:
-    trainer = loop.build_trainer(slurm_config(), logger=False)
+    trainer = loop.build_trainer(settings_of(slurm_config()), logger=False)
     strategy = trainer.strategy
     assert isinstance(strategy, DDPStrategy)
     environment = strategy.cluster_environment
@@ -247,5 +248,5 @@ def test_slurm_says_who_a_process_is() -> None:
 def test_slurm_without_srun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_PROCID", raising=False)
     with pytest.raises(InstantiationException) as refused:
-        loop.build_trainer(slurm_config(), logger=False)
+        loop.build_trainer(settings_of(slurm_config()), logger=False)
     assert "srun did not start this process" in (explain(refused.value) or "")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from configurations import CONF, compose
+from configurations import CONF, compose, settings_of
 from pytorch_lightning import Callback, Trainer
 from torch import Tensor
 from trainers import small_trainer
@@ -59,9 +59,9 @@ def make_learner(model: EmbeddingModel, loss: str = "rll", **changes: Any) -> tu
     config.sampler.classes_per_batch, config.sampler.images_per_class = 3, 4
     for key, value in changes.items():
         config.training[key] = value
-    images = builders.build_data(config, TABLE)
+    images = builders.build_data(settings_of(config), TABLE)
     builders.count_in_steps(config, len(images.sampler))
-    learner = builders.build_learner(config, images, model)
+    learner = builders.build_learner(settings_of(config), images, model)
     assert isinstance(images, FrozenDataModule)
     assert isinstance(learner, FrozenLearner)
     inputs = pool(model)

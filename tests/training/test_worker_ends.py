@@ -4,7 +4,7 @@ from multiprocessing import active_children
 from pathlib import Path
 
 import pytest
-from configurations import compose
+from configurations import compose, settings_of
 from conftest import PLAIN, Here, Refused
 
 from dml.data.dataset import Draw, ImageDataset, Item
@@ -50,7 +50,7 @@ def test_the_workers_of_all_loaders_end(small_emoji: Path) -> None:
     """A training that stores embeddings makes another loader after that of its validations."""
     before = set(active_children())
     config = compose(f"dataset.root={small_emoji}", *PLAIN, "data.num_workers=1")
-    images = build_data(config, build_table(config))
+    images = build_data(settings_of(config), build_table(settings_of(config)))
     loaders = [images.val_dataloader(), images.training_images()]
     loading = [iter(loader) for loader in loaders]
     images.on_exception(InputError("a batch"))

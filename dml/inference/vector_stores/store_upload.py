@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from dml.data.image_files.contents import UNREADABLE, read_content
 from dml.inference.embedding_files import check_names
 from dml.inference.image_embedder import ImageEmbedder
-from dml.inference.image_inputs import check_readable
-from dml.inference.index_folder import IndexItems, Source, list_source
+from dml.inference.image_inputs import Source, check_readable, list_source
+from dml.inference.index_folder import IndexItems
 from dml.inference.vector_stores.stores import (
     CollectionFacts,
     Points,

@@ -6,13 +6,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from omegaconf import DictConfig
 from pytorch_lightning import Trainer
 from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor
 
 from dml.data.copies import count_queries_in_gallery
-from dml.data.image_files.limits import ImageLimits
 from dml.data.table import ImageTable
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.geometry import UnitEmbeddings
@@ -28,6 +26,8 @@ from dml.run import builders
 from dml.run.evaluators import build_metric_config, build_rerankings
 from dml.run.model_tests.tested_threshold import evaluate_model_threshold
 from dml.run.resuming.stored_configuration import plain_config
+from dml.run.settings import Settings
+from dml.run.stages import Stage
 from dml.runtime.errors import InputError
 from dml.runtime.run_folders.run_folder import RunFolder
 from dml.training.data import EvaluationData
@@ -38,7 +38,7 @@ Metrics = dict[str, Any]
 
 
 def run_test(
-    config: DictConfig,
+    stage: Stage,
     trainer: Trainer,
     embedder: ModelEmbedder,
     images: EvaluationData,
@@ -51,7 +51,7 @@ def run_test(
     """Embed and evaluate a split; write the metrics and pictures, log the metrics, and print them.
 
     Args:
-        config: configuration of the tested stage.
+        stage: the tested stage.
         trainer: trainer of the pass over the split, and of the loggers that get the metrics.
         embedder: model that embeds the split.
         images: images of the split.
@@ -63,24 +63,25 @@ def run_test(
     Returns:
         The contents of metrics.json.
     """
+    settings = stage.settings
     images.tested_on = split
     trainer.test(embedder, images, verbose=False)
-    settings, rows = config.evaluation, embedder.embedded.rows
+    evaluation, rows = settings.evaluation, embedder.embedded.rows
     table = images.table.select_evaluated(split)
     skipped = len(table) - len(rows)
     tested = table.take(rows.numpy()) if skipped else table
-    evaluator = Evaluator(tested, build_metric_config(config, table))
-    embeddings, lists, metrics = _evaluate(config, evaluator, embedder, trainer.strategy.root_device, tested)
+    evaluator = Evaluator(tested, build_metric_config(settings, table))
+    embeddings, lists, metrics = _evaluate(settings, evaluator, embedder, trainer.strategy.root_device, tested)
     if split == "test":
-        metrics |= _compute_test_metrics(config, images.table, embeddings, rows, neighbors_file)
-    is_limited = config.trainer.limit_test_batches is not None  # the images beyond aren't skipped as unreadable
-    metrics |= _count_special_images(config, table, 0 if is_limited else skipped)
-    metrics |= evaluate_model_threshold(config, trainer, embedder, images, embeddings, tested, folder)
+        metrics |= _compute_test_metrics(settings, images.table, embeddings, rows, neighbors_file)
+    is_limited = settings.trainer.limit_test_batches is not None  # the images beyond aren't skipped as unreadable
+    metrics |= _count_special_images(settings, table, 0 if is_limited else skipped)
+    metrics |= evaluate_model_threshold(settings, trainer, embedder, images, embeddings, tested, folder)
     facts = {"split": split, "device": _name_device(trainer.strategy.root_device)}
     metrics = description | metrics | _describe_embeddings(embedder.model, evaluator.config.curvature) | facts
-    limits = ImageLimits.from_settings(config.data)
+    limits = settings.data.limits
     rank_zero_only(write_pictures)(
-        folder, metrics, tested, embeddings, lists, limits, sheet=settings.sheet, report=settings.report
+        folder, metrics, tested, embeddings, lists, limits, sheet=evaluation.sheet, report=evaluation.report
     )
     log_final_metrics(trainer.loggers, metrics, folder)
     rank_zero_only(folder.write_metrics)(metrics)  # last of all, as a run with metrics.json is finished
@@ -89,29 +90,29 @@ def run_test(
         images.table.levels,
         list(embedder.model.embed_dims),
         folder.path,
-        settings=plain_config(config),
+        settings=plain_config(stage.config),
         custom=evaluator.config.custom,
     )
     return metrics
 
 
 def _evaluate(
-    config: DictConfig, evaluator: Evaluator, embedder: ModelEmbedder, device: torch.device, tested: ImageTable
+    settings: Settings, evaluator: Evaluator, embedder: ModelEmbedder, device: torch.device, tested: ImageTable
 ) -> tuple[UnitEmbeddings, list[PerQuery], Metrics]:
     """Evaluate what was embedded -> embeddings of the chosen heads, the lists of queries for the pictures, metrics.
 
     The metrics are those of the chosen heads, of other sets of heads, and of each re-ranking.
     """
-    settings, embedded = config.evaluation, embedder.embedded.embeddings
+    evaluation, embedded = settings.evaluation, embedder.embedded.embeddings
     embeddings = UnitEmbeddings.normalize(embedded[CHOSEN_HEADS].to(device), curvature=evaluator.config.curvature)
-    pictures = [picture for picture in (settings.report, settings.sheet) if picture]
-    evaluation = evaluator.evaluate(embeddings, neighbors=max([picture.neighbors for picture in pictures], default=0))
-    metrics: Metrics = {**evaluation.metrics}
-    for heads in list_evaluated_heads(config.model.heads, settings):
+    pictures = [picture for picture in (evaluation.report, evaluation.sheet) if picture]
+    evaluated = evaluator.evaluate(embeddings, neighbors=max([picture.neighbors for picture in pictures], default=0))
+    metrics: Metrics = {**evaluated.metrics}
+    for heads in list_evaluated_heads(settings.model.heads, vars(evaluation)):
         head_metrics = evaluator.evaluate(embedded[heads].to(device)).metrics
         metrics |= {f"{HEADS}/{heads}/{name}": value for name, value in head_metrics.items()}
-    metrics |= evaluate_rerankings(evaluator, embeddings, build_rerankings(config, tested))
-    return embeddings, evaluation.lists, metrics
+    metrics |= evaluate_rerankings(evaluator, embeddings, build_rerankings(settings, tested))
+    return embeddings, evaluated.lists, metrics
 
 
 def _describe_embeddings(model: AnyModel, curvature: float) -> Metrics:
@@ -127,37 +128,37 @@ def _name_device(device: torch.device) -> str:
 
 
 def _compute_test_metrics(
-    config: DictConfig, table: ImageTable, embeddings: UnitEmbeddings, rows: Tensor, neighbors_file: Path
+    settings: Settings, table: ImageTable, embeddings: UnitEmbeddings, rows: Tensor, neighbors_file: Path
 ) -> Metrics:
     """Compute the metrics that no other split has: recall among fixed neighbors, and the metrics by other labels."""
     metrics: Metrics = {}
-    if config.evaluation.fixed_neighbors:
+    if settings.evaluation.fixed_neighbors:
         labels = table.select_evaluated("test").labels[rows.numpy()]
-        metrics |= _recall_fixed(config, embeddings, labels, rows, neighbors_file)
-    for name, relabeled in builders.read_other_labels(config, table).items():
-        other_evaluator = Evaluator(relabeled, build_metric_config(config, relabeled))
+        metrics |= _recall_fixed(settings, embeddings, labels, rows, neighbors_file)
+    for name, relabeled in builders.read_other_labels(settings, table).items():
+        other_evaluator = Evaluator(relabeled, build_metric_config(settings, relabeled))
         metrics |= {f"{name}/{metric}": value for metric, value in other_evaluator(embeddings, rows).items()}
     return metrics
 
 
-def _count_special_images(config: DictConfig, table: ImageTable, skipped: int) -> Metrics:
+def _count_special_images(settings: Settings, table: ImageTable, skipped: int) -> Metrics:
     """Return the number of images that couldn't be read, and that of queries in their gallery, where they count."""
     counts: Metrics = {"images_skipped": skipped} if skipped else {}
-    if builders.compares_contents(config) and (in_gallery := count_queries_in_gallery(table))[1]:
+    if builders.compares_contents(settings) and (in_gallery := count_queries_in_gallery(table))[1]:
         counts["queries_in_gallery"] = in_gallery[0]
     return counts
 
 
 def _recall_fixed(
-    config: DictConfig, embeddings: UnitEmbeddings, labels: NDArray[np.int64], rows: Tensor, path: Path
+    settings: Settings, embeddings: UnitEmbeddings, labels: NDArray[np.int64], rows: Tensor, path: Path
 ) -> Metrics:
     """Compute recall among the neighbors of each image before the training -> fixed/level0/recall@1 and so on."""
-    option = f"evaluation.fixed_neighbors={config.evaluation.fixed_neighbors}"
+    option = f"evaluation.fixed_neighbors={settings.evaluation.fixed_neighbors}"
     if not path.exists():
         raise InputError(f"{option}: no {path}, which training leaves; null tests without")
     fixed = FixedNeighbors.read(path)
     if not np.array_equal(fixed.rows, rows.numpy()):
         raise InputError(f"{option}: {path} is of {len(fixed.rows)} images, not of the {len(rows)} tested")
     neighbors = torch.from_numpy(fixed.neighbors)
-    recalls = recall_among(embeddings, labels, neighbors, config.evaluation.recall_at)
+    recalls = recall_among(embeddings, labels, neighbors, settings.evaluation.recall_at)
     return {f"fixed/{name}": value for name, value in recalls.items()}

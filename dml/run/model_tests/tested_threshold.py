@@ -1,6 +1,5 @@
 """The threshold of a tested model: chosen on the validation classes, judged on the tested ones."""
 
-from omegaconf import DictConfig
 from pytorch_lightning import Trainer
 from pytorch_lightning.utilities import rank_zero_only
 
@@ -9,6 +8,7 @@ from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.threshold import evaluate_threshold, make_pairs
 from dml.metrics.pairs import LabeledPairs
 from dml.run.evaluators import build_threshold_settings
+from dml.run.settings import Settings
 from dml.runtime.run_folders.run_folder import RunFolder
 from dml.training.data import EvaluationData
 from dml.training.embedders import CHOSEN_HEADS, ModelEmbedder
@@ -17,7 +17,7 @@ Metrics = dict[str, float]
 
 
 def evaluate_model_threshold(
-    config: DictConfig,
+    settings: Settings,
     trainer: Trainer,
     embedder: ModelEmbedder,
     images: EvaluationData,
@@ -30,7 +30,7 @@ def evaluate_model_threshold(
     The validation split is embedded for it, unless it is the tested one.
 
     Args:
-        config: configuration of the tested stage.
+        settings: settings of the tested stage.
         trainer: trainer of the pass over the validation split.
         embedder: model that embeds the split.
         images: images of all splits.
@@ -41,14 +41,14 @@ def evaluate_model_threshold(
     Returns:
         Metrics named threshold/...; none if the option is off, or embeddings are compared by another distance.
     """
-    settings = build_threshold_settings(config)
-    pairs = make_pairs(embeddings, tested) if settings else None
-    if settings is None or pairs is None:
+    threshold = build_threshold_settings(settings)
+    pairs = make_pairs(embeddings, tested) if threshold else None
+    if threshold is None or pairs is None:
         rank_zero_only(folder.write_threshold_curves)({})
         return {}
     split = images.tested_on
     validated = pairs if split == "val" else _embed_validation(trainer, embedder, images)
-    metrics, curves = evaluate_threshold(split, pairs, validated, settings)
+    metrics, curves = evaluate_threshold(split, pairs, validated, threshold)
     rank_zero_only(folder.write_threshold_curves)({name: curve.tolist() for name, curve in curves.items()})
     return metrics
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import DictConfig
 from pytorch_lightning import Trainer
 from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor
@@ -23,7 +22,8 @@ from dml.run import builders, loop
 from dml.run.evaluators import build_metric_config, choose_tested_split
 from dml.run.model_tests.feature_source import FeatureSource
 from dml.run.resuming.stored_configuration import plain_config
-from dml.run.settings import list_keys
+from dml.run.settings import Settings, list_keys
+from dml.run.stages import Stage
 from dml.runtime.errors import InputError
 from dml.runtime.run_folders.run_folder import RunFolder, configuration_id
 from dml.training.data import DataModule, EvaluationData
@@ -37,7 +37,7 @@ PCA_IMAGES = 5_000
 
 
 def evaluate_raw_features(
-    config: DictConfig, images: DataModule, model: AnyModel, folder: RunFolder, source: FeatureSource | None = None
+    stage: Stage, images: DataModule, model: AnyModel, folder: RunFolder, source: FeatureSource | None = None
 ) -> Metrics:
     """Compute the metrics of the backbone's features before any training -> raw/level0/recall@1 and so on.
 
@@ -46,29 +46,30 @@ def evaluate_raw_features(
     comparison -> raw/pca/level0/recall@1 and so on. A resumed run reads all from its folder.
 
     Args:
-        config: configuration of the run's first stage.
+        stage: the run's first stage.
         images: images of the run.
         model: network with its heads.
         folder: folder of the run.
         source: source of the backbone's features; None computes them.
     """
-    parts = {part: value for part, value in plain_config(config).items() if part in list_keys("decides_raw")}
-    configuration = configuration_id(parts | {"precision": config.trainer.precision})
+    settings = stage.settings
+    parts = {part: value for part, value in plain_config(stage.config).items() if part in list_keys("decides_raw")}
+    configuration = configuration_id(parts | {"precision": settings.trainer.precision})
     metrics = folder.raw_metrics(configuration)
     if metrics is None:
-        images.tested_on = choose_tested_split(config, images.table)
+        images.tested_on = choose_tested_split(settings, images.table)
         rank_zero_only(print_raw_test)()
-        trainer = loop.build_testing_trainer(config)
+        trainer = loop.build_testing_trainer(settings)
         table = images.table.select_evaluated(images.tested_on)
         if source is None:
             features, rows = _embed_raw(trainer, images, model)
         else:
             features, rows = _keep_readable(source.load_raw(table, with_inputs=True))
-        by_cosine = replace(build_metric_config(config, table), curvature=0.0)
+        by_cosine = replace(build_metric_config(settings, table), curvature=0.0)
         device, evaluator = ranking_device(trainer.strategy.root_device), Evaluator(table, by_cosine)
         metrics = evaluator(features.to(device), rows)
         if (size := sum(model.embed_dims.values())) < features.shape[1]:
-            components = PrincipalComponents.fit(_embed_training_sample(config, images, model, source), size)
+            components = PrincipalComponents.fit(_embed_training_sample(settings, images, model, source), size)
             if component_count := len(components.deviations):  # fewer than `size` if there are few training images
                 projected = evaluator(components.project(features, whiten=False).to(device), rows)
                 metrics |= {f"{PCA}/{name}": value for name, value in projected.items()}
@@ -92,7 +93,7 @@ def _keep_readable(features: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _embed_training_sample(
-    config: DictConfig, images: DataModule, model: AnyModel, source: FeatureSource | None
+    settings: Settings, images: DataModule, model: AnyModel, source: FeatureSource | None
 ) -> Tensor:
     """Compute the backbone's L2-normalized features (M, F) of evenly spread training images.
 
@@ -102,24 +103,28 @@ def _embed_training_sample(
     rows = np.unique(np.linspace(0, len(table) - 1, min(PCA_IMAGES, len(table))).astype(np.int64))
     if source is not None:  # the training needs the features of all images anyway
         return _keep_readable(source.load_raw(table, with_inputs=True)[torch.from_numpy(rows)])[0]
-    sample = builders.build_evaluation_data(config, table.take(rows))
+    sample = builders.build_evaluation_data(settings, table.take(rows))
     sample.tested_on = "train"
-    return _embed_raw(loop.build_testing_trainer(config, limit_test_batches=1.0), sample, model)[0]
+    return _embed_raw(loop.build_testing_trainer(settings, limit_test_batches=1.0), sample, model)[0]
 
 
-def store_fixed_neighbors(config: DictConfig, learner: MetricLearner, images: DataModule, path: Path) -> None:
-    """Write the nearest neighbors of each test image by the model as it is, unless the file holds them.
+def store_fixed_neighbors(
+    settings: Settings, learner: MetricLearner, images: DataModule, path: Path, count: int
+) -> None:
+    """Write the ``count`` nearest neighbors of each test image by the model as it is, unless the file holds them.
 
     Raises:
         InputError: if the test isn't of one split that is its own gallery.
     """
-    count, table = config.evaluation.fixed_neighbors, images.table.select_evaluated("test")
+    table = images.table.select_evaluated("test")
     if len(np.unique(table.split)) > 1 or (table.benchmark != EVERY_LEVEL).any():
-        raise InputError(f"evaluation.fixed_neighbors={count}: {config.dataset.name} has more than one list to search")
+        raise InputError(
+            f"evaluation.fixed_neighbors={count}: {settings.dataset.name} has more than one list to search"
+        )
     if path.exists():
         FixedNeighbors.read(path)  # an error about damage comes before the training
         return
-    trainer = loop.build_testing_trainer(config)
+    trainer = loop.build_testing_trainer(settings)
     images.tested_on = "test"
     trainer.test(learner, images, verbose=False)
     embeddings = learner.embedded.embeddings[CHOSEN_HEADS].to(ranking_device(trainer.strategy.root_device))

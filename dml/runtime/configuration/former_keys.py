@@ -21,6 +21,7 @@ MOVED = {
 """The present key of each former one."""
 
 MOVED_TARGETS = {
+    "dml.commands.start.sweep_start.SweepStart": "dml.commands.sweep_start.SweepStart",
     "dml.training.callbacks.best_checkpoint.BestCheckpoint": "dml.training.callbacks.checkpoints.BestCheckpoint",
     "dml.training.callbacks.class_mean_proxies.make_class_mean_proxies": (
         "dml.training.callbacks.initial_values.make_class_mean_proxies"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from configurations import compose
+from configurations import compose, settings_of
 from conftest import ROOT
 from trees.tree import FAULTS, FOUND_IN_AN_IMAGE, Tree
 
@@ -34,7 +34,7 @@ def table(tree: Tree, root: Path | None, **data: int) -> ImageTable:
     config.dataset.folds = None
     for name, value in tree.arguments.items():
         config.dataset.reader[name] = value
-    return builders.build_table(config)
+    return builders.build_table(settings_of(config))
 
 
 def lists(root: Path) -> list[Path]:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from dml.commands.parsed_commands.compare_command import compare_runs
+from dml.commands.compare import compare_runs
 from dml.run.resuming.resolved_values import resolve_environment, resolve_values
 from dml.runtime.filesystem.files import write_text
 from dml.runtime.run_folders.run_folder import RunFolder

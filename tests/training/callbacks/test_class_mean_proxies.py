@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from configurations import settings_of
 from conftest import PLAIN, Here
 from omegaconf import OmegaConf
 from pytorch_lightning import seed_everything
@@ -28,8 +29,8 @@ def test_a_run_begins_with_the_means_of_its_own_network(
 
     config = OmegaConf.load(tmp_path / ".hydra" / "config.yaml")
     seed_everything(config.seed, verbose=False)
-    images = builders.build_data(config, builders.build_table(config))
-    model = builders.build_model(config).eval()
+    images = builders.build_data(settings_of(config), builders.build_table(settings_of(config)))
+    model = builders.build_model(settings_of(config)).eval()
     with torch.no_grad():
         batches = [(model(pixels), labels[:, 0]) for pixels, labels, _ in images.training_images()]
     classes = torch.cat([labels for _, labels in batches])

@@ -9,7 +9,7 @@ from pytorch_lightning.callbacks import ProgressBar
 from rich.console import Console
 from torch.utils.data import DataLoader
 
-from dml.commands.start.log_levels import quiet
+from dml.commands.start import quiet
 from dml.training.callbacks import progress
 from dml.training.callbacks.progress import Progress, ProgressLines
 

@@ -1,1 +1,0 @@
-"""Checks of a configuration before data is read or a model is built."""

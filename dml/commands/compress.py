@@ -1,0 +1,136 @@
+"""The command ``dml compress``."""
+
+import os
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dml.commands.command_parser import (
+    CommandParser,
+    add_embedding_options,
+    embedding_options,
+    load_for_many_images,
+    positive_number,
+)
+from dml.commands.error_lines import one_line_errors, print_line
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import printable
+from dml.runtime.filesystem.paths import expand_home
+
+if TYPE_CHECKING:
+    from dml.inference import ImageEmbedder
+    from dml.runtime.run_folders.run_folder import RunFolder
+
+DESCRIPTION = """\
+Measure what smaller vectors of a trained model cost: recall@1, MAP@R, bytes
+and speed of prefixes of the vectors, of PCA, and of FAISS's quantizers, each
+trained on the training images. The table is printed, and its values are
+written to compression.json in the model's folder. See "Smaller vectors" in
+docs/using.md."""
+
+EXAMPLES = {
+    "dml compress outputs/RUN": "prints the table, and writes outputs/RUN/compression.json",
+    "dml compress outputs/RUN --split val --prefixes 16 32": "measures the validation classes",
+    "dml compress my_model --root /data/birds --output small.json": "a saved model, with its data set elsewhere",
+}
+
+
+def compress_vectors(arguments: Sequence[str]) -> None:
+    """Measure the forms of vectors that the arguments of ``dml compress`` describe; print and write the table."""
+    options = _parser().parse_args(arguments)
+    with one_line_errors():
+        from dml.evaluation.compression import format_rows, make_values
+        from dml.runtime.run_folders.run_files import write_values
+
+        path = options.output or _choose_folder(expand_home(options.model)).compression_file
+        model = load_for_many_images(options.model, options.device, trust=options.trust)
+        if model.ball:
+            raise InputError(
+                f"{printable(options.model)}: its vectors are compared by {model.geometry} distance; dml compress "
+                "measures vectors that are compared by cosine"
+            )
+        rows = list(_measure(model, options))
+        step = model.settings.training.get("step")
+        described = {"split": options.split, "fingerprint": model.fingerprint, "threads": _count_threads()}
+        values = described | ({} if step is None else {"step": step}) | make_values(rows)
+        print_line(format_rows(rows))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_values(path, values, {})
+        print_line(f"{printable(path)}")
+
+
+def _measure(model: "ImageEmbedder", options: Namespace) -> Any:
+    """Embed the training images and the tested ones, and measure."""
+    from dml.evaluation.compression import choose_prefixes, measure_compression
+    from dml.evaluation.geometry import UnitEmbeddings
+    from dml.inference.split_embeddings import build_evaluator, embed_split, read_data_set
+
+    head_dims = {head: model.model.embed_dims[head] for head in model.heads}
+    prefixes = choose_prefixes(options.prefixes, head_dims)
+    settings, table = read_data_set(model, root=options.root)
+    train, test = (
+        embed_split(model, table, split, progress=True, **embedding_options(options))
+        for split in ("train", options.split)
+    )
+    return measure_compression(
+        UnitEmbeddings.normalize(train.vectors).rows,
+        UnitEmbeddings.normalize(test.vectors),
+        head_dims,
+        build_evaluator(settings, table, test.table),
+        prefixes,
+        options.rescore,
+        model.model.concatenation,
+    )
+
+
+def _choose_folder(place: Path) -> "RunFolder":
+    """Return the folder of a run or of a saved model; that of the run, for a checkpoint.
+
+    Raises:
+        InputError: if there is nothing, or a checkpoint that lies in no run's folder.
+    """
+    from dml.runtime.run_folders.run_folder import RunFolder
+
+    if not os.path.exists(place):
+        raise InputError(f"{printable(place)}: no such file or folder")
+    if os.path.isdir(place):
+        return RunFolder(place)
+    folder = RunFolder.from_checkpoint(place)
+    if not folder.has_configuration:
+        raise InputError(
+            f"{printable(place)}: a checkpoint outside of a run's folder; --output FILE says where to write"
+        )
+    return folder
+
+
+def _count_threads() -> int:
+    """Return the number of threads of FAISS's searches, which the speed depends on."""
+    from dml.retrieval.compressed_vectors import count_threads
+
+    return count_threads()
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser("compress", DESCRIPTION, EXAMPLES)
+    parser.add_argument("model", metavar="MODEL", help="folder of a run or of a saved model, or a checkpoint")
+    parser.add_argument(
+        "--split", choices=("test", "val"), default="test", help="split that is searched (default: test)"
+    )
+    parser.add_argument(
+        "--prefixes",
+        nargs="+",
+        type=positive_number,
+        metavar="D",
+        help="dimensions of each head in the prefixes (default: halves of the largest head, from 8 on)",
+    )
+    parser.add_number("--rescore", 100, "neighbors that are sorted again by float32 vectors")
+    parser.add_argument("--root", metavar="FOLDER", help="folder of the data set (default: as the model was trained)")
+    parser.add_argument(
+        "--output",
+        type=expand_home,
+        metavar="FILE",
+        help="file to write (default: compression.json in the model's folder)",
+    )
+    add_embedding_options(parser)
+    return parser

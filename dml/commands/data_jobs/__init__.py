@@ -1,1 +1,0 @@
-"""The jobs that look at a data set: ``dml inspect``, ``dml audit`` and ``dml shift``."""

@@ -1,1 +1,0 @@
-"""What a command prints and returns when it fails."""

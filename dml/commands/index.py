@@ -1,0 +1,137 @@
+"""The command ``dml index``."""
+
+import argparse
+from collections.abc import Sequence
+
+from dml.commands.command_parser import CommandParser, add_embedding_options, embedding_options, load_for_many_images
+from dml.commands.error_lines import one_line_errors, print_line
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import printable
+from dml.runtime.filesystem.paths import expand_home
+from dml.runtime.signals import continuing
+
+DESCRIPTION = """\
+Embed images with a trained model, and write an index of them, in which
+dml search finds the most similar ones. The index holds the model, so its
+folder can be moved anywhere; it holds the paths of the images, not the images.
+A finished index is extended by dml index INDEX IMAGES: images that it holds
+already, by their paths, are embedded again.
+With --to, the vectors are uploaded to a vector database instead. Images that
+it holds already, by their paths and contents, are passed over, so the same
+command goes on after an interruption."""
+
+EXAMPLES = {
+    "dml index outputs/RUN photos --output my_index": "makes an index of all images in the folder photos",
+    "dml index my_index more_photos": "adds images to it",
+    "dml index my_model list.csv --output big --factory IVF1024,Flat": "an approximate index, for many images",
+    "dml index my_model photos --to lancedb:vectors --collection my_photos": "to LanceDB",
+}
+
+
+def index_images(arguments: Sequence[str]) -> None:
+    """Make, extend or upload the index that the arguments of ``dml index`` describe, and print where it is."""
+    parser = CommandParser("index", DESCRIPTION, EXAMPLES)
+    parser.add_argument(
+        "model", metavar="MODEL", help="folder of a run or of a saved model, a checkpoint, or an index to extend"
+    )
+    parser.add_argument("images", metavar="IMAGES", help="folder of images, .csv file of images, or one image")
+    parser.add_argument("--output", metavar="FOLDER", help="folder of the index (default: the index that is extended)")
+    parser.add_argument("--factory", metavar="KIND", help="kind of a new index (default: Flat, exact)")
+    parser.add_argument("--parameters", help="search parameters of an approximate index, such as nprobe=32")
+    _add_store_options(parser)
+    add_embedding_options(parser)
+    options = parser.parse_args(arguments)
+    if options.to is None:
+        with one_line_errors():
+            _refuse(options, ("collection", "root", "replace"), "only with --to")
+            _write_index(options)
+    else:
+        with continuing(), one_line_errors():
+            _refuse(options, ("output", "factory", "parameters"), "not with --to")
+            _upload(options)
+
+
+def _add_store_options(parser: CommandParser) -> None:
+    parser.add_argument(
+        "--to",
+        metavar="KIND:PLACE",
+        help="database to upload to: qdrant:, lancedb: or milvus: and its address, folder or file",
+    )
+    parser.add_argument("--collection", metavar="NAME", help="name of the collection in the database")
+    parser.add_argument("--root", metavar="FOLDER", help="folder that the paths in the database are relative to")
+    parser.add_argument(
+        "--replace", action="store_true", default=None, help="replace a collection of another model when all is there"
+    )
+
+
+def _refuse(options: argparse.Namespace, names: Sequence[str], reason: str) -> None:
+    if unfit_options := [name for name in names if getattr(options, name) is not None]:
+        raise InputError(f"--{unfit_options[0]}: {reason}")
+
+
+def _write_index(options: argparse.Namespace) -> None:
+    from dml.inference import Index  # after --help: it takes seconds
+    from dml.inference.image_inputs import list_source
+    from dml.inference.index_folder import hold_folder, is_index
+    from dml.ops.freed_memory import keep_freed_memory
+    from dml.retrieval.vector_index import EXACT
+
+    embedding = embedding_options(options) | {"progress": True}
+    is_extended = is_index(options.model)
+    if is_extended:
+        _refuse(options, ("factory", "parameters"), "not for an index to extend, which keeps its own; build a new one")
+    elif options.output is None:
+        raise InputError("--output FOLDER: the folder of the index is missing")
+    folder = options.output or options.model
+    if is_index(folder) and expand_home(folder).resolve() != expand_home(options.model).resolve():
+        raise InputError(
+            f"--output {printable(folder)}: an index is there; dml index {printable(folder)} IMAGES adds to it, a new "
+            "one needs a new folder"
+        )
+    list_source(options.images)  # before the model is loaded: mistakes are told at once
+    with hold_folder(folder) as path:
+        if is_extended:
+            index = Index.load(options.model, device=options.device, trust=options.trust)
+            keep_freed_memory(index.model.device)
+            count = index.upsert(options.images, **embedding)
+        else:
+            index = Index.build(
+                load_for_many_images(options.model, options.device, trust=options.trust),
+                options.images,
+                factory=options.factory or EXACT,
+                parameters=options.parameters or "",
+                **embedding,
+            )
+            count = len(index)
+        index.write(path)
+    print_line(f"{printable(folder)}: {count:,} images embedded, {len(index):,} in the index")
+
+
+def _upload(options: argparse.Namespace) -> None:
+    from dml.inference.vector_stores.stores import StoreAddress, check_name
+
+    address = StoreAddress.parse(options.to)  # mistakes are told before imports that take seconds
+    if options.collection is None:
+        raise InputError("--collection NAME: the name of the collection is missing")
+    check_name(options.collection)
+    from dml.inference.vector_stores.store_upload import upload_images
+
+    model = load_for_many_images(options.model, options.device, trust=options.trust)
+    report = upload_images(
+        model,
+        address,
+        options.collection,
+        options.images,
+        root=options.root,
+        replace=bool(options.replace),
+        **embedding_options(options),
+    )
+    note = ""
+    if report.replaced == report.collection:
+        note = "; the vectors of the old model are kept as an older version"
+    elif report.replaced:
+        note = f"; the collection of the old model, {printable(report.replaced)}, is kept"
+    print_line(
+        f"{address}: {report.uploaded:,} images uploaded, {report.unchanged:,} were there, {report.total:,} in "
+        f"{options.collection}{note}"
+    )

@@ -1,0 +1,150 @@
+"""The job of ``dml inspect``: show what a data set holds, and what networks find in it before any training.
+
+It is above `dml.run`, beside the other commands that compose configurations of their own: one for each backbone.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from hydra import compose
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import InstantiationException, MissingConfigException
+from omegaconf import DictConfig
+
+from dml.commands.checked_images import (
+    build_seeded_model,
+    check_and_summarize,
+    read_part,
+    set_for_readable,
+    take_readable,
+)
+from dml.commands.error_lines import explain
+from dml.data.copies import describe_copies
+from dml.data.prepared.cache import CacheFolder
+from dml.data.prepared.prepared_files import hold_preparation_lock
+from dml.data.table import ImageTable
+from dml.evaluation.benchmark_lists import check_queries, is_of_one_class
+from dml.evaluation.evaluator import Evaluator
+from dml.evaluation.raw_features import Metrics, describe_best, evaluate_projections
+from dml.models.networks import describe_timm_model
+from dml.report.console import metric_table
+from dml.report.pictures import write_contact_sheets
+from dml.run.evaluators import build_metric_config, choose_final_split
+from dml.run.model_tests.feature_source import FeatureSource
+from dml.run.prepare_job import make_cache_folder
+from dml.run.settings import InspectSettings, read_settings
+from dml.runtime.configuration.overrides import key_of
+from dml.runtime.errors import InputError, suggest
+from dml.runtime.escaping import in_markup
+from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.text.console import console, warn
+
+METRICS = ("recall@1", "map@r")
+
+
+def inspect(config: DictConfig, _folder: RunFolder, overrides: list[str]) -> dict[str, Metrics]:
+    """Print what a data set holds, draw its contact sheets, and test the features of backbones.
+
+    Returns:
+        The metrics on the split that a training is tested on at its end, by backbone and projection.
+
+    Raises:
+        InputError: if an option can't be used, a backbone is unknown or none has weights, the data set has a fault, no
+            query has a positive, or another process prepares the data set.
+    """
+    settings = read_settings(config, InspectSettings)
+    model_configs = compose_models(settings, overrides)
+    table, whole_table = read_part(settings)
+    folder = make_cache_folder(settings)
+    with hold_preparation_lock(folder.path):
+        images = check_and_summarize(settings, table, folder, whole_table)
+        for line in describe_copies(table, images):
+            warn(line)
+        readable = take_readable(table, images)
+        if len(readable) < len(table):
+            warn("missing and unreadable files are left out below; dml prepare lists them")
+        if settings.sheet:
+            write_contact_sheets(readable, folder.path, settings.data.limits, **vars(settings.sheet))
+        results = _test_backbones(settings, readable, folder, model_configs)
+    sheets = "sheet_*.png, " if settings.sheet else ""
+    console.print(f"[bold]written[/]  {in_markup(folder.path)}: {in_markup(sheets)}features-*.npz")
+    return results
+
+
+def compose_models(settings: InspectSettings, overrides: list[str]) -> dict[str, DictConfig]:
+    """Compose the model of each entry of ``backbones`` -> {name: configuration of the model}.
+
+    The chosen model keeps its own values, such as ``model.backbone.weights``; the others are as in conf/model.
+
+    Raises:
+        InputError: if an entry isn't the name of a file in conf/model.
+    """
+    chosen = HydraConfig.get().runtime.choices.get("model")
+    other_overrides = [
+        override for override in overrides if key_of(override).split(".")[0] not in ("model", "backbones")
+    ]
+    names = [chosen] if settings.backbones is None else settings.backbones
+    if not names:
+        raise InputError(f"backbones={names}: a list of models, such as [tf_efficientnet_lite0,resnet18], or null")
+    model_configs = {}
+    for name in map(str, names):
+        try:
+            composed = settings if name == chosen else compose("inspect", overrides=[*other_overrides, f"model={name}"])
+        except MissingConfigException as error:
+            remedy = describe_timm_model(name) or suggest(name, error.options or ())
+            raise InputError(f"backbones={name}: no such model{remedy}") from error
+        model_configs[name] = composed.model
+    return model_configs
+
+
+def _test_backbones(
+    settings: InspectSettings, table: ImageTable, folder: CacheFolder, model_configs: Mapping[str, DictConfig]
+) -> dict[str, Metrics]:
+    """Print the metrics of each backbone's features, and what they mean; a backbone without weights is left out."""
+    tested = table.select_evaluated(split := choose_final_split(table))
+    check_queries(tested)
+    evaluator = _make_evaluator(settings, tested)
+    training = table.subset("train")
+    reading = set_for_readable(settings)
+    size = settings.components or _count_dimensions(settings.model)
+    results: dict[str, Metrics] = {}
+    errors: list[Exception] = []
+    for name, model_config in model_configs.items():
+        try:
+            model = build_seeded_model(model_config, settings.seed)
+        except (InputError, InstantiationException) as error:  # often weights that can't be had
+            if (line := explain(error)) is None:
+                raise
+            warn(f"backbone {name} is left out: {line}")
+            errors.append(error)
+            continue
+        source = FeatureSource(reading, model_config, model, folder)
+        tested_features = source.load_raw(tested)
+        training_features = source.load_raw(training) if len(training) else tested_features[:0]
+        projections = evaluate_projections(training_features, tested_features, evaluator, size)
+        results |= {f"{name}, {projection}": metrics for projection, metrics in projections.items()}
+    if not results:
+        raise errors[0]
+    title = f"features before any training, on the {split} split"
+    console.print(metric_table(results, levels=table.levels, metrics=METRICS, title=title))
+    if is_of_one_class(tested):
+        verdict = f"All images of the {split} split are of one {tested.levels[0]}, so that every neighbor is right."
+    else:
+        verdict = describe_best(results, len(evaluator.benchmark_lists[0].queries), tested.levels)
+    console.print(in_markup(verdict), soft_wrap=False)
+    return results
+
+
+def _make_evaluator(settings: InspectSettings, tested: ImageTable) -> Evaluator:
+    """Make the evaluator of recall@1 and MAP@R by cosine; what a ranking excludes is as in a test."""
+    metric_config = build_metric_config(settings, tested)
+    shown = replace(metric_config, metrics=("recall", "map@r"), recall_at=(1,), clustering=False, curvature=0.0)
+    return Evaluator(tested, shown)
+
+
+def _count_dimensions(model_config: DictConfig) -> int:
+    """Return the size of a model's concatenated embeddings, without its pretrained weights."""
+    without_weights = model_config.copy()
+    if "weights" in without_weights.backbone:
+        without_weights.backbone.weights = None
+    return sum(build_seeded_model(without_weights, seed=0).embed_dims.values())

@@ -1,0 +1,178 @@
+"""The command ``dml search``."""
+
+import json
+import re
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dml.commands.command_parser import CommandParser, add_trust, positive_number
+from dml.commands.error_lines import one_line_errors, print_line
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import printable
+from dml.runtime.filesystem.paths import expand_home, shorten_path
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dml.inference import Index
+
+DESCRIPTION = """\
+Find the images of an index that are most similar to an image. The score is the
+cosine similarity, at most 1; of a model that was trained in a Poincare ball,
+it is the negative distance, at most 0. An image that is in the index finds
+itself first. If the model has a threshold, "same" marks what is surely of the
+query's class; the others may be. The percentage is the probability of it."""
+
+EXAMPLES = {
+    "dml search my_index query.jpg": "prints a table of the ten most similar images",
+    "dml search my_index a.jpg b.jpg -k 5 --picture found.png": "draws five for each of two images",
+    "dml search my_index a.jpg b.jpg --html found.html": "writes a page that needs no other file",
+    "dml search my_index query.jpg --json": "prints them for another program",
+}
+
+
+def search_images(arguments: Sequence[str]) -> None:
+    """Print the neighbors of the images that the arguments of ``dml search`` name."""
+    parser = CommandParser("search", DESCRIPTION, EXAMPLES)
+    parser.add_argument("index", metavar="INDEX", help="folder of an index, which dml index wrote")
+    parser.add_argument("images", nargs="+", metavar="IMAGE", help="images to search by")
+    parser.add_argument("-k", type=positive_number, default=10, metavar="K", help="number of neighbors (default: 10)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--picture", type=expand_home, metavar="FILE", help="file to draw the neighbors to, a PNG")
+    parser.add_argument("--html", type=expand_home, metavar="FILE", help="file to write a page of the neighbors to")
+    add_trust(parser)
+    options = parser.parse_args(arguments)
+    with one_line_errors():
+        from dml.inference import Index  # after --help: it takes seconds
+
+        _check_outputs(options)
+        index = Index.load(options.index, trust=options.trust)
+        scores, positions = index.search_positions(options.images, min(options.k, len(index)))
+        results = [
+            {"query": query, "neighbors": _list_neighbors(index, *row)}
+            for query, *row in zip(options.images, scores.tolist(), positions.tolist(), strict=True)
+        ]
+        print_line(_to_json(results) if options.json else _format(results))
+        if options.picture:
+            _draw(index, results, options.picture)
+        if options.html:
+            _write_page(index, Path(options.index).absolute().name, results, options.html)
+
+
+def _check_outputs(options: Namespace) -> None:
+    """Make sure that ``--picture`` and ``--html`` name files to write, and no image that was meant as a query.
+
+    Raises:
+        InputError: if one has another suffix, or would replace an image.
+    """
+    from dml.report.pictures import is_sheet
+
+    for option, path, suffix in (("--picture", options.picture, ".png"), ("--html", options.html, ".html")):
+        if path is None:
+            continue
+        if path.suffix.lower() != suffix:
+            raise InputError(f"{option} {printable(path)}: the name of the file to write must end with {suffix}")
+        if path.is_dir() or (suffix == ".png" and path.exists() and not is_sheet(path)):
+            raise InputError(
+                f"{option} {printable(path)}: is there, and isn't marked as written by dml search; give the name of a "
+                "new file"
+            )
+
+
+def _list_neighbors(index: "Index", scores: list[float], positions: list[int]) -> list[dict[str, Any]]:
+    """Return score, path and label of each neighbor of a query; an approximate index may find fewer than asked.
+
+    ``same`` tells whether the score is at least the index's threshold, so that the image is surely of the query's
+    class, ``probability`` how probable that is; they are missing if the index has none.
+    """
+    threshold, calibration = index.threshold, index.calibration
+    return [
+        {"score": score, "path": index.items.paths[position], "label": index.items.labels[position]}
+        | ({} if threshold is None else {"same": score >= threshold})
+        | ({} if calibration is None else {"probability": float(calibration.probability(score))})
+        for score, position in zip(scores, positions, strict=True)
+        if position >= 0
+    ]
+
+
+def _to_json(results: Sequence[dict[str, Any]]) -> str:
+    """Return the results as JSON, in which the bytes of names that aren't UTF-8 are escaped."""
+    text = json.dumps(results, indent=1, ensure_ascii=False)
+    return re.sub("[\ud800-\udfff]", lambda byte: f"\\u{ord(byte[0]):04x}", text)
+
+
+def _format(results: Sequence[dict[str, Any]]) -> str:
+    lines = []
+    for result in results:
+        width = max((len(printable(neighbor["label"])) for neighbor in result["neighbors"]), default=0)
+        lines.append(f"{printable(result['query'])}")
+        lines += [
+            f"  {neighbor['score']:6.3f}  {_format_judgment(neighbor)}{printable(neighbor['label']):{width}}  "
+            f"{printable(shorten_path(neighbor['path']))}"
+            for neighbor in result["neighbors"]
+        ]
+    return "\n".join(lines)
+
+
+def _format_judgment(neighbor: dict[str, Any]) -> str:
+    """Return the columns of the threshold and of the probability; empty without them."""
+    same = {None: "", True: "same  ", False: "      "}[neighbor.get("same")]
+    return same + (f"{neighbor['probability']:4.0%}  " if "probability" in neighbor else "")
+
+
+def _draw(index: "Index", results: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draw each query and its neighbors in a row."""
+    from dml.report.pictures import QUERY, SAME, draw_sheet
+    from dml.runtime.filesystem.files import replacing
+
+    rows = []
+    for result in results:
+        neighbors = [(neighbor["path"], SAME if neighbor.get("same") else "") for neighbor in result["neighbors"]]
+        rows.append((str(result["query"]), [(result["query"], QUERY), *neighbors]))
+    legend = None if index.threshold is None else {SAME: "surely of the query's class"}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as partial:
+        draw_sheet(rows, partial, lambda image: _read(index, image), legend=legend)
+
+
+def _write_page(index: "Index", name: str, results: Sequence[dict[str, Any]], path: Path) -> None:
+    """Write a page with each query and its neighbors.
+
+    Args:
+        index: the index that was searched.
+        name: name of the index.
+        results: the results as JSON has them.
+        path: file to write.
+    """
+    from dml.evaluation.names import format_percent
+    from dml.evaluation.threshold import describe_choice
+    from dml.report.page import search_report
+    from dml.report.sheets import FoundImage, ImageSearches
+    from dml.runtime.filesystem.files import write_text
+
+    is_cosine = index.model.geometry == "cosine"
+    searches = ImageSearches(
+        index=name,
+        size=len(index),
+        score="cosine similarity" if is_cosine else "negative distance in the Poincaré ball",
+        threshold=index.threshold,
+        prior=format_percent(calibration.prior, digits=2) if (calibration := index.calibration) else "",
+        choice=describe_choice(index.model.threshold_errors),
+        found=[
+            (result["query"], [FoundImage(**{"same": None} | neighbor) for neighbor in result["neighbors"]])
+            for result in results
+        ],
+    )
+    write_text(path, search_report(searches, lambda image: _read(index, image)))
+
+
+def _read(index: "Index", path: str) -> "Tensor":
+    """Read an image to show it. -> (3, H, W) uint8 RGB"""
+    from dml.data.image_files.images import UnreadableImageError, read_image, without_remedy
+
+    try:
+        return read_image(str(expand_home(path)), index.model.settings.limits)
+    except UnreadableImageError as error:
+        raise InputError(f"{without_remedy(error)}; the search alone works without --picture and --html") from error
