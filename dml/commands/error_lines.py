@@ -159,7 +159,7 @@ def _explain_choice(group: str, name: str, options: Collection[str]) -> str:
     """Return the line about a choice that doesn't exist: what installs it, timm's model of its name, or the nearest."""
     dml_group, choice = {"hydra/sweeper": "sweep", "hydra/launcher": "launcher"}.get(group), name.partition("_")[0]
     if dml_group and (CONF / dml_group / f"{choice}.yaml").exists():
-        return f"{dml_group}={choice}: not installed; pip install 'dml[{choice}]'"
+        return f"{dml_group}={choice}: not installed; pip install 'dml-retrieval[{choice}]'"
     remedy = ""
     if group.partition("/")[0] == "model":
         from dml.models.networks import describe_timm_model  # late: it imports torch

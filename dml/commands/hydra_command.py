@@ -107,9 +107,9 @@ def run_from_python(command: str, words: Sequence[str]) -> Path:
         outcome.error = error
     finally:
         sys.argv = before
-    if (error := outcome.error) is not None:
-        line = None if isinstance(error, InputError) else explain(error)
-        raise error if line is None else InputError(line) from error
+    if (mistake := outcome.error) is not None:
+        line = None if isinstance(mistake, InputError) else explain(mistake)
+        raise mistake if line is None else InputError(line) from mistake
     assert outcome.folder is not None
     return outcome.folder
 
