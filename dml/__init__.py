@@ -5,6 +5,8 @@ import sys
 
 import lazy_loader
 
+__version__ = "0.2.0.dev0"
+
 try:
     os.getcwd()
 except OSError:  # torch's libraries would end the process with a message of their own when they are imported

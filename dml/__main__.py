@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import NamedTuple
 
+from dml import __version__
 from dml.runtime.libraries.lean_imports import import_lean
 from dml.runtime.signals import handle_signals
 
@@ -91,9 +92,7 @@ def dispatch(arguments: Sequence[str]) -> None:
     """
     name = arguments[0] if arguments else "--help"
     if "--version" in arguments[:2]:
-        from dml.runtime.libraries.versions import own_version
-
-        sys.stdout.write(f"dml {own_version()}\n")
+        sys.stdout.write(f"dml {__version__}\n")
     elif name in ("-h", "--help"):
         sys.stdout.write(format_help())
     elif name in COMMANDS:

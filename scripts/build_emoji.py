@@ -1,6 +1,6 @@
 """Rebuilds the embedded data set, emoji drawn by six designers, from npm packages of pinned versions.
 
-python scripts/build_emoji.py --output emoji.zip    # a minute on one core; needs npm and dml[dev]
+python scripts/build_emoji.py --output emoji.zip    # a minute on one core; needs npm and dml-retrieval[dev]
 
 The archive holds ``table.csv``, a row an image, and ``images/<designer>/<code points>.webp``. A second run
 writes the same bytes, as long as the versions of Pillow (its WebP encoder) and of resvg-py stay.

@@ -47,8 +47,9 @@ PATH_ERRORS = (errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR, errno.EIS
 
 
 @contextmanager
-def one_line_errors(debug: bool = False) -> Iterator[None]:
-    """End with one line on stderr and exit code 2 at a user's error, unless ``debug``; a bug keeps its trace.
+def one_line_errors(debug: bool = False, *, raises: bool = False) -> Iterator[None]:
+    """End with one line on stderr and exit code 2 at a user's error, unless ``debug`` or ``raises``; a bug keeps its
+    trace.
 
     A signal ends it with a line, too, and exit code 128 + the signal. Of several processes that train together one
     prints the line for all.
@@ -66,7 +67,7 @@ def one_line_errors(debug: bool = False) -> Iterator[None]:
         line = _explained(error)
         if line is None and signals.is_requested():
             _end_by_signal(debug, error)  # or a process that was waited for has ended as well
-        if debug or line is None:
+        if debug or raises or line is None:
             if ranks.is_joined():
                 ranks.fail(1, format_exc(), is_explained=line is not None)
             raise
@@ -158,7 +159,7 @@ def _explain_choice(group: str, name: str, options: Collection[str]) -> str:
     """Return the line about a choice that doesn't exist: what installs it, timm's model of its name, or the nearest."""
     dml_group, choice = {"hydra/sweeper": "sweep", "hydra/launcher": "launcher"}.get(group), name.partition("_")[0]
     if dml_group and (CONF / dml_group / f"{choice}.yaml").exists():
-        return f"{dml_group}={choice}: not installed; pip install 'dml[{choice}]'"
+        return f"{dml_group}={choice}: not installed; pip install 'dml-retrieval[{choice}]'"
     remedy = ""
     if group.partition("/")[0] == "model":
         from dml.models.networks import describe_timm_model  # late: it imports torch

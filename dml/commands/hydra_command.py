@@ -3,6 +3,7 @@
 import logging
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -31,7 +32,7 @@ from dml.commands.arguments import (
     split_help,
 )
 from dml.commands.command_help import format_help
-from dml.commands.error_lines import is_users_mistake, one_line_errors, print_line, told_errors
+from dml.commands.error_lines import explain, is_users_mistake, one_line_errors, print_line, told_errors
 from dml.commands.required_values import check_parts, check_values, select_used_parts
 from dml.commands.start import follow, import_from_working_folder, quiet
 from dml.run import building, sweeps
@@ -76,7 +77,44 @@ def run_job(command: str, arguments: Sequence[str]) -> None:
     main(command, is_named=True)
 
 
-def main(command: str, *, is_named: bool = False) -> None:
+@dataclass
+class Outcome:
+    """What a command in a Python session leaves behind.
+
+    Args:
+        folder: folder of the run.
+        error: exception that ended it, which Hydra would print a line of its own about.
+    """
+
+    folder: Path | None = None
+    error: Exception | None = None
+
+
+def run_from_python(command: str, words: Sequence[str]) -> Path:
+    """Run one of `JOBS` in a Python session -> the folder of its run; what ends the shell's command is raised here.
+
+    Raises:
+        InputError: if the words can't be used, or the processes of a training on several devices fail.
+    """
+    before, outcome = sys.argv, Outcome()
+    sys.argv = ["dml", command, *words]
+    try:
+        main(command, is_named=True, outcome=outcome)
+    except SystemExit as end:
+        if end.code not in (0, 128 + signal.SIGINT):
+            raise InputError(f"dml {command}: ended with exit code {end.code}; the lines above say why") from end
+    except Exception as error:
+        outcome.error = error
+    finally:
+        sys.argv = before
+    if (mistake := outcome.error) is not None:
+        line = None if isinstance(mistake, InputError) else explain(mistake)
+        raise mistake if line is None else InputError(line) from mistake
+    assert outcome.folder is not None
+    return outcome.folder
+
+
+def main(command: str, *, is_named: bool = False, outcome: Outcome | None = None) -> None:
     """Run one of `JOBS` with the overrides of the command line.
 
     A user's error ends with one line on stderr and exit code 2; ``HYDRA_FULL_ERROR=1`` or ``debug=true`` shows
@@ -87,6 +125,7 @@ def main(command: str, *, is_named: bool = False) -> None:
     Args:
         command: one of `JOBS`.
         is_named: whether the command line names the command before the overrides, as ``dml train loss=rll`` does.
+        outcome: what gets the folder and the error of the run, for a caller in Python.
     """
     prefix = [command] if is_named else []
     full_error = os.environ.get("HYDRA_FULL_ERROR")
@@ -99,7 +138,7 @@ def main(command: str, *, is_named: bool = False) -> None:
     # Hydra is told to raise: it would print its own shortened trace and exit with 1
     with (
         signals.handling(),
-        one_line_errors(is_debugged),
+        one_line_errors(is_debugged, raises=outcome is not None),
         _environment("HYDRA_FULL_ERROR", "1"),
     ):
         check_encoding([*sys.argv[1:], os.getcwd()])
@@ -116,7 +155,7 @@ def main(command: str, *, is_named: bool = False) -> None:
             raise InputError(f"{min(shown)}: shows one configuration, and a sweep has many; leave out --multirun")
         arguments = follow(_with_stored_overrides(typed))
         sys.argv[1:] = arguments
-        task = Task(command, typed, is_debugged, full_error, os.getpid())
+        task = Task(command, typed, is_debugged, full_error, os.getpid(), outcome)
         if (folder := find_path(arguments, "hydra.run.dir")) and "${" not in str(folder):
             note_new_folder(folder)
         with stopping_workers(arguments), _removing_unused_sweeps():
@@ -133,6 +172,7 @@ class Task:
         is_debugged: whether the user asks for the trace of an error.
         full_error: value of HYDRA_FULL_ERROR in the environment; None if it isn't set.
         process: id of the process that the user has started.
+        outcome: what gets the folder and the error of the run, for a caller in Python; None on the command line.
     """
 
     command: str
@@ -140,6 +180,7 @@ class Task:
     is_debugged: bool
     full_error: str | None
     process: int
+    outcome: Outcome | None = None
 
     def run(self, config: DictConfig) -> Any:
         """Do the command's job, be it in this process or in a worker of a sweep."""
@@ -147,6 +188,11 @@ class Task:
             if os.getpid() != self.process and signals.SILENT in os.environ:
                 return run_in_worker(partial(self._run, config))
             return self._run(config)
+        except Exception as error:
+            if self.outcome is None:
+                raise
+            self.outcome.error = error
+            return None
         finally:
             console.end_log()
 
@@ -155,12 +201,18 @@ class Task:
         import_from_working_folder()  # a launcher may have started this process
         hydra_config = HydraConfig.get()
         folder = RunFolder(hydra_config.runtime.output_dir)
+        if self.outcome is not None:
+            self.outcome.folder = folder.path
         overrides = list_overrides(hydra_config, config)
         in_sweep = self.command == "train" and hydra_config.mode == RunMode.MULTIRUN
         signals.state.hint = sweep_hint if in_sweep else partial(_hint, self.command, folder)
         do_job = partial(self._do_job, config, folder, overrides)
         # user errors end within the job: Hydra would announce its failure first
-        errors = told_errors(folder.path, self.is_debugged) if in_sweep else one_line_errors(self.is_debugged)
+        errors = (
+            told_errors(folder.path, self.is_debugged)
+            if in_sweep
+            else one_line_errors(self.is_debugged, raises=self.outcome is not None)
+        )
         has_folder = self.command not in WITHOUT_RUN_FOLDER
         trainer = OmegaConf.select(config, "trainer") if has_folder and not in_sweep else None
         if trainer and ranks.count_processes(trainer) > 1 and not ranks.is_launched(trainer):

@@ -142,7 +142,7 @@ def describe_unread(paths: list[str]) -> str:
     files = f"1 {noun} of a kind" if len(paths) == 1 else f"{len(paths):,} {noun}s of kinds"
     remedy = f"convert {'them' if are_images else 'the images among them'} to .jpg or .png"
     if not counts.keys().isdisjoint(HEIF_SUFFIXES):
-        remedy = f"pip install 'dml[heif]' reads .heic, .heif and .hif, or {remedy}"
+        remedy = f"pip install 'dml-retrieval[heif]' reads .heic, .heif and .hif, or {remedy}"
     return f"{files} that dml doesn't read ({', '.join(kinds)}), such as {printable(paths[0])}; {remedy}"
 
 

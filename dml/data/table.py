@@ -1,9 +1,11 @@
 """The table that describes a data set, its checks, and its splits."""
 
 import logging
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,6 +97,31 @@ class ImageTable:
                     f"image table: the {level} '{printable(name)}' of {printable(self.source)} isn't UTF-8; rename it, "
                     "and its folder"
                 )
+
+    @classmethod
+    def from_frame(cls, frame: Any) -> "ImageTable":
+        """Make a table of a pandas DataFrame.
+
+        Its columns are those of ``dataset=csv``: path, label (or level0, level1, ... from fine to coarse) and split;
+        without the last one all images are for training.
+
+        Raises:
+            InputError: if a column is missing, or a value can't be used.
+        """
+        columns = [str(column) for column in frame.columns]
+        levels = sorted(column for column in columns if re.fullmatch(r"level\d+", column)) or ["label"]
+        if missing := {"path", *levels} - {*columns}:
+            raise InputError(f"table: no column {', '.join(sorted(missing))}; path, and label or level0, level1, ...")
+        named = [np.unique([str(value) for value in frame[level]], return_inverse=True) for level in levels]
+        splits = [str(value) for value in frame["split"]] if "split" in columns else ["train"] * len(frame)
+        return cls(
+            paths=np.array([str(path) for path in frame["path"]], dtype=np.str_),
+            labels=np.stack([labels for _, labels in named], axis=1).astype(np.int64),
+            split=np.array(splits, dtype=np.str_),
+            levels=tuple(levels),
+            names=tuple(tuple(names.tolist()) for names, _ in named),
+            source="table",
+        )
 
     def _check_labels(self) -> None:
         if (

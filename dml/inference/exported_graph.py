@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from dml import __version__
 from dml.inference.image_embedder import ImageEmbedder
 from dml.runtime.errors import InputError
 from dml.runtime.libraries.extras import check_installed
-from dml.runtime.libraries.versions import own_version
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ def describe_graph(embedder: ImageEmbedder, height: int, width: int, levels: tup
     resizes = [step["_target_"] for step in steps if "resize" in step["_target_"].lower()]
     is_own = all(target.startswith("dml.") for target in resizes)  # another library's step states its interpolation
     return {
-        "dml_version": own_version(),
+        "dml_version": __version__,
         "name": embedder.settings.name,
         "fingerprint": embedder.fingerprint,
         "dimension": embedder.dimension,

@@ -159,7 +159,7 @@ class LoRA:
         if not 0 <= dropout < 1:
             raise InputError(f"adapter.dropout={dropout}: must be 0 or more, below 1")
         if find_spec("peft") is None:
-            raise InputError("adapter=lora: peft is not installed; pip install 'dml[peft]'")
+            raise InputError("adapter=lora: peft is not installed; pip install 'dml-retrieval[peft]'")
         self.rank, self.alpha, self.dropout = rank, alpha, dropout
         self.target_modules = None if target_modules is None else [*map(str, target_modules)]
 

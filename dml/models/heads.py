@@ -211,6 +211,25 @@ class PooledHead(TwoStepHead):
         return tapped.flatten(1)
 
 
+class RawHead(TwoStepHead):
+    """The network's own pooled features as they are, which ``taps: {H: pooled}`` gives: no layer is added.
+
+    Args:
+        shape: shape (C, 1, 1) of the tapped features.
+        embed_dim: size of the embedding, which has to be C.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], embed_dim: int) -> None:
+        super().__init__()
+        if shape != (embed_dim, 1, 1):
+            raise InputError(f"RawHead: embed_dim={embed_dim} for features of shape {shape}; tap pooled, with its size")
+        self.embedding = nn.Identity()
+
+    def pool(self, tapped: Tensor) -> Tensor:
+        """Flatten pooled features (B, C, 1, 1) -> (B, C)."""
+        return tapped.flatten(1)
+
+
 class AuxiliaryHead(TwoStepHead):
     """RLL's heads L and M, built like GoogLeNet's auxiliary classifiers.
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from dml import __version__
 from dml.data.image_files.images import UnreadableImageError, read_image, without_remedy
 from dml.data.image_files.limits import ImageLimits
 from dml.data.readability import find_missing
@@ -21,7 +22,6 @@ from dml.report.provenance import SELECTIONS, name_dataset
 from dml.retrieval.search import FAISS_VERSION
 from dml.runtime.errors import InputError
 from dml.runtime.filesystem.plain_text import parse_yaml
-from dml.runtime.libraries.versions import own_version
 from dml.runtime.run_folders.run_folder import RunFolder
 
 
@@ -168,7 +168,7 @@ def read_run(path: Path, metrics: Mapping[str, Any] | None = None) -> ReportedRu
 def collect_versions() -> dict[str, str]:
     """Return the versions of the libraries that compute embeddings and metrics, and the platform."""
     return {
-        "dml": own_version(),
+        "dml": __version__,
         "python": platform.python_version(),
         "torch": version("torch"),
         "numpy": version("numpy"),

@@ -45,7 +45,7 @@ def print_setup(settings: Settings, images: DataModule, learner: MetricLearner, 
         f"[bold]model[/]    {trained:,} of {parameters:,} parameters ({trained / parameters:.1%}) are trained; "
         f"heads {in_markup(heads)}"
     )
-    loss = in_markup(settings.loss._target_.rpartition(".")[2])
+    loss = in_markup(type(next(iter(learner.losses.values()))).__name__)
     console.print(f"[bold]loss[/]     {loss}, {settings.trainer.max_steps:,} steps")
     if parse_compile(settings.training.compile) is not None:
         console.print("[bold]compile[/]  the first step compiles the network, which can take minutes")

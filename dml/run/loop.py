@@ -116,7 +116,7 @@ def make_loggers(settings: Settings) -> list[Any]:
     loggers = []
     for name, logger in settings.logger.loggers.items():
         if (CONF / "logger" / f"{name}.yaml").exists() and find_spec(name) is None:
-            raise InputError(f"logger={name}: not installed; pip install 'dml[{name}]'")
+            raise InputError(f"logger={name}: not installed; pip install 'dml-retrieval[{name}]'")
         try:
             loggers.append(build(logger))
         except InstantiationException as error:

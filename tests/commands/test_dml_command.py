@@ -4,12 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-from importlib.metadata import version
 from itertools import cycle
 from pathlib import Path
 
 import pytest
 
+from dml import __version__
 from dml.__main__ import COMMANDS, SUCCESSORS, dispatch, format_help
 from dml.commands.report import find_common_folder
 
@@ -32,7 +32,7 @@ def test_the_list_has_a_line_for_each_command_and_fits_a_terminal(capsys: pytest
 @pytest.mark.parametrize("arguments", [["--version"], ["train", "--version"], ["report", "--version"]])
 def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     dispatch(arguments)
-    assert capsys.readouterr().out == f"dml {version('dml')}\n"
+    assert capsys.readouterr().out == f"dml {__version__}\n"
 
 
 def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

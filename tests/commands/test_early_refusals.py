@@ -172,7 +172,7 @@ def test_a_logger_that_is_not_installed(
     refused: Refused, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, logger: str
 ) -> None:
     monkeypatch.setattr("dml.run.loop.find_spec", lambda _: None)
-    assert f"logger={logger}: not installed; pip install 'dml[{logger}]'" in refused(f"logger={logger}")
+    assert f"logger={logger}: not installed; pip install 'dml-retrieval[{logger}]'" in refused(f"logger={logger}")
     assert not list(tmp_path.iterdir())
 
 

@@ -131,4 +131,4 @@ def test_a_missing_library_is_named_with_its_command(
     index: str, library: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("dml.runtime.libraries.extras.find_spec", lambda name: None if name == library else name)
-    assert refused(capsys, index) == f"error: {library}: not installed; pip install 'dml[serve]'"
+    assert refused(capsys, index) == f"error: {library}: not installed; pip install 'dml-retrieval[serve]'"

@@ -49,7 +49,7 @@ def test_a_library_that_is_missing_beside_its_plugin_is_told_before_the_first_ru
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, library, None)
     line = refused("-m", choice, "seed=1,2", *PLAIN)
-    assert line == f"error: {library}: not installed; pip install 'dml[{library}]'"
+    assert line == f"error: {library}: not installed; pip install 'dml-retrieval[{library}]'"
     assert not [*tmp_path.rglob("*")]
 
 

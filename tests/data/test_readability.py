@@ -74,8 +74,8 @@ def test_heif_images_are_counted_with_what_reads_them(
     else:
         check_readability(table([*renamed, *paths[5:]]), 1, on_corrupt="skip", warn=told.append)
     [line] = told
-    assert f"{renamed[0]}: a HEIF image; pip install 'dml[heif]' reads it" in line
-    assert "; 5 of 40 files are named as HEIF images, which pip install 'dml[heif]' reads" in line
+    assert f"{renamed[0]}: a HEIF image; pip install 'dml-retrieval[heif]' reads it" in line
+    assert "; 5 of 40 files are named as HEIF images, which pip install 'dml-retrieval[heif]' reads" in line
 
 
 def test_jpegs_that_are_named_as_heif_are_read(paths: list[str]) -> None:

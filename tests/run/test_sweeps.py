@@ -344,9 +344,9 @@ def test_sweeps_compose_with_launchers(launchers: None, sweep: str, launcher: st
 @pytest.mark.parametrize(
     ("missing", "line"),
     [
-        ("hydra/sweeper/optuna", "sweep=optuna: not installed; pip install 'dml[optuna]'"),
-        ("hydra/launcher/ray", "launcher=ray: not installed; pip install 'dml[ray]'"),
-        ("hydra/launcher/submitit_slurm", "launcher=submitit: not installed; pip install 'dml[submitit]'"),
+        ("hydra/sweeper/optuna", "sweep=optuna: not installed; pip install 'dml-retrieval[optuna]'"),
+        ("hydra/launcher/ray", "launcher=ray: not installed; pip install 'dml-retrieval[ray]'"),
+        ("hydra/launcher/submitit_slurm", "launcher=submitit: not installed; pip install 'dml-retrieval[submitit]'"),
         ("hydra/launcher/slurm", "hydra/launcher=slurm: no such choice; nearest: basic"),
     ],
 )

@@ -34,7 +34,7 @@ from dml.runtime.filesystem.regular_files import RefusedFileError
 logger = logging.getLogger(__name__)
 
 LIMITS = ImageLimits()
-INSTALL_HEIF = "pip install 'dml[heif]'"
+INSTALL_HEIF = "pip install 'dml-retrieval[heif]'"
 """The command that installs what reads HEIF files."""
 REMEDY = " (data.on_corrupt=skip leaves it out)"
 """The end of the error line for an image that can't be read."""

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 TARGET = "_target_"
 
 _READER = "dml.data.readers.*.read"
+_GIVEN = "dml.run.given.take"  # it returns what the user's own Python gave to dml.train
 
 KNOWN = {
     "adapter": ("dml.models.adapters.*",),
@@ -26,7 +27,7 @@ KNOWN = {
         "pytorch_lightning.callbacks.LearningRateMonitor",
         "pytorch_lightning.callbacks.Timer",
     ),
-    "dataset": (_READER,),
+    "dataset": (_READER, "dml.run.given.take_table"),
     "evaluation": ("dml.evaluation.Metric", _READER),
     "logger": (
         "dml.training.loggers.RunFolderWandbLogger",
@@ -35,6 +36,7 @@ KNOWN = {
         "pytorch_lightning.loggers.WandbLogger",
     ),
     "loss": (
+        _GIVEN,
         "dml.losses.*.*",
         "dml.ops.relevance.*",
         "pytorch_metric_learning.distances.*",
@@ -45,15 +47,19 @@ KNOWN = {
         "torch.nn.*",
     ),
     "model": (
+        _GIVEN,
         "dml.models.embedding.*",
         "dml.models.heads.*",
         "dml.models.networks.*",
         "dml.models.small_cnn.*",
         "torch.nn.*",
     ),
-    "optimizer": ("dml.training.optimizers.optimizer_by_role", "torch.optim.*"),
+    "optimizer": (_GIVEN, "dml.training.optimizers.optimizer_by_role", "torch.optim.*"),
     "recurrent": ("dml.models.recurrent.*",),
-    "sampler": ("dml.samplers.*.*",),
+    "sampler": (
+        _GIVEN,
+        "dml.samplers.*.*",
+    ),
     "scheduler": ("torch.optim.lr_scheduler.*",),
     "sweep": ("optuna.pruners.MedianPruner",),
     "trainer": (

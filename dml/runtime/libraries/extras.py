@@ -17,4 +17,4 @@ def check_installed(*libraries: str, extra: str) -> None:
     """
     for library in libraries:
         if find_spec(library) is None:
-            raise InputError(f"{library}: not installed; pip install 'dml[{extra}]'")
+            raise InputError(f"{library}: not installed; pip install 'dml-retrieval[{extra}]'")

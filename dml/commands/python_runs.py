@@ -1,0 +1,117 @@
+"""Trainings from Python: `dml.train` takes the words of the shell, and returns the run."""
+
+import io
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dml.runtime.configuration.overrides import key_of
+from dml.runtime.errors import InputError
+from dml.runtime.run_folders.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from dml.data.table import ImageTable
+    from dml.inference.image_embedder import ImageEmbedder
+
+PARTS = ("loss", "sampler", "model", "optimizer")
+"""The parts of a configuration that an object may stand for."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training, finished or stopped.
+
+    Args:
+        folder: folder of the run, as ``python train.py`` writes it.
+        given: the objects and the table that it was trained with, which `resume` needs again.
+    """
+
+    folder: Path
+    given: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """The contents of metrics.json: {"level0/recall@1": ...}; empty for a run that was stopped before its test."""
+        run = RunFolder(self.folder)
+        return run.metrics() if run.is_finished else {}
+
+    def load(self, **arguments: Any) -> "ImageEmbedder":
+        """Open the trained model; the arguments are those of `dml.load`."""
+        from dml.inference import load
+
+        return load(self.folder, **arguments)
+
+    def report(self) -> Path:
+        """Return the path of report.html.
+
+        Raises:
+            InputError: if the run was stopped before its test, or tested with ``evaluation.report=null``.
+        """
+        path = RunFolder(self.folder).report_file
+        if not path.is_file():
+            raise InputError(f"{path}: not there; a finished run with evaluation.report has one")
+        return path
+
+    def resume(self, overrides: Sequence[str] = (), *, quiet: bool = False) -> "Run":
+        """Go on where the run stopped -> the same run; see `train` for the arguments."""
+        return _train([f"resume={self.folder}", *overrides], self.folder, self.given, quiet)
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{escape(name)}</td><td>{value:.4f}</td></tr>"
+            for name, value in self.metrics.items()
+            if isinstance(value, float) and name.startswith("level0/")
+        )
+        return f"<p>{escape(str(self.folder))}</p><table>{rows}</table>"
+
+
+def train(
+    overrides: Sequence[str] = (),
+    *,
+    table: "ImageTable | None" = None,
+    objects: Mapping[str, Any] | None = None,
+    folder: str | Path | None = None,
+    quiet: bool = False,
+) -> Run:
+    """Train and test a model, as ``dml train`` does with the same words: the same checks, folder and digits.
+
+    Ctrl-C stops after the step in hand; the run that is returned then has no metrics, and `Run.resume` goes on.
+
+    >>> run = dml.train(["dataset=folder", "dataset.root=photos", "loss=rll"])  # doctest: +SKIP
+    >>> run.metrics["level0/recall@1"]  # doctest: +SKIP
+    0.71
+
+    Args:
+        overrides: words of the command line, such as ["loss=rll", "seed=1"].
+        table: images with their labels and splits, in place of ``dataset``; see `dml.ImageTable.from_frame`.
+        objects: objects of one's own in place of the choices of "loss", "sampler", "model" and "optimizer": what the
+            ``_target_`` of that part makes, such as a module for the loss, of which each head gets a copy.
+        folder: folder of the run; None takes the one that ``dml train`` would.
+        quiet: whether to print nothing.
+
+    Raises:
+        InputError: if an override, the table or the data can't be used.
+    """
+    given = {**(objects or {}), **({} if table is None else {"table": table})}
+    if unknown := given.keys() - {*PARTS, "table"}:
+        raise InputError(f"objects: {', '.join(sorted(unknown))}; an object stands for one of {', '.join(PARTS)}")
+    words = [*overrides, *(["dataset=table"] if table is not None else [])]
+    for part in given.keys() - {"table"}:
+        name = type(given[part]).__qualname__
+        words += [f"~{part}", f"+{part}._target_=dml.run.given.take", f"+{part}.part={part}", f"+{part}.name={name}"]
+    return _train(words, None if folder is None else Path(folder), given, quiet)
+
+
+def _train(words: list[str], folder: Path | None, given: Mapping[str, Any], quiet: bool) -> Run:
+    from dml.commands.hydra_command import run_from_python
+    from dml.run.config_folders import quote
+    from dml.run.given import giving
+
+    if folder is not None and "resume" not in map(key_of, words):
+        words = [*words, f"hydra.run.dir={quote(folder)}"]
+    with giving(given), redirect_stdout(io.StringIO() if quiet else sys.stdout):
+        return Run(run_from_python("train", words), given)

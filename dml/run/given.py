@@ -1,0 +1,54 @@
+"""Objects of Python in the place of a configuration's choices: those that `dml.train` was called with."""
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import MappingProxyType
+from typing import Any
+
+from dml.data.table import ImageTable
+from dml.runtime.errors import InputError
+
+_given: ContextVar[Mapping[str, Any]] = ContextVar("given", default=MappingProxyType({}))
+
+
+@contextmanager
+def giving(objects: Mapping[str, Any]) -> Iterator[None]:
+    """Let `take` and `take_table` return these objects in the ``with`` statement.
+
+    Args:
+        objects: {part of the configuration, or "table": object}.
+    """
+    token = _given.set(objects)
+    try:
+        yield
+    finally:
+        _given.reset(token)
+
+
+def take(part: str, name: str) -> Any:
+    """Return a copy of the object that stands for a part of the configuration: each head has a loss of its own.
+
+    Args:
+        part: part of the configuration, such as "loss".
+        name: class of the object, by which a configuration tells runs with different objects apart.
+
+    Raises:
+        InputError: if none is given, as when the shell resumes a run of Python.
+    """
+    if part not in _given.get():
+        raise InputError(f"{part}: the run was trained with a {name} from Python; dml.train(objects={{'{part}': ...}})")
+    return copy.deepcopy(_given.get()[part])
+
+
+def take_table(_root: str | None) -> ImageTable:
+    """Return the table of images that `dml.train` was called with; a reader of ``conf/dataset/table.yaml``.
+
+    Raises:
+        InputError: if none is given.
+    """
+    if "table" not in _given.get():
+        raise InputError("dataset=table: the images are a table from Python; dml.train(table=...) gives it")
+    table: ImageTable = _given.get()["table"]
+    return table

@@ -1,0 +1,116 @@
+"""``dml.train``: the words of the shell from Python, with tables and objects in place of choices."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from conftest import Here
+
+import dml
+from dml.data.readers import emoji
+from dml.losses.rll import RankedListLoss
+from dml.runtime.errors import InputError
+from dml.runtime.run_folders.run_folder import RunFolder
+from dml.training.module import MetricLearner
+
+SMALL = [
+    "model=small_cnn",
+    "model.heads=[H]",
+    "model.embed_dim=8",
+    "transform.size=16",
+    "sampler.classes_per_batch=4",
+    "loss=rll",
+    "sampler.images_per_class=2",
+    "trainer.max_steps=2",
+    "trainer.val_check_interval=null",
+    "evaluation.raw=false",
+    "data.num_workers=0",
+    "evaluation.clustering=false",
+    "evaluation.report=null",
+    "evaluation.sheet=null",
+    "evaluation.threshold=null",
+]
+
+
+class Frame(NamedTuple):
+    """As much of a pandas DataFrame as `ImageTable.from_frame` reads; pandas is no dependency."""
+
+    columns: list[str]
+    values: dict[str, list[Any]]
+
+    def __getitem__(self, column: Any) -> Any:
+        return self.values[column]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.values.values())))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> dml.Run:
+    return dml.train([*SMALL, "dataset=emoji"], folder=tmp_path_factory.mktemp("python") / "run", quiet=True)
+
+
+def test_it_is_the_run_of_the_shell(run: dml.Run, here: Here, tmp_path: Path) -> None:
+    here("train", *SMALL, "dataset=emoji", f"hydra.run.dir={tmp_path / 'run'}")
+    assert run.metrics == RunFolder(tmp_path / "run").metrics()
+    assert run.load().dimension == 8
+    assert "level0/recall@1" in run._repr_html_()
+    with pytest.raises(InputError, match=r"report\.html: not there"):
+        run.report()
+
+
+def test_an_object_trains_as_its_choice_does(run: dml.Run, tmp_path: Path) -> None:
+    own = dml.train([*SMALL, "dataset=emoji"], objects={"loss": RankedListLoss()}, folder=tmp_path / "own", quiet=True)
+    assert own.metrics["level0/map@r"] == run.metrics["level0/map@r"]
+    with pytest.raises(InputError, match="trained with a RankedListLoss from Python"):
+        dml.train([f"resume={own.folder}", "trainer.max_steps=3"], quiet=True)
+    assert own.resume(["trainer.max_steps=3"], quiet=True).metrics["step"] == 3
+
+
+def test_a_table_trains_as_its_data_set_does(run: dml.Run, tmp_path: Path) -> None:
+    table = emoji.read(None)
+    frame: Any = Frame(
+        ["path", "level0", "level1", "level2", "split"],
+        {"path": table.paths.tolist(), "split": table.split.tolist()}
+        | {
+            f"level{level}": [names[label] for label in table.labels[:, level]]
+            for level, names in enumerate(table.names)
+        },
+    )
+    own = dml.train(
+        [*SMALL, "transform=emoji", "transform.size=16"],
+        table=dml.ImageTable.from_frame(frame),
+        folder=tmp_path / "own",
+    )
+    assert own.metrics["level0/recall@1"] > 0
+    assert own.metrics["split"] == "test"
+    del frame.values["level0"], frame.columns[1]
+    with pytest.raises(InputError, match="no column path"):
+        dml.ImageTable.from_frame(Frame(["label"], {"label": ["a"]}))
+
+
+def test_ctrl_c_returns_the_run_which_goes_on(
+    run: dml.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    step = MetricLearner.training_step
+
+    def interrupted(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        os.kill(os.getpid(), signal.SIGINT)
+        return step(*arguments)
+
+    monkeypatch.setattr(MetricLearner, "training_step", interrupted)
+    stopped = dml.train([*SMALL, "dataset=emoji"], folder=tmp_path / "run", quiet=True)
+    assert not stopped.metrics
+    assert "resume=" in capfd.readouterr().err
+    assert stopped.resume(quiet=True).metrics == run.metrics
+
+
+def test_mistakes_are_exceptions_of_one_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="loss=rl: no such choice; nearest: rll"):
+        dml.train(["loss=rl"], quiet=True)
+    with pytest.raises(InputError, match="objects: transforms; an object stands for one of loss, sampler"):
+        dml.train(objects={"transforms": None})
+    assert not (tmp_path / "run").exists()

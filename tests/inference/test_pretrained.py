@@ -1,0 +1,41 @@
+"""`dml.pretrained`: a network's own features, used as a trained model's embeddings are."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import dml
+from dml.models.heads import RawHead
+from dml.runtime.errors import InputError
+
+IMAGES = [*np.random.default_rng(0).integers(0, 256, (3, 40, 48, 3), dtype=np.uint8)]
+
+
+@pytest.fixture(scope="module")
+def model() -> dml.ImageEmbedder:
+    return dml.pretrained("tf_efficientnet_lite0", image_size=32, device="cpu")
+
+
+def test_the_vectors_are_the_features_of_the_backbone(model: dml.ImageEmbedder) -> None:
+    vectors = model.embed(IMAGES)
+    with torch.inference_mode():
+        features = model.model.raw_features(torch.stack([model.preprocess(image) for image in IMAGES]))
+    assert vectors.shape == (3, 1280)
+    np.testing.assert_allclose(vectors, F.normalize(features).numpy(), atol=1e-6)
+
+
+def test_it_is_saved_and_searched_as_a_trained_model(model: dml.ImageEmbedder, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path / "model")
+    opened = dml.load(tmp_path / "model", device="cpu")
+    assert opened.fingerprint == model.fingerprint
+    np.testing.assert_array_equal(opened.embed(IMAGES), model.embed(IMAGES))
+
+
+def test_mistakes_are_told() -> None:
+    with pytest.raises(InputError, match="no_such_network"):
+        dml.pretrained("no_such_network")
+    with pytest.raises(InputError, match=r"embed_dim=8 for features of shape \(16, 1, 1\)"):
+        RawHead((16, 1, 1), embed_dim=8)
