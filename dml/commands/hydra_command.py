@@ -125,7 +125,7 @@ def main(command: str, *, is_named: bool = False, outcome: Outcome | None = None
     Args:
         command: one of `JOBS`.
         is_named: whether the command line names the command before the overrides, as ``dml train loss=rll`` does.
-        outcome: what gets the folder and the error of the run, for a caller in Python.
+        outcome: object that gets the folder and the error of the run, for a caller in Python.
     """
     prefix = [command] if is_named else []
     full_error = os.environ.get("HYDRA_FULL_ERROR")
@@ -172,7 +172,7 @@ class Task:
         is_debugged: whether the user asks for the trace of an error.
         full_error: value of HYDRA_FULL_ERROR in the environment; None if it isn't set.
         process: id of the process that the user has started.
-        outcome: what gets the folder and the error of the run, for a caller in Python; None on the command line.
+        outcome: object that gets the folder and the error of the run, for a caller in Python; None on the command line.
     """
 
     command: str

@@ -27,11 +27,11 @@ class Run:
 
     Args:
         folder: folder of the run, as ``python train.py`` writes it.
-        given: the objects and the table that it was trained with, which `resume` needs again.
+        given_objects: the objects and the table that it was trained with, which `resume` needs again.
     """
 
     folder: Path
-    given: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    given_objects: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class Run:
 
     def resume(self, overrides: Sequence[str] = (), *, quiet: bool = False) -> "Run":
         """Go on where the run stopped -> the same run; see `train` for the arguments."""
-        return _train([f"resume={self.folder}", *overrides], self.folder, self.given, quiet)
+        return _train([f"resume={self.folder}", *overrides], self.folder, self.given_objects, quiet)
 
     def _repr_html_(self) -> str:
         rows = "".join(
@@ -96,22 +96,22 @@ def train(
     Raises:
         InputError: if an override, the table or the data can't be used.
     """
-    given = {**(objects or {}), **({} if table is None else {"table": table})}
-    if unknown := given.keys() - {*PARTS, "table"}:
+    given_objects = {**(objects or {}), **({} if table is None else {"table": table})}
+    if unknown := given_objects.keys() - {*PARTS, "table"}:
         raise InputError(f"objects: {', '.join(sorted(unknown))}; an object stands for one of {', '.join(PARTS)}")
     words = [*overrides, *(["dataset=table"] if table is not None else [])]
-    for part in given.keys() - {"table"}:
-        name = type(given[part]).__qualname__
+    for part in given_objects.keys() - {"table"}:
+        name = type(given_objects[part]).__qualname__
         words += [f"~{part}", f"+{part}._target_=dml.run.given.take", f"+{part}.part={part}", f"+{part}.name={name}"]
-    return _train(words, None if folder is None else Path(folder), given, quiet)
+    return _train(words, None if folder is None else Path(folder), given_objects, quiet)
 
 
-def _train(words: list[str], folder: Path | None, given: Mapping[str, Any], quiet: bool) -> Run:
+def _train(words: list[str], folder: Path | None, given_objects: Mapping[str, Any], quiet: bool) -> Run:
     from dml.commands.hydra_command import run_from_python
     from dml.run.config_folders import quote
     from dml.run.given import giving
 
     if folder is not None and "resume" not in map(key_of, words):
         words = [*words, f"hydra.run.dir={quote(folder)}"]
-    with giving(given), redirect_stdout(io.StringIO() if quiet else sys.stdout):
-        return Run(run_from_python("train", words), given)
+    with giving(given_objects), redirect_stdout(io.StringIO() if quiet else sys.stdout):
+        return Run(run_from_python("train", words), given_objects)

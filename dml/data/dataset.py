@@ -54,7 +54,7 @@ class ImageDataset(BatchDataset):
         limits: largest size of an image file.
 
     Raises:
-        InputError: on indexing, if "replace" finds no readable image of the class.
+        InputError: if an item is read and "replace" finds no readable image of the class.
     """
 
     def __init__(

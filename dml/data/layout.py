@@ -50,7 +50,7 @@ class Layout:
 
         Args:
             root: the setting ``dataset.root``.
-            kind: what the root may be: "folder", "file" or "file or folder".
+            kind: kind of path that the root may be: "folder", "file" or "file or folder".
 
         Raises:
             InputError: if ``root`` is None, or nothing of this kind is there.

@@ -59,7 +59,7 @@ def select_prefix(metrics: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     return {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
 
 
-def split_parts(metrics: Mapping[str, Any], before: str, whole: str) -> dict[str, dict[str, Any]]:
+def split_parts(metrics: Mapping[str, Any], before: str, whole_label: str) -> dict[str, dict[str, Any]]:
     """Return the metrics of each part of a test, named without the part, by the label that tables give it.
 
     >>> split_parts({"raw/h_ap": 0.1, "heads/L+M/h_ap": 0.2, "reranked/dba/h_ap": 0.4}, "before", "all heads").keys()
@@ -68,14 +68,14 @@ def split_parts(metrics: Mapping[str, Any], before: str, whole: str) -> dict[str
     Args:
         metrics: contents of metrics.json.
         before: label of the backbone's own features.
-        whole: label of all heads together, unless the training chose some.
+        whole_label: label of all heads together, unless the training chose some.
     """
     labels = {"raw/": before, f"raw/{PCA}/": f"{before}, PCA"}
     for heads in dict.fromkeys(heads for name in metrics if (heads := MetricName.parse(name).heads)):
         names = split_head_names(heads)
         labels[f"{HEADS}/{heads}/"] = f"head{'s' * (len(names) > 1)} {', '.join(names)}"
     chosen = metrics.get("chosen_heads")
-    labels[""] = f"chosen: {', '.join(split_head_names(chosen))}" if chosen else whole
+    labels[""] = f"chosen: {', '.join(split_head_names(chosen))}" if chosen else whole_label
     for name in metrics:
         prefix, _, steps = name.rpartition("/")[0].partition("/")
         if prefix == RERANKED:

@@ -47,8 +47,8 @@ def metrics_by_part(run: ReportedRun) -> dict[str, dict[str, float]]:
     Returns:
         {"before training", "head L", ..., "all heads", "+ alpha-QE", ...: metrics}.
     """
-    whole = "all heads" if any(MetricName.parse(name).heads for name in run.metrics) else "after training"
-    parts = split_parts(run.metrics, "before training", whole)
+    whole_label = "all heads" if any(MetricName.parse(name).heads for name in run.metrics) else "after training"
+    parts = split_parts(run.metrics, "before training", whole_label)
     rows = {name: select_joint_metrics(part) for name, part in parts.items()}
     return {name: values for name, values in rows.items() if values}
 

@@ -10,7 +10,7 @@ from typing import Any
 from dml.data.table import ImageTable
 from dml.runtime.errors import InputError
 
-_given: ContextVar[Mapping[str, Any]] = ContextVar("given", default=MappingProxyType({}))
+_given_objects: ContextVar[Mapping[str, Any]] = ContextVar("given", default=MappingProxyType({}))
 
 
 @contextmanager
@@ -20,11 +20,11 @@ def giving(objects: Mapping[str, Any]) -> Iterator[None]:
     Args:
         objects: {part of the configuration, or "table": object}.
     """
-    token = _given.set(objects)
+    token = _given_objects.set(objects)
     try:
         yield
     finally:
-        _given.reset(token)
+        _given_objects.reset(token)
 
 
 def take(part: str, name: str) -> Any:
@@ -37,9 +37,9 @@ def take(part: str, name: str) -> Any:
     Raises:
         InputError: if none is given, as when the shell resumes a run of Python.
     """
-    if part not in _given.get():
+    if part not in _given_objects.get():
         raise InputError(f"{part}: the run was trained with a {name} from Python; dml.train(objects={{'{part}': ...}})")
-    return copy.deepcopy(_given.get()[part])
+    return copy.deepcopy(_given_objects.get()[part])
 
 
 def take_table(_root: str | None) -> ImageTable:
@@ -48,7 +48,7 @@ def take_table(_root: str | None) -> ImageTable:
     Raises:
         InputError: if none is given.
     """
-    if "table" not in _given.get():
+    if "table" not in _given_objects.get():
         raise InputError("dataset=table: the images are a table from Python; dml.train(table=...) gives it")
-    table: ImageTable = _given.get()["table"]
+    table: ImageTable = _given_objects.get()["table"]
     return table

@@ -13,7 +13,7 @@ from dml.__main__ import dispatch
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.distributed, pytest.mark.filterwarnings("ignore")]  # Ray's own warnings
 
-ray = pytest.importorskip("ray.data", reason="the extra dml[ray] is not installed")
+ray = pytest.importorskip("ray.data", reason="the extra dml-retrieval[ray] is not installed")
 
 
 @pytest.fixture(scope="module")

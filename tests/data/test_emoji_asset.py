@@ -72,7 +72,7 @@ class TestShippedFile:
 
 @pytest.fixture(scope="module")
 def builder() -> ModuleType:
-    pytest.importorskip("resvg_py", reason="the extra dml[emoji] is not installed")
+    pytest.importorskip("resvg_py", reason="the extra dml-retrieval[emoji] is not installed")
     spec = importlib.util.spec_from_file_location("build_emoji", SCRIPT)
     assert spec is not None
     assert spec.loader is not None

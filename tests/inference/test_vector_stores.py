@@ -363,5 +363,5 @@ def test_mistakes_are_named(
 def test_a_missing_library_is_named(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dml.runtime.libraries.extras.find_spec", lambda name: None if name == library else name)
     kind = {"qdrant_client": "qdrant", "lancedb": "lancedb"}.get(library, "milvus")
-    with pytest.raises(InputError, match=rf"^{library}: not installed; pip install 'dml\[{kind}\]'$"):
+    with pytest.raises(InputError, match=rf"^{library}: not installed; pip install 'dml-retrieval\[{kind}\]'$"):
         StoreAddress.parse(f"{kind}:vectors.db")

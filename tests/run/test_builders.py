@@ -332,7 +332,7 @@ def test_level_weights_are_of_the_tables_levels() -> None:
 def test_a_logger_that_is_not_installed_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     config = composed("logger=wandb", "logger.loggers.wandb.save_dir=/tmp")
-    with pytest.raises(InputError, match=r"logger=wandb: not installed; pip install 'dml\[wandb\]'"):
+    with pytest.raises(InputError, match=r"logger=wandb: not installed; pip install 'dml-retrieval\[wandb\]'"):
         loop.make_loggers(settings_of(config))
     config.logger.loggers = {"mine": {"_target_": "pytorch_lightning.loggers.MLFlowLogger"}}
     with pytest.raises(InputError, match=r"logger=mine: .*pip install"):

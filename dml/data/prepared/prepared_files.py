@@ -164,7 +164,7 @@ def read_parquet_if_fit(
     Args:
         path: path of the file.
         warn: function that is called with the line of the warning.
-        done_again: what happens to the images of an unfit file, such as "read again".
+        done_again: treatment of the images of an unfit file, such as "read again".
         columns: names of the columns to read; None reads all.
     """
     try:
@@ -194,7 +194,7 @@ def read_lines(path: Path, warn: Warn, done_again: str) -> list[Any]:
     Args:
         path: path of the file.
         warn: function that is called with a line about an unfit file, or about lines that aren't as they were written.
-        done_again: what happens to the images of these lines, such as "read again".
+        done_again: treatment of the images of these lines, such as "read again".
 
     Raises:
         InputError: if the path is a link or a folder.

@@ -105,17 +105,17 @@ def _list_images(folder: Path) -> tuple[list[Parts], list[Parts]]:
     """
     images, unread, repeated = list[Parts](), list[str](), list[str]()
     for parent, folders, files in image_listing.walk_folders(folder, repeated):
-        found, unread_here, dangling = image_listing.sort_files(os.path.join(parent, name) for name in files)
+        sorted_images, unread_here, dangling = image_listing.sort_files(os.path.join(parent, name) for name in files)
         if dangling:
             fault = image_listing.describe_dangling(dangling[0])
             raise InputError(f"{fault}; mount the disk that it is on, or remove the link")
         parts = Path(parent).relative_to(folder).parts
-        images += ((*parts, os.path.basename(path)) for path in found)
+        images += ((*parts, os.path.basename(path)) for path in sorted_images)
         unread += unread_here
-        if not found and not folders and unread_here:
+        if not sorted_images and not folders and unread_here:
             fault = image_listing.describe_unread(unread_here)
             raise InputError(f"{printable(parent)}: no image that can be read, but {fault}")
-        if not found and not folders:
+        if not sorted_images and not folders:
             raise InputError(
                 f"{printable(parent)}: no image in it (by suffix: {' '.join(image_listing.SUFFIXES)}); remove the "
                 f"folder, or give the folder of {LAYOUT}"

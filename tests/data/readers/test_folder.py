@@ -298,7 +298,7 @@ def test_a_listing_follows_links_and_ends_where_they_lead_back(tmp_path: Path) -
         (
             ["a/1.jpg", "b/1.heic", "b/2.HEIC"],
             r"/b: no image that can be read, but 2 images of kinds that dml doesn't read \(2 \.heic\), such as "
-            r".*/1\.heic; pip install 'dml\[heif\]' reads",
+            r".*/1\.heic; pip install 'dml-retrieval\[heif\]' reads",
         ),
         (["notes.txt"], "no image in it"),
         (["train/a/1.jpg", "test/b/1.jpg", "c/d/1.jpg"], ": c/ stands beside test/ and train/; beside a split there"),
