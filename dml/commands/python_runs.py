@@ -81,6 +81,7 @@ def train(
 
     Ctrl-C stops after the step in hand; the run that is returned then has no metrics, and `Run.resume` goes on.
 
+    >>> import dml
     >>> run = dml.train(["dataset=folder", "dataset.root=photos", "loss=rll"])  # doctest: +SKIP
     >>> run.metrics["level0/recall@1"]  # doctest: +SKIP
     0.71
