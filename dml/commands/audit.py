@@ -19,16 +19,8 @@ from dml.data.prepared.prepared_files import hold_preparation_lock
 from dml.data.prepared.verification import CheckedImage
 from dml.data.split_overview import find_base_folder, make_relative
 from dml.data.table import SPLITS, UNKNOWN, ImageTable
-from dml.evaluation.audit.findings import (
-    ISSUES,
-    AuditedImages,
-    Finding,
-    read_decided_rows,
-    write_findings,
-)
-from dml.evaluation.audit.findings import (
-    AuditSettings as AuditThresholds,
-)
+from dml.evaluation.audit.findings import ISSUES, AuditedImages, Finding, read_decided_rows, write_findings
+from dml.evaluation.audit.findings import AuditSettings as AuditThresholds
 from dml.evaluation.audit.inspection import audit_images, report_broken_images
 from dml.evaluation.raw_features import spread_embeddings
 from dml.report.audit import AuditReport

@@ -1,15 +1,13 @@
 """Trainings from Python: `dml.train` takes the words of the shell, and returns the run."""
 
 import io
-import sys
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dml.runtime.configuration.overrides import key_of
 from dml.runtime.errors import InputError
 from dml.runtime.run_folders.run_folder import RunFolder
 
@@ -58,7 +56,7 @@ class Run:
 
     def resume(self, overrides: Sequence[str] = (), *, quiet: bool = False) -> "Run":
         """Go on where the run stopped -> the same run; see `train` for the arguments."""
-        return _train([f"resume={self.folder}", *overrides], self.folder, self.given_objects, quiet)
+        return _train([f"resume={self.folder}", *overrides], None, self.given_objects, quiet)
 
     def _repr_html_(self) -> str:
         rows = "".join(
@@ -112,7 +110,7 @@ def _train(words: list[str], folder: Path | None, given_objects: Mapping[str, An
     from dml.run.config_folders import quote
     from dml.run.given import giving
 
-    if folder is not None and "resume" not in map(key_of, words):
+    if folder is not None:
         words = [*words, f"hydra.run.dir={quote(folder)}"]
-    with giving(given_objects), redirect_stdout(io.StringIO() if quiet else sys.stdout):
+    with giving(given_objects), redirect_stdout(io.StringIO()) if quiet else nullcontext():
         return Run(run_from_python("train", words), given_objects)

@@ -53,8 +53,9 @@ def check_job(command: str, config: DictConfig) -> None:
         InputError: if one refuses a setting, isn't installed, or contradicts ``frozen`` or ``stages``.
     """
     if command == "train":
-        make_loggers(read_settings(config, Settings))
-        check_fold(read_settings(config, Settings).dataset)
+        run_settings = read_settings(config, Settings)
+        make_loggers(run_settings)
+        check_fold(run_settings.dataset)
     stages = [] if command == "prepare" else list_stages(config)
     for stage, changes in zip(stages, config.stages.values() or [config], strict=False):
         if config.stages:

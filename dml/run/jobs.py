@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from pytorch_lightning import Callback, Trainer, seed_everything
 from pytorch_lightning.utilities import rank_zero_only
 
-from dml.data.split_overview import SplitSummary, summarize_data
+from dml.data.split_overview import summarize_data
 from dml.data.table import ImageTable
 from dml.models.embedding import EmbeddingModel
 from dml.models.recurrent import AnyModel
@@ -81,12 +81,14 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
     """Train, choose a checkpoint on the validation split and test it once -> the contents of metrics.json."""
     settings = read_settings(config, Settings)
     check_accelerator(settings.trainer.accelerator)
-    _check_folder(config, folder, overrides)
+    _check_folder(config, settings, folder, overrides)
     run: dict[str, Any] = {"overrides": overrides, "config": plain_config(config)}
     composed = config.copy()  # building a stage turns epochs into steps
-    table, stages = builders.build_table(settings), _list_stages(config)
+    table, stages = builders.build_table(settings), _list_stages(config, is_quick=settings.quick)
     splits = summarize_data(table, settings.dataset.root)
-    _check_data(config, folder, stages, table, splits)
+    if settings.resume:
+        rank_zero_only(check_resumed_data)(config, splits, folder, read_stored_configuration(folder))
+    _check_data(settings, stages, table)
     _try_stages(stages[1:], table)
     parts = _build_parts(stages[0], table)
     loop.build_callbacks(parts.settings)  # a mistake in one is told before anything is computed
@@ -135,13 +137,12 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
     )
 
 
-def _check_folder(config: DictConfig, folder: RunFolder, overrides: list[str]) -> None:
+def _check_folder(config: DictConfig, settings: Settings, folder: RunFolder, overrides: list[str]) -> None:
     """Make sure that the folder holds the run that is resumed, or no run, and that the run's first weights exist.
 
     Raises:
         InputError: if the folder holds another run, or there is no checkpoint ``training.init``.
     """
-    settings = read_settings(config, Settings)
     init, frozen = settings.training.init, settings.training.frozen
     if init and not settings.resume and not expand_home(init).is_file():
         raise InputError(f"training.init={init}: no such file; a checkpoint of another run, such as its best.ckpt")
@@ -161,22 +162,17 @@ def _check_folder(config: DictConfig, folder: RunFolder, overrides: list[str]) -
         raise InputError(f"hydra.run.dir={folder.path}: holds a finished run; choose another folder, or delete it")
 
 
-def _list_stages(config: DictConfig) -> list[Stage]:
+def _list_stages(config: DictConfig, *, is_quick: bool) -> list[Stage]:
     """Return the stages of the run; those of a quick run are short."""
     stages = list_stages(config)
-    if read_settings(config, Settings).quick:
+    if is_quick:
         for stage in stages:
             quick_run.shorten(stage.config)
     return stages
 
 
-def _check_data(
-    config: DictConfig, folder: RunFolder, stages: list[Stage], table: ImageTable, splits: SplitSummary
-) -> None:
-    """Make sure, before any training, that the data is that of the run, and that all stages can be evaluated on it."""
-    settings = read_settings(config, Settings)
-    if settings.resume:
-        rank_zero_only(check_resumed_data)(config, splits, folder, read_stored_configuration(folder))
+def _check_data(settings: Settings, stages: list[Stage], table: ImageTable) -> None:
+    """Make sure, before any training, that all stages can be evaluated on the data, and that it can be read."""
     tested_split = choose_tested_split(settings, table)
     builders.read_other_labels(settings, table)
     for stage in stages:

@@ -403,8 +403,7 @@ def read_settings(config: DictConfig, kind: type[SettingsOf]) -> SettingsOf:
     a test lacks the parts that only a training uses, and a saved model those that older versions had not.
 
     Args:
-        config: configuration of a command, of a stage of a run, or of a part of it; later changes to
-            it don't show.
+        config: configuration of a command, of a stage of a run, or of a part of it; later changes to it don't show.
         kind: settings of the command, or of the part that the node is.
     """
     settings: SettingsOf = _read_group(config, kind)
