@@ -32,8 +32,8 @@ from dml.run.builders import build_table
 from dml.run.config_folders import CONF
 from dml.run.prepare_job import make_cache_folder
 from dml.run.resuming.stored_configuration import plain_config
-from dml.runtime.run_folders.run_folder import RunFolder
-from dml.runtime.text.text_tables import markdown_table
+from dml.runtime.run_folder import RunFolder
+from dml.runtime.text import markdown_table
 from dml.studies.runs import run_forks
 
 LEVELS = (0, 2, 5)

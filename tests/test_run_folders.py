@@ -19,7 +19,7 @@ from dml.run.resuming.resumed_settings import check_resumed_settings, check_trai
 from dml.run.resuming.stored_configuration import read_stored_configuration
 from dml.run.stages import Stage
 from dml.runtime.errors import InputError
-from dml.runtime.run_folders.run_folder import RunFolder, RunState
+from dml.runtime.run_folder import RunFolder, RunState
 from dml.training.checkpoints import TrainingProgress
 from dml.training.embedders import RawFeatures
 

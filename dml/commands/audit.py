@@ -28,12 +28,12 @@ from dml.report.page import audit_report
 from dml.run.building import build
 from dml.run.prepare_job import make_cache_folder
 from dml.run.settings import AuditSettings, read_settings
+from dml.runtime.console import console, progress_bar, warn
 from dml.runtime.errors import InputError
-from dml.runtime.escaping import in_markup
-from dml.runtime.filesystem.files import write_text
-from dml.runtime.filesystem.paths import expand_home
-from dml.runtime.run_folders.run_folder import RunFolder
-from dml.runtime.text.console import console, progress_bar, warn
+from dml.runtime.files import write_text
+from dml.runtime.paths import expand_home
+from dml.runtime.run_folder import RunFolder
+from dml.runtime.text import in_markup
 from dml.training.frozen import FeatureCache
 
 PAGE, FILE = "audit.html", "audit.csv"

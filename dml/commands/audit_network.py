@@ -16,7 +16,7 @@ from dml.run.model_tests.feature_source import FeatureSource
 from dml.run.settings import AuditSettings, Settings, read_settings
 from dml.run.stages import find_stage
 from dml.runtime.errors import InputError
-from dml.runtime.filesystem.paths import expand_home
+from dml.runtime.paths import expand_home
 from dml.training.checkpoints import TrainingProgress, lacks_weights, load_model, read_checkpoint
 from dml.training.frozen import unpack_inputs
 

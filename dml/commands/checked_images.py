@@ -16,10 +16,9 @@ from dml.models.embedding import EmbeddingModel
 from dml.run.builders import build_table
 from dml.run.building import build
 from dml.run.settings import AuditSettings, InspectSettings, Settings, ShiftSettings
+from dml.runtime.console import console, progress_bar, warn
 from dml.runtime.errors import InputError
-from dml.runtime.escaping import printable
-from dml.runtime.text.console import console, progress_bar, warn
-from dml.runtime.text.counts import format_count
+from dml.runtime.text import format_count, printable
 
 
 def read_part(settings: InspectSettings | AuditSettings | ShiftSettings) -> tuple[ImageTable, ImageTable]:

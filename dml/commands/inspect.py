@@ -33,11 +33,11 @@ from dml.run.evaluators import build_metric_config, choose_final_split
 from dml.run.model_tests.feature_source import FeatureSource
 from dml.run.prepare_job import make_cache_folder
 from dml.run.settings import InspectSettings, read_settings
-from dml.runtime.configuration.overrides import key_of
+from dml.runtime.configuration import key_of
+from dml.runtime.console import console, warn
 from dml.runtime.errors import InputError, suggest
-from dml.runtime.escaping import in_markup
-from dml.runtime.run_folders.run_folder import RunFolder
-from dml.runtime.text.console import console, warn
+from dml.runtime.run_folder import RunFolder
+from dml.runtime.text import in_markup
 
 METRICS = ("recall@1", "map@r")
 

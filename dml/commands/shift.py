@@ -18,12 +18,12 @@ from dml.data.table import SPLITS, TEST_SPLITS, ImageTable
 from dml.evaluation.class_shift import ShiftLevel, average_classes, choose_levels, draw_half, reduce_features
 from dml.run.prepare_job import make_cache_folder
 from dml.run.settings import ShiftSettings, read_settings
+from dml.runtime.console import console
 from dml.runtime.errors import InputError
-from dml.runtime.escaping import in_markup, printable
-from dml.runtime.filesystem.files import write_text
-from dml.runtime.filesystem.paths import expand_home
-from dml.runtime.run_folders.run_folder import RunFolder
-from dml.runtime.text.console import console
+from dml.runtime.files import write_text
+from dml.runtime.paths import expand_home
+from dml.runtime.run_folder import RunFolder
+from dml.runtime.text import in_markup, printable
 
 CHANGES = ("corrections", "planted")
 """What changes the classes of a data set after their splits are applied."""

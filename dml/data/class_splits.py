@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from dml.data.corrections import iterate_rows
 from dml.data.table import EVERY_LEVEL, UNKNOWN, ImageTable, compose_name
 from dml.runtime.errors import InputError, suggest
-from dml.runtime.escaping import printable
-from dml.runtime.filesystem.paths import expand_home
-from dml.runtime.text.text_tables import format_csv
+from dml.runtime.paths import expand_home
+from dml.runtime.text import format_csv, printable
 
 OPTION = "dataset.class_splits"
 COLUMNS = ("class", "split")

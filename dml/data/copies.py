@@ -13,8 +13,7 @@ from dml.data.image_files.limits import ImageLimits
 from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.verification import CheckedImage, read_verified
 from dml.data.table import EVERY_LEVEL, SPLITS, TEST_SPLITS, TRAINING_SPLITS, UNKNOWN, ImageTable
-from dml.runtime.escaping import printable
-from dml.runtime.text.counts import format_count
+from dml.runtime.text import format_count, printable
 
 EXCLUDE_COPIES = "dataset.queries_in_gallery=true excludes each copy from the ranking of its query"
 SAMPLED_QUERIES = 64

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from dml.data.table import EVERY_LEVEL, ImageTable
 from dml.evaluation.items import Positives, find_copies
 from dml.runtime.errors import InputError
-from dml.runtime.escaping import printable
+from dml.runtime.text import printable
 
 Rows = npt.NDArray[np.int64]
 

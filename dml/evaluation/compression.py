@@ -20,7 +20,7 @@ from dml.metrics.binary import map_at_r, positive_ranks, recall_at_k
 from dml.retrieval.compressed_vectors import CompressedVectors, Storage
 from dml.retrieval.rows import unit_rows
 from dml.runtime.errors import InputError
-from dml.runtime.text.text_tables import markdown_table
+from dml.runtime.text import markdown_table
 
 SMALLEST_PREFIX = 8
 """The number of dimensions of each head in the smallest prefix that is chosen without being named."""

@@ -12,8 +12,8 @@ from dml.report.console import QUICK
 from dml.report.provenance import name_dataset
 from dml.run import builders
 from dml.run.settings import Settings
-from dml.runtime.escaping import in_markup
-from dml.runtime.text.console import console
+from dml.runtime.console import console
+from dml.runtime.text import in_markup
 from dml.training.data import DataModule
 from dml.training.hardware import parse_compile
 from dml.training.module import MetricLearner

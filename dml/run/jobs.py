@@ -35,8 +35,8 @@ from dml.run.stages import Stage, find_stage, list_stages
 from dml.run.sweeps import build_pruning
 from dml.runtime import signals
 from dml.runtime.errors import InputError
-from dml.runtime.filesystem.paths import expand_home
-from dml.runtime.run_folders.run_folder import CONFIGURATION, RunFolder, configuration_id
+from dml.runtime.paths import expand_home
+from dml.runtime.run_folder import CONFIGURATION, RunFolder, configuration_id
 from dml.training.callbacks.checkpoints import AtomicCheckpointIO, RunEnder
 from dml.training.checkpoints import FrozenWeights, TrainingProgress, load_model
 from dml.training.data import DataModule

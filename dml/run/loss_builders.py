@@ -16,8 +16,8 @@ from dml.losses.proxies import count_classes
 from dml.ops.training_protocols import UsesHierarchy
 from dml.run.building import build
 from dml.run.settings import Settings
-from dml.runtime.configuration.targets import import_object
 from dml.runtime.errors import InputError
+from dml.runtime.targets import import_object
 
 
 def build_losses(settings: Settings, embed_dims: Mapping[str, int], labels: NDArray[np.int64]) -> dict[str, nn.Module]:

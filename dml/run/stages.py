@@ -8,8 +8,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from dml.run.config_folders import CONF
 from dml.run.settings import Settings, list_keys, read_settings
-from dml.runtime.configuration.former_keys import rename_keys
 from dml.runtime.errors import InputError
+from dml.runtime.former_keys import rename_keys
 
 
 @dataclass(frozen=True)

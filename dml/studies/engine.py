@@ -10,9 +10,9 @@ from dml.report.provenance import UNKNOWN, describe_configuration, describe_meas
 from dml.report.statistics import ClassSums, sum_runs_by_class
 from dml.run.evaluators import find_ball
 from dml.run.settings import Settings, read_settings
-from dml.runtime.configuration.overrides import check_set_elsewhere, key_of
+from dml.runtime.configuration import check_set_elsewhere, key_of
 from dml.runtime.errors import InputError
-from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.run_folder import RunFolder
 from dml.studies.ensembles import rank_ensemble
 from dml.studies.experiments import compose, read_described_keys
 from dml.studies.results import ENSEMBLE, SEARCH, TEST, Result

@@ -9,7 +9,7 @@ from dml.inference.loading import load
 from dml.inference.split_embeddings import build_evaluator, embed_split, read_data_set
 from dml.report.statistics import PER_QUERY, ClassSums, shorten, sum_by_class
 from dml.runtime.errors import InputError
-from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.run_folder import RunFolder
 
 Vectors = npt.NDArray[np.float32]
 

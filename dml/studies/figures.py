@@ -22,8 +22,8 @@ from dml.report.pictures import choose_queries
 from dml.run import builders
 from dml.run.settings import Settings, read_settings
 from dml.runtime.errors import InputError
-from dml.runtime.run_folders.run_folder import RunFolder
-from dml.runtime.text.text_tables import markdown_table
+from dml.runtime.run_folder import RunFolder
+from dml.runtime.text import markdown_table
 from dml.studies.charts import new_chart
 from dml.studies.experiments import compose
 from dml.studies.results import Results

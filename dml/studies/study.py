@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from dml.run.config_folders import quote
-from dml.runtime.configuration.overrides import key_of
+from dml.runtime.configuration import key_of
 from dml.runtime.errors import InputError, suggest
-from dml.runtime.filesystem.paths import expand_home
-from dml.runtime.filesystem.plain_text import parse_yaml
+from dml.runtime.paths import expand_home
+from dml.runtime.reading import parse_yaml
 from dml.studies.searches import Overrides, Search, SearchedRange
 
 REFERENCE = Path(__file__).parent / "reference"

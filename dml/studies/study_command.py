@@ -7,10 +7,9 @@ from pathlib import Path
 
 from dml.commands.command_parser import CommandParser, positive_number
 from dml.commands.error_lines import one_line_errors, print_line
-from dml.runtime.errors import InputError, suggest
-from dml.runtime.filesystem.files import write_text
-from dml.runtime.filesystem.paths import expand_home
-from dml.runtime.libraries.extras import check_installed
+from dml.runtime.errors import InputError, check_installed, suggest
+from dml.runtime.files import write_text
+from dml.runtime.paths import expand_home
 from dml.studies.catalog import find_studies, format_list
 from dml.studies.study import Study
 

@@ -23,7 +23,7 @@ from dml.report.page import search_report
 from dml.report.pictures import COLORS, OTHER, SAME
 from dml.report.sheets import FoundImage, ImageSearches
 from dml.runtime.errors import InputError
-from dml.runtime.run_folders.run_files import read_values, write_values
+from dml.runtime.run_files import read_values, write_values
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 from PIL import Image
 
-from dml.runtime.configuration.nested import flat
+from dml.runtime.configuration import flat
 from dml.studies.claims import (
     Outcome,
     Verdict,

@@ -16,7 +16,7 @@ from dml.evaluation.per_query import write_queries
 from dml.report.pictures import COARSER, COLORS, OTHER, SAME
 from dml.run import jobs
 from dml.runtime.errors import InputError
-from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.run_folder import RunFolder
 from dml.studies import run_figures
 from dml.studies.catalog import find_studies, read_figures
 from dml.studies.engine import Engine

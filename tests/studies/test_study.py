@@ -8,7 +8,7 @@ from conftest import ROOT
 from omegaconf import OmegaConf
 
 from dml.run.resuming.stored_configuration import plain_config
-from dml.runtime.configuration.nested import flat
+from dml.runtime.configuration import flat
 from dml.runtime.errors import InputError
 from dml.studies.experiments import compose
 from dml.studies.searches import Overrides, Search, SearchedRange

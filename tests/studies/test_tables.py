@@ -23,9 +23,9 @@ from dml.evaluation.names import list_evaluated_heads
 from dml.run.config_folders import CONF
 from dml.run.resuming.stored_configuration import plain_config
 from dml.run.stages import Stage, list_stages
-from dml.runtime.configuration.nested import flat
+from dml.runtime.configuration import flat
 from dml.runtime.errors import InputError
-from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.run_folder import RunFolder
 from dml.studies.catalog import find_studies
 from dml.studies.engine import Engine
 from dml.studies.experiments import EPOCH, compose, count_steps, identify, shrink

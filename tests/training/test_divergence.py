@@ -11,7 +11,7 @@ from trainers import small_trainer
 
 from dml.losses.rll import RankedListLoss
 from dml.runtime.errors import InputError
-from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.run_folder import RunFolder
 from dml.training.callbacks.averaging import Averaging
 from dml.training.callbacks.checkpoints import AtomicCheckpointIO, LastCheckpoint
 from dml.training.callbacks.process_state import StepSeed

@@ -29,7 +29,7 @@ from dml.run.resuming.stored_configuration import plain_config
 from dml.run.settings import Settings
 from dml.run.stages import Stage
 from dml.runtime.errors import InputError
-from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.run_folder import RunFolder
 from dml.training.data import EvaluationData
 from dml.training.embedders import CHOSEN_HEADS, ModelEmbedder
 from dml.training.loggers import log_final_metrics

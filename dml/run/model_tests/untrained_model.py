@@ -25,7 +25,7 @@ from dml.run.resuming.stored_configuration import plain_config
 from dml.run.settings import Settings, list_keys
 from dml.run.stages import Stage
 from dml.runtime.errors import InputError
-from dml.runtime.run_folders.run_folder import RunFolder, configuration_id
+from dml.runtime.run_folder import RunFolder, configuration_id
 from dml.training.data import DataModule, EvaluationData
 from dml.training.embedders import CHOSEN_HEADS, RawFeatures
 from dml.training.module import MetricLearner

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pytorch_lightning.utilities import rank_zero_only
 
-from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.run_folder import RunFolder
 
 
 @contextmanager

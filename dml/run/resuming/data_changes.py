@@ -8,8 +8,8 @@ from dml.data.split_overview import SplitSummary, describe_changes, summarize_da
 from dml.data.table import TEST_SPLITS, ImageTable
 from dml.run.resuming.stored_configuration import StoredConfiguration, plain_config, without_unset
 from dml.runtime.errors import InputError
-from dml.runtime.filesystem.paths import expand_home
-from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.paths import expand_home
+from dml.runtime.run_folder import RunFolder
 
 ADVICE = "accept_changed_data=true goes on with the data as it is now"
 

@@ -8,8 +8,8 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dml.run.settings import list_keys
-from dml.runtime.configuration.nested import is_below
-from dml.runtime.run_folders.run_folder import RUN_KEYS
+from dml.runtime.configuration import is_below
+from dml.runtime.run_folder import RUN_KEYS
 
 ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\s*:")
 """A call that reads a variable of the environment."""

@@ -11,9 +11,9 @@ from dml.run.resuming.resolved_values import open_stored, resolve_values
 from dml.run.resuming.stored_configuration import list_callbacks, plain_config
 from dml.run.settings import BEGINNING, CHOICE, STEPS, list_fixed, what_fixes
 from dml.run.stages import Stage, find_stage
-from dml.runtime.configuration.nested import flat
+from dml.runtime.configuration import flat
 from dml.runtime.errors import InputError
-from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.run_folder import RunFolder
 from dml.training.checkpoints import TrainingProgress
 
 

@@ -14,14 +14,13 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from dml.run.config_folders import CONF, format_value
 from dml.run.resuming.resolved_values import resolve_environment
 from dml.run.settings import all_keys
-from dml.runtime.configuration.former_keys import rename_keys, rename_override
-from dml.runtime.configuration.nested import flat, is_below
-from dml.runtime.configuration.overrides import key_of
-from dml.runtime.configuration.targets import TARGET, unknown_targets
+from dml.runtime.configuration import flat, is_below, key_of
+from dml.runtime.console import console
 from dml.runtime.errors import InputError
-from dml.runtime.escaping import printable
-from dml.runtime.run_folders.run_folder import RUN_KEYS, RunFolder, newest_runs, without_run_keys
-from dml.runtime.text.console import console
+from dml.runtime.former_keys import rename_keys, rename_override
+from dml.runtime.run_folder import RUN_KEYS, RunFolder, newest_runs, without_run_keys
+from dml.runtime.targets import TARGET, unknown_targets
+from dml.runtime.text import printable
 
 LEARNING_RATE, FORMER_LEARNING_RATE = "${learning_rate:3.0e-4}", "${oc.select:model.pretraining.lr,3.0e-4}"
 """The default of ``optimizer.lr``, and that of older versions, which is the same number without ``training.frozen``."""

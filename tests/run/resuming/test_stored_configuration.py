@@ -15,7 +15,7 @@ from dml.run.resuming.stored_configuration import (
     keep_transform,
     plain_config,
 )
-from dml.runtime.configuration.overrides import key_of
+from dml.runtime.configuration import key_of
 from dml.runtime.errors import InputError
 
 STORED = StoredConfiguration(["loss=rll", "loss.margin=0.4"], {"loss": {"margin": 0.4, "alpha": None}, "seed": 0})

@@ -1,7 +1,10 @@
-"""Functions for configurations as nested dictionaries."""
+"""Functions for configurations as nested dictionaries, for overrides, and for the names of what a part builds."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
+from functools import partial
 from typing import Any
+
+from dml.runtime.errors import InputError
 
 PARTS = (
     *("adapter", "data", "dataset", "evaluation", "heads", "loss", "model", "model.backbone", "model.pretraining"),
@@ -53,3 +56,41 @@ def check_parts(config: Mapping[str, Any]) -> None:
     heads = (config.get("model") or {}).get("heads") or []
     if not isinstance(heads, list | tuple) or not all(isinstance(head, str) for head in heads):
         raise ValueError("model.heads is no list of names")
+
+
+def key_of(override: str) -> str:
+    """Return the key of an override: ``+loss.margin=0.2`` -> ``loss.margin``."""
+    return override.partition("=")[0].lstrip("+~")
+
+
+def check_set_elsewhere(overrides: Iterable[str], setters: Mapping[str, str], below: Container[str] = ()) -> None:
+    """Make sure that no ``--set`` sets what something else sets.
+
+    Args:
+        overrides: values of ``--set``.
+        setters: the setter of each key instead, such as {"seed": "--seeds"}.
+        below: keys of ``setters`` whose nested keys may not be set either: ``loss`` stands for ``loss.margin`` too.
+
+    Raises:
+        InputError: if one does.
+    """
+    for override in overrides:
+        key = key_of(override)
+        for set_key, setter in setters.items():
+            if key == set_key or (set_key in below and is_below(key, [set_key])):
+                raise InputError(f"--set {override}: {setter} sets it")
+
+
+def dotted_name(target: Any) -> str:
+    """Return the dotted name of a class or function, as a configuration gives it.
+
+    >>> from collections import Counter
+    >>> dotted_name(Counter), dotted_name(Counter()), dotted_name(partial(Counter, a=1))
+    ('collections.Counter', 'collections.Counter', 'collections.Counter')
+
+    Args:
+        target: a class or function, a partial of one, or an object, which gives the name of its class.
+    """
+    target = target.func if isinstance(target, partial) else target
+    named = target if hasattr(target, "__qualname__") else type(target)
+    return f"{named.__module__}.{named.__qualname__}"

@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.control import Control
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from dml.runtime.escaping import in_markup
-from dml.runtime.text.speed import ProgressMeter
+from dml.runtime.text import ProgressMeter, in_markup
 
 PLAIN: dict[str, Any] = {"highlight": False, "soft_wrap": True, "emoji": False}  # a path's ":x:" is no emoji
 

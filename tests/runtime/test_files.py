@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dml.runtime.filesystem.files import remove_partial_files, replacing, write_text
+from dml.runtime.files import remove_partial_files, replacing, write_text
 
 
 def test_a_whole_file_takes_the_place_of_the_old_one(tmp_path: Path) -> None:

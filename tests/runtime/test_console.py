@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from rich.table import Table
 
-from dml.runtime.text.console import RunConsole, progress_bar
+from dml.runtime.console import RunConsole, progress_bar
 
 
 def test_a_log_holds_what_is_printed_from_before_its_beginning_on(
@@ -37,8 +37,8 @@ def test_a_log_is_plain_where_the_console_has_colors(tmp_path: Path, monkeypatch
 
 def test_progress_is_no_part_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     console = RunConsole()
-    monkeypatch.setattr("dml.runtime.text.console.console", console)
-    monkeypatch.setattr("dml.runtime.text.speed.ProgressMeter.advance", lambda *_, **__: True)
+    monkeypatch.setattr("dml.runtime.console.console", console)
+    monkeypatch.setattr("dml.runtime.console.ProgressMeter.advance", lambda *_, **__: True)
     console.begin_log(tmp_path / "train.log")
     with progress_bar("verified", 2) as advance:
         advance(1)

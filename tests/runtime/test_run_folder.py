@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dml.runtime.errors import InputError
-from dml.runtime.run_folders.run_folder import RunFolder, RunState, configuration_id, folders_below, newest_runs
+from dml.runtime.run_folder import RunFolder, RunState, configuration_id, folders_below, newest_runs
 
 CONFIG = {"seed": 1, "optimizer": {"lr": 1e-5}}
 HYDRA = "hydra: {runtime: {choices: {loss: rll, experiment: null, hydra/launcher: basic}}}\n"

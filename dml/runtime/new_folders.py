@@ -6,8 +6,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 from dml.runtime.errors import InputError
-from dml.runtime.filesystem.files import DISK_ERRORS
-from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.files import DISK_ERRORS
+from dml.runtime.run_folder import RunFolder
 
 SWEEP_FILE = "multirun.yaml"
 """The file that Hydra writes into the folder of a sweep before its first run."""

@@ -1,4 +1,4 @@
-from dml.runtime.configuration.nested import flat
+from dml.runtime.configuration import flat
 
 
 def test_keys_are_dotted_and_an_empty_mapping_is_a_value() -> None:

@@ -1,4 +1,4 @@
-from dml.runtime.text.speed import ProgressMeter
+from dml.runtime.text import ProgressMeter
 
 
 class Clock:

@@ -12,7 +12,7 @@ import torch
 import yaml
 from conftest import ROOT
 
-from dml.runtime.configuration.targets import KNOWN, Unknown, is_known, unknown_targets
+from dml.runtime.targets import KNOWN, Unknown, is_known, unknown_targets
 
 COMMENT = re.compile(r"(^| )#.*")
 PLACES = sorted(KNOWN)

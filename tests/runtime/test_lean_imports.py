@@ -10,7 +10,7 @@ from conftest import ROOT, SHORT_RUN
 from small_embedders import make_model, write_photos
 
 from dml.inference import Index
-from dml.runtime.libraries.lean_imports import hide
+from dml.runtime.lean_imports import hide
 
 FOR_NOTHING = {"matplotlib", "optuna", "pandas", "scipy", "sklearn", "transformers", "wandb"}
 """Libraries that neither a start of a training nor a search needs, and that take more than a tenth of a second."""
@@ -70,7 +70,7 @@ def test_a_hidden_library_can_be_imported_afterwards() -> None:
 
 WITHOUT_COMPILER = """
 import sys
-from dml.runtime.libraries.lean_imports import import_lean
+from dml.runtime.lean_imports import import_lean
 import_lean()
 import timm, torch
 from timm.layers import disable_compiler

@@ -1,6 +1,6 @@
 from importlib import import_module
 
-from dml.runtime.configuration.former_keys import MOVED_TARGETS, rename_keys
+from dml.runtime.former_keys import MOVED_TARGETS, rename_keys
 
 
 def test_objects_that_have_moved_are_found() -> None:

@@ -4,8 +4,8 @@ import pytest
 import yaml
 from conftest import ROOT
 
-from dml.runtime.filesystem import plain_text
-from dml.runtime.filesystem.plain_text import check_plain, parse_json, parse_yaml, read_bounded
+from dml.runtime import reading
+from dml.runtime.reading import check_plain, parse_json, parse_yaml, read_bounded
 
 
 def test_files_are_read_as_by_python() -> None:
@@ -46,7 +46,7 @@ def test_json_within_json(text: str) -> None:
 
 
 def test_values_are_counted_wherever_they_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain_text, "MOST", 21)
+    monkeypatch.setattr(reading, "MOST", 21)
     row = [1, 2, 3]
     assert check_plain([row] * 5)  # a list of five lists of three values: 1 + 5 + 15
     with pytest.raises(ValueError, match="more than 21 values"):
@@ -59,7 +59,7 @@ def test_values_that_contain_themselves() -> None:
 
 
 def test_files_have_a_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain_text, "MOST_BYTES", 4)
+    monkeypatch.setattr(reading, "MOST_BYTES", 4)
     (tmp_path / "a").write_bytes(b"1234")
     assert read_bounded(tmp_path / "a") == b"1234"
     (tmp_path / "a").write_bytes(b"12345")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dml.runtime.text.text_tables import markdown_table, write_csv
+from dml.runtime.text import markdown_table, write_csv
 
 
 def test_columns_are_aligned_and_bars_are_escaped() -> None:

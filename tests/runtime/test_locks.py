@@ -10,7 +10,7 @@ from pathlib import Path
 import filelock
 import pytest
 
-from dml.runtime.filesystem.locks import holding, is_held
+from dml.runtime.locks import holding, is_held
 
 FORK = multiprocessing.get_context("fork")
 

@@ -11,12 +11,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dml.runtime.configuration.former_keys import rename_keys, rename_override
+from dml.runtime.checksums import DamageError, file_checksum
 from dml.runtime.errors import InputError
-from dml.runtime.filesystem.checksums import DamageError, file_checksum
-from dml.runtime.filesystem.files import remove_partial_files
-from dml.runtime.filesystem.locks import holding, is_held
-from dml.runtime.run_folders.run_files import (
+from dml.runtime.files import remove_partial_files
+from dml.runtime.former_keys import rename_keys, rename_override
+from dml.runtime.locks import holding, is_held
+from dml.runtime.run_files import (
+    RunPaths,
     read_configuration,
     read_curves,
     read_metrics,
@@ -31,7 +32,6 @@ from dml.runtime.run_folders.run_files import (
     write_splits,
     write_values,
 )
-from dml.runtime.run_folders.run_paths import RunPaths
 
 T = TypeVar("T")
 

@@ -3,7 +3,7 @@ import re
 from pathlib import Path
 
 from dml.runtime.errors import InputError
-from dml.runtime.escaping import printable
+from dml.runtime.text import printable
 
 URL = re.compile(r"[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
 """The beginning of a URL, also of one in a `pathlib.Path`, which has a single slash."""
