@@ -31,7 +31,7 @@ from dml.report.statistics import PER_QUERY, ClassSums, sum_by_class, sum_runs_b
 from dml.run.builders import build_table
 from dml.run.config_folders import CONF
 from dml.run.prepare_job import make_cache_folder
-from dml.run.resuming.stored_configuration import plain_config
+from dml.run.stored_configuration import plain_config
 from dml.runtime.run_folder import RunFolder
 from dml.runtime.text import markdown_table
 from dml.studies.runs import run_forks

@@ -23,7 +23,7 @@ from dml.evaluation.per_query import read_queries
 from dml.evaluation.raw_features import FixedNeighbors
 from dml.report.comparison import find_runs
 from dml.report.run import read_run
-from dml.run.resuming.stored_configuration import read_checkpoint_configuration, read_stored_configuration
+from dml.run.stored_configuration import read_checkpoint_configuration, read_stored_configuration
 from dml.run.sweeps import read_objective
 from dml.runtime.checksums import CHECKSUMS
 from dml.runtime.errors import InputError

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from dml.commands.audit_network import AuditNetwork, build_network
 from dml.commands.checked_images import check_and_summarize, read_part, set_for_readable, take_readable
+from dml.data.copies import FORMAT, SIDE, measure_traits
 from dml.data.image_files.images import read_image
-from dml.data.picture_traits import FORMAT, SIDE, measure_traits
 from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.prepared_files import hold_preparation_lock
 from dml.data.prepared.verification import CheckedImage

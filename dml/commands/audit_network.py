@@ -12,7 +12,7 @@ from dml.data.prepared.cache import CacheFolder
 from dml.data.table import TEST_SPLITS, ImageTable
 from dml.models.embedding import EmbeddingModel
 from dml.run.builders import build_model
-from dml.run.model_tests.feature_source import FeatureSource
+from dml.run.feature_source import FeatureSource
 from dml.run.settings import AuditSettings, Settings, read_settings
 from dml.run.stages import find_stage
 from dml.runtime.errors import InputError

@@ -43,7 +43,7 @@ def compare_runs(arguments: Sequence[str]) -> None:
         find_unfinished,
         markdown,
     )
-    from dml.run.resuming.resolved_values import resolve_values
+    from dml.run.stored_configuration import resolve_values
 
     with one_line_errors():
         rows = compare(find_runs(options.runs, resolve=partial(resolve_values, unresolved=SEED)))

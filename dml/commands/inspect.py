@@ -30,7 +30,7 @@ from dml.models.networks import describe_timm_model
 from dml.report.console import metric_table
 from dml.report.pictures import write_contact_sheets
 from dml.run.evaluators import build_metric_config, choose_final_split
-from dml.run.model_tests.feature_source import FeatureSource
+from dml.run.feature_source import FeatureSource
 from dml.run.prepare_job import make_cache_folder
 from dml.run.settings import InspectSettings, read_settings
 from dml.runtime.configuration import key_of

@@ -15,10 +15,9 @@ from dml.inference.model_settings import ModelSettings
 from dml.inference.saved_folder import DESCRIPTION, WEIGHTS, SavedModel, is_saved_folder, read_folder
 from dml.models.adapters import merge_updates
 from dml.run import resolvers  # noqa: F401 (it registers the resolvers that configurations call)
-from dml.run.resuming.resolved_values import open_stored
-from dml.run.resuming.stored_configuration import extract_configuration
 from dml.run.settings import list_keys
 from dml.run.stages import find_stage, resolve_parts
+from dml.run.stored_configuration import extract_configuration, open_stored
 from dml.runtime.checksums import rows_checksum
 from dml.runtime.errors import InputError
 from dml.runtime.files import clean_up

@@ -10,8 +10,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from dml.run.building import build
 from dml.run.config_folders import quote
-from dml.run.resuming.stored_configuration import plain_config, read_stored_configuration, write_configuration
 from dml.run.settings import Settings, read_settings
+from dml.run.stored_configuration import plain_config, read_stored_configuration, write_configuration
 from dml.runtime import ranks, signals
 from dml.runtime.console import console
 from dml.runtime.errors import InputError

@@ -15,8 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from dml.report.provenance import describe_configuration
 from dml.run.config_folders import CONF
-from dml.run.resuming.stored_configuration import plain_config
 from dml.run.settings import list_keys
+from dml.run.stored_configuration import plain_config
 from dml.runtime.configuration import flat, is_below, key_of
 from dml.runtime.errors import InputError
 from dml.runtime.former_keys import former_key, rename_override

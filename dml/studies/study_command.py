@@ -59,7 +59,7 @@ def run_study(arguments: Sequence[str]) -> None:
         if options.name == "figures":
             studies = [study for study in studies if study.cells]
         if _are_of_runs(studies, options.folders, options.name):
-            from dml.studies.run_figures import draw_run_figures  # after --help and list: it takes seconds
+            from dml.studies.figures import draw_run_figures  # after --help and list: it takes seconds
 
             check_installed("matplotlib", extra="figures")
             figures = {study.name: study.content for study in studies}

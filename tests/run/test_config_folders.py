@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from dml.run.config_folders import format_value, list_overrides, search_path_overrides
 from dml.run.resolvers import sweep_subfolder
-from dml.run.resuming.stored_configuration import read_stored_configuration
+from dml.run.stored_configuration import read_stored_configuration
 from dml.runtime.run_folder import RunFolder
 
 

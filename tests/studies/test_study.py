@@ -7,7 +7,7 @@ import pytest
 from conftest import ROOT
 from omegaconf import OmegaConf
 
-from dml.run.resuming.stored_configuration import plain_config
+from dml.run.stored_configuration import plain_config
 from dml.runtime.configuration import flat
 from dml.runtime.errors import InputError
 from dml.studies.experiments import compose

@@ -17,9 +17,8 @@ from dml.training.callbacks.checkpoints import AtomicCheckpointIO, LastCheckpoin
 from dml.training.callbacks.process_state import StepSeed
 from dml.training.callbacks.progress import Progress
 from dml.training.checkpoints import read_checkpoint
-from dml.training.divergence import CpuCopy, DivergenceCheck
 from dml.training.loggers import History
-from dml.training.module import MetricLearner
+from dml.training.module import CpuCopy, DivergenceCheck, MetricLearner
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a .validation_step. but have no .val_dataloader.")
 

@@ -7,7 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from dml.commands.compare import compare_runs
-from dml.run.resuming.resolved_values import resolve_environment, resolve_values
+from dml.run.stored_configuration import resolve_environment, resolve_values
 from dml.runtime.files import write_text
 from dml.runtime.run_folder import RunFolder
 

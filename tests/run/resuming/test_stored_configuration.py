@@ -6,7 +6,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from dml.run.config_folders import CONF
-from dml.run.resuming.stored_configuration import (
+from dml.run.stored_configuration import (
     FORMER_LEARNING_RATE,
     LEARNING_RATE,
     StoredConfiguration,

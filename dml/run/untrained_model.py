@@ -20,10 +20,10 @@ from dml.report.console import print_raw_metrics, print_raw_test
 from dml.retrieval.search import nearest_neighbors
 from dml.run import builders, loop
 from dml.run.evaluators import build_metric_config, choose_tested_split
-from dml.run.model_tests.feature_source import FeatureSource
-from dml.run.resuming.stored_configuration import plain_config
+from dml.run.feature_source import FeatureSource
 from dml.run.settings import Settings, list_keys
 from dml.run.stages import Stage
+from dml.run.stored_configuration import plain_config
 from dml.runtime.errors import InputError
 from dml.runtime.run_folder import RunFolder, configuration_id
 from dml.training.data import DataModule, EvaluationData
