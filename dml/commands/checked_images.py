@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from omegaconf import DictConfig
 
+from dml.data.class_splits import draw_share_of_classes
 from dml.data.image_files.images import suggest_slashes
 from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.verification import CheckedImage, check_images, write_table
 from dml.data.split_overview import make_overview_table
-from dml.data.subsets import draw_share_of_classes
 from dml.data.table import ImageTable
 from dml.models.embedding import EmbeddingModel
 from dml.run.builders import build_table

@@ -23,8 +23,8 @@ from dml.data.copies import describe_copies
 from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.prepared_files import hold_preparation_lock
 from dml.data.table import ImageTable
-from dml.evaluation.benchmark_lists import check_queries, is_of_one_class
 from dml.evaluation.evaluator import Evaluator
+from dml.evaluation.items import check_queries, is_of_one_class
 from dml.evaluation.raw_features import Metrics, describe_best, evaluate_projections
 from dml.models.networks import describe_timm_model
 from dml.report.console import metric_table

@@ -160,7 +160,7 @@ def _write_page(index: "Index", name: str, results: Sequence[dict[str, Any]], pa
         threshold=index.threshold,
         prior=format_percent(calibration.prior, digits=2) if (calibration := index.calibration) else "",
         choice=describe_choice(index.model.threshold_errors),
-        found=[
+        queries=[
             (result["query"], [FoundImage(**{"same": None} | neighbor) for neighbor in result["neighbors"]])
             for result in results
         ],

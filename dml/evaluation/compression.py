@@ -10,10 +10,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dml.evaluation.benchmark_lists import BenchmarkList
 from dml.evaluation.evaluator import Evaluator, Metrics
 from dml.evaluation.geometry import UnitEmbeddings
-from dml.evaluation.items import Items, Positives, find_nearest_items
+from dml.evaluation.items import BenchmarkList, Items, Positives, find_nearest_items
 from dml.evaluation.ranking import LARGEST_BLOCK, PerQuery
 from dml.evaluation.raw_features import PrincipalComponents
 from dml.metrics.binary import map_at_r, positive_ranks, recall_at_k

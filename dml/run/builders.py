@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from torch import Tensor, nn
 
+from dml.data.class_splits import take_some_classes
 from dml.data.copies import assign_content_ids, warn_of_copies
 from dml.data.prepared.cache import CacheFolder
 from dml.data.readability import check_readability
-from dml.data.subsets import take_some_classes
 from dml.data.table import ImageTable
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.monitor import has_time_for_clusters, make_further_config, make_validation_config
@@ -23,12 +23,12 @@ from dml.losses.matryoshka import MatryoshkaLoss, choose_sizes
 from dml.losses.proxies import check_beginning, count_classes
 from dml.models.recurrent import AnyModel, RecurrentModel
 from dml.ops.training_protocols import UsesHierarchy
-from dml.run import quick_run
 from dml.run.building import build
 from dml.run.evaluators import build_metric_config, choose_selection, find_ball
 from dml.run.model_builders import build_crops_transform as build_crops_transform
 from dml.run.model_builders import build_model as build_model
 from dml.run.settings import DatasetSettings, Settings, read_settings
+from dml.run.stages import QUICK_CLASSES, QUICK_IMAGES
 from dml.run.table_reading import read_table
 from dml.runtime.errors import InputError
 from dml.runtime.targets import import_object
@@ -54,7 +54,7 @@ def build_table(settings: Settings, *, needs_fold: bool = True) -> ImageTable:
     """
     images = read_table(settings.dataset, settings.data.max_list_bytes, needs_fold=needs_fold)
     if settings.quick:
-        images = take_some_classes(images, classes=quick_run.CLASSES, images=quick_run.IMAGES)
+        images = take_some_classes(images, classes=QUICK_CLASSES, images=QUICK_IMAGES)
     if not compares_contents(settings):
         return images
     return assign_content_ids(images, find_cache_folder(settings), settings.data.limits)
@@ -155,7 +155,10 @@ def build_embedder(settings: Settings, embedding_model: AnyModel) -> ModelEmbedd
     """Build the module that embeds a split with a model, without a loss or an optimizer."""
     kind = RecurrentEmbedder if isinstance(embedding_model, RecurrentModel) else ModelEmbedder
     embedder = kind(
-        embedding_model, select_joint(list_evaluated_heads(settings.model.heads, vars(settings.evaluation)))
+        embedding_model,
+        select_joint(
+            list_evaluated_heads(settings.model.heads, settings.evaluation.heads, settings.evaluation.head_sets)
+        ),
     )
     embedder.ball = find_ball(settings)
     return embedder
@@ -175,7 +178,7 @@ def build_learner(settings: Settings, images: DataModule, embedding_model: AnyMo
     check_chunk_size(embedding_model, settings.training.gradient_cache)
     if settings.trainer.sync_batchnorm:
         check_synchronized(embedding_model)
-    names = list_evaluated_heads(settings.model.heads, vars(settings.evaluation))
+    names = list_evaluated_heads(settings.model.heads, settings.evaluation.heads, settings.evaluation.head_sets)
     validated = images.table.select_evaluated(images.validated_on)
     monitor, tie_breaker = settings.checkpoints.monitor, settings.checkpoints.tie_breaker
     monitored, metrics = [name for name in (monitor, tie_breaker) if name], build_metric_config(settings, validated)

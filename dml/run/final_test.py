@@ -109,7 +109,7 @@ def _evaluate(
     pictures = [picture for picture in (evaluation.report, evaluation.sheet) if picture]
     evaluated = evaluator.evaluate(embeddings, neighbors=max([picture.neighbors for picture in pictures], default=0))
     metrics: Metrics = {**evaluated.metrics}
-    for heads in list_evaluated_heads(settings.model.heads, vars(evaluation)):
+    for heads in list_evaluated_heads(settings.model.heads, evaluation.heads, evaluation.head_sets):
         head_metrics = evaluator.evaluate(embedded[heads].to(device)).metrics
         metrics |= {f"{HEADS}/{heads}/{name}": value for name, value in head_metrics.items()}
     metrics |= evaluate_rerankings(evaluator, embeddings, build_rerankings(settings, tested))

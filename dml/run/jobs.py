@@ -20,7 +20,7 @@ from dml.models.embedding import EmbeddingModel
 from dml.models.recurrent import AnyModel
 from dml.report.console import QUICK
 from dml.report.provenance import name_dataset
-from dml.run import builders, loop, quick_run
+from dml.run import builders, loop
 from dml.run.evaluators import check_evaluation, check_share, choose_selection, choose_tested_split
 from dml.run.feature_source import FeatureSource, build_feature_source
 from dml.run.final_test import run_test
@@ -32,7 +32,7 @@ from dml.run.resumed_settings import (
     restoring_configuration,
 )
 from dml.run.settings import Settings, read_settings
-from dml.run.stages import Stage, find_stage, list_stages
+from dml.run.stages import Stage, find_stage, list_stages, shorten
 from dml.run.stored_configuration import (
     check_unchanged,
     plain_config,
@@ -178,7 +178,7 @@ def _list_stages(config: DictConfig, *, is_quick: bool) -> list[Stage]:
     stages = list_stages(config)
     if is_quick:
         for stage in stages:
-            quick_run.shorten(stage.config)
+            shorten(stage.config)
     return stages
 
 

@@ -192,28 +192,34 @@ class Engine:
 
     def _inherit(self, cell: Cell) -> Overrides | None:
         """Return the overrides that a cell takes from another one; None as long as these aren't chosen."""
-        if cell.like is None:
+        if cell.choice_from is None:
             return ()
         if stored := self._find_stored_choice(cell):
             return tuple(shlex.split(stored.overrides))
-        parent = self.study.by_key[cell.like]
-        if parent.of:
-            raise InputError(f"{self.study.name}: no results of {parent.row} in {parent.of}; dml study {parent.of} run")
+        parent = self.study.by_key[cell.choice_from]
+        if parent.study:
+            raise InputError(
+                f"{self.study.name}: no results of {parent.row} in {parent.study}; dml study {parent.study} run"
+            )
         return self.choose(parent)
 
     def _find_stored_choice(self, cell: Cell) -> Result | None:
         """Return a stored test of the cell whose choice another one takes, if it has another condition."""
-        if cell.like is None or cell.like[1] == cell.condition:
+        if cell.choice_from is None or cell.choice_from[1] == cell.condition:
             return None
-        return next((result for result in self._stored.get(cell.like, ()) if result.stage == TEST), None)
+        return next((result for result in self._stored.get(cell.choice_from, ()) if result.stage == TEST), None)
 
     def _with_parents(self) -> list[Cell]:
         """List the selected cells behind those whose choices they take, each once."""
         ordered: dict[Key, Cell] = {}
 
         def add(cell: Cell) -> None:
-            if cell.like and self._find_stored_choice(cell) is None and not self.study.by_key[cell.like].of:
-                add(self.study.by_key[cell.like])
+            if (
+                cell.choice_from
+                and self._find_stored_choice(cell) is None
+                and not self.study.by_key[cell.choice_from].study
+            ):
+                add(self.study.by_key[cell.choice_from])
             ordered[cell.key] = cell
 
         for cell in self.study.selected:

@@ -199,7 +199,7 @@ def _format_cell(row: RowResult, first: RowResult, kind: str, metric: str = "") 
         "name": row.cell.row,
         "code": f"`{row.cell.row}`",
         "chosen": format_chosen(row),
-        "changed": format_code(row.cell.own),
+        "changed": format_code(row.cell.overrides),
     }
     if not metric and kind in texts:
         return texts[kind]

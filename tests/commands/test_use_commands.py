@@ -290,7 +290,7 @@ def test_a_page_without_threshold_or_labels_names_files(tmp_path: Path, photos: 
     assert "surely" not in text
     found = [FoundImage(f"{number}.png", "", 0.5, None) for number in range(16_000)]
     with pytest.raises(InputError, match="would have 16,001 pictures, at most 15,872 fit; give fewer"):
-        search_report(replace(searches, found=[(path, found)]))
+        search_report(replace(searches, queries=[(path, found)]))
 
 
 def test_neighbors_above_the_threshold_are_the_same(

@@ -5,7 +5,7 @@ import pytest
 from conftest import PLAIN, Here
 from omegaconf import OmegaConf
 
-from dml.run.quick_run import CLASSES, CLASSES_PER_BATCH, STEPS, shorten
+from dml.run.stages import CLASSES, CLASSES_PER_BATCH, STEPS, shorten
 
 
 def test_a_quick_run_trains_tests_and_is_tested_again(tmp_path: Path, here: Here, capfd: pytest.CaptureFixture[str]):

@@ -29,11 +29,19 @@ from dml.runtime.run_folder import RunFolder
 from dml.studies.catalog import find_studies
 from dml.studies.engine import Engine
 from dml.studies.experiments import EPOCH, compose, count_steps, identify, shrink
-from dml.studies.paper_tables import PrintedNumber, Table, read_entries, read_numbers, read_tables
+from dml.studies.paper_tables import (
+    PrintedNumber,
+    Table,
+    csv_rows,
+    read_entries,
+    read_numbers,
+    read_tables,
+    render_table_page,
+    reproduce,
+)
 from dml.studies.results import Results
 from dml.studies.runs import Plan, Run, check_data
 from dml.studies.study import Cell, Training
-from dml.studies.table_pages import csv_rows, render_table_page, reproduce
 
 pytestmark = pytest.mark.pipeline
 
@@ -100,7 +108,7 @@ def _faults(cell: PrintedNumber, config: DictConfig, part: str) -> list[str]:
     if metric in ("nmi", "ami", "f1") and not config.evaluation.clustering:
         found.append(f"{named}: evaluation.clustering is off")
     if part.startswith("heads/") and part.removeprefix("heads/") not in list_evaluated_heads(
-        config.model.heads, config.evaluation
+        config.model.heads, config.evaluation.heads, config.evaluation.head_sets
     ):
         found.append(f"{named}: {part} isn't tested")
     if part == "fixed" and (metric != "recall" or config.evaluation.fixed_neighbors != 16):
@@ -375,7 +383,9 @@ def test_rows_of_a_single_head_can_train_it_alone() -> None:
             for cell in find_cells(table, row, dataset):
                 config = compose(cell.training.extended(alone))
                 assert "AuxiliaryHead" in str(config.model.head.L)
-                assert list_evaluated_heads(config.model.heads, config.evaluation) == ["H"]
+                assert list_evaluated_heads(
+                    config.model.heads, config.evaluation.heads, config.evaluation.head_sets
+                ) == ["H"]
                 assert config.checkpoints.monitor.startswith(cell.part) == (cell.part == "heads/H")
 
 
