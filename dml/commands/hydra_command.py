@@ -33,8 +33,8 @@ from dml.commands.arguments import (
 )
 from dml.commands.command_help import format_help
 from dml.commands.error_lines import explain, is_users_mistake, one_line_errors, print_line, told_errors
+from dml.commands.required_values import check_parts, check_values, select_used_parts
 from dml.commands.start import follow, import_from_working_folder, quiet
-from dml.commands.training_checks import check_parts, check_values, select_used_parts
 from dml.run import building, sweeps
 from dml.run.config_folders import CONF, GROUPS, list_overrides, quote
 from dml.run.settings import list_keys

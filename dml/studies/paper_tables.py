@@ -1,22 +1,15 @@
 """The papers' tables: what they print, and which training stands for each of their rows."""
 
 import csv
-import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from dml.report.provenance import join_facts
-from dml.report.statistics import Interval, mean_interval
 from dml.runtime.errors import InputError
 from dml.runtime.reading import parse_yaml
-from dml.studies.experiments import describe_training
-from dml.studies.pages import render
-from dml.studies.results import Result, Results
-from dml.studies.runs import Plan
 from dml.studies.study import REFERENCE, Cell, Study, Training, as_list
 
 PAPERS = {"rll": "RLL", "nra": "NRA", "lns": "LNS", "happier": "HAPPIER", "rsk": "RS@k", "hyp": "Hyp-ViT"}
@@ -206,126 +199,3 @@ def read_entries(paper: str) -> dict[str, dict[str, Any]]:
     """Read reference/PAPER.yaml -> {table: {row: entry}}; the head of rll.yaml describes an entry."""
     content = parse_yaml((REFERENCE / f"{paper}.yaml").read_text(encoding="utf-8")) or {}
     return {str(table): entries for table, entries in content.items()}
-
-
-STATISTICS: dict[str, Callable[[Sequence[float]], float]] = {
-    "": lambda values: values[0],
-    "mean": statistics.mean,
-    "sd": statistics.variance,  # RLL's Table XV prints the variance as SD
-}
-"""The function for each `PrintedNumber.statistic`, of the values of the row's trainings."""
-
-
-@dataclass(frozen=True)
-class Reproduction:
-    """A number of a table, and its reproduction.
-
-    Args:
-        number: the number that the paper prints.
-        cells: the cells whose trainings stand for the number.
-        runs: {seed: finished runs of the cells}.
-        run_count: number of runs of all cells and seeds.
-        is_comparable: whether the runs have the paper's data and network.
-    """
-
-    number: PrintedNumber
-    cells: tuple[Cell, ...]
-    runs: Mapping[int, list[Result]]
-    run_count: int
-    is_comparable: bool = True
-
-    @property
-    def name(self) -> str:
-        """The row and the data set of the number."""
-        return f"{self.number.row} on {self.number.dataset}"
-
-    @property
-    def finished(self) -> list[Result]:
-        """All finished runs."""
-        return [run for runs in self.runs.values() for run in runs]
-
-    @property
-    def values(self) -> list[float]:
-        """The reproduced numbers in percent, one for each seed of which all runs are finished and have the metric."""
-        name, summarize = self.cells[0].find_metric(self.number.metric_name), STATISTICS[self.number.statistic]
-        values = [[100 * run.metrics[name] for run in runs if name in run.metrics] for runs in self.runs.values()]
-        return [summarize(seed_values) for seed_values in values if len(seed_values) == len(self.cells)]
-
-    @property
-    def interval(self) -> Interval | None:
-        """The mean over the seeds with its interval; None before the first seed is finished."""
-        return mean_interval(self.values) if self.values else None
-
-    @property
-    def difference(self) -> float | None:
-        """The reproduced mean less the printed number, in percent points; None if they can't be compared."""
-        if self.interval is None or self.number.value is None or not self.is_comparable:
-            return None
-        return self.interval.mean - self.number.value
-
-    def format(self, value: float | None, sign: str = "") -> str:
-        """Format a value with the decimals of the printed number; "" for None."""
-        decimals = len(self.number.printed.partition(".")[2]) or 1
-        return "" if value is None else f"{value:{sign}.{decimals}f}"
-
-
-def reproduce(table: Table, results: Results, plan: Plan) -> list[Reproduction]:
-    """Collect the reproductions of a table's numbers, in the paper's order.
-
-    Raises:
-        InputError: if a finished run lacks a metric; those on the embedded data, which has other levels, may.
-    """
-    reproductions = []
-    for number in table.numbers:
-        cells, runs = table.find_entry(number.row, number.dataset).cells, dict[int, list[Result]]()
-        for row in filter(None, map(results.find_row, cells)):
-            for run in row.runs:
-                runs.setdefault(run.seed, []).append(run)
-        wanted_runs = plan.seeds * len(cells)
-        reproduction = Reproduction(number, cells, dict(sorted(runs.items())), wanted_runs, not plan.is_small)
-        name = cells[0].find_metric(number.metric_name)
-        if reproduction.is_comparable and not all(name in run.metrics for run in reproduction.finished):
-            raise InputError(f"{table}: a finished run of {reproduction.name} has no {name}, which the table wants")
-        reproductions.append(reproduction)
-    return reproductions
-
-
-def render_table_page(study: Study, results: Results, plan: Plan) -> str:
-    """Render a table: its numbers and ours, with half the 95 % interval, and how many runs are done."""
-    table: Table = study.content["table"]
-    reproductions = reproduce(table, results, plan)
-    finished = {(run.configuration, run.seed) for reproduction in reproductions for run in reproduction.finished}
-    return render(
-        "table.md.j2",
-        table=table,
-        departures=[*(["smoke on emoji"] if plan.is_small else []), *plan.departures],
-        is_small=plan.is_small,
-        reproductions=reproductions,
-        facts=join_facts({reproduction.name: _describe_row(reproduction, plan) for reproduction in reproductions}),
-        finished=len(finished),
-        run_count=plan.seeds * len(table.trainings),
-    )
-
-
-def csv_rows(table: Table, results: Results, plan: Plan) -> list[list[object]]:
-    """Return the rows of a CSV file of a table in full precision, the header first."""
-    header = ["paper", "table", "row", "method", "dataset", "metric", "printed", "runs", "mean", "low_95", "high_95"]
-    rows: list[list[object]] = [[*header, "difference", "configurations"]]
-    for reproduction in reproduce(table, results, plan):
-        number, interval, values = reproduction.number, reproduction.interval, list[object]([0, "", "", ""])
-        if interval is not None:
-            values = [interval.runs, interval.mean]
-            values += [interval.mean - interval.half_width, interval.mean + interval.half_width]
-        names = [number.paper, number.table, number.row, number.method, number.dataset, number.metric, number.printed]
-        configurations = " ".join(dict.fromkeys(run.configuration for run in reproduction.finished))
-        rows.append(
-            [*names, *values, "" if reproduction.difference is None else reproduction.difference, configurations]
-        )
-    return rows
-
-
-def _describe_row(reproduction: Reproduction, plan: Plan) -> Mapping[str, str]:
-    """Describe the models and data behind a number: those of its finished runs, else those configured."""
-    if reproduction.finished:
-        return reproduction.finished[0].facts
-    return describe_training(plan.list_runs(reproduction.cells[0].training)[0].training, reproduction.cells[0].heads)

@@ -10,7 +10,7 @@ from dml.run.config_folders import CONF
 from dml.runtime.errors import InputError, check_installed, suggest
 from dml.runtime.files import write_text
 from dml.runtime.text import write_csv
-from dml.studies import claims, figures, paper_tables
+from dml.studies import claims, figures, table_pages
 from dml.studies.engine import Engine
 from dml.studies.pages import draw_conditions, render_page, write_summary
 from dml.studies.results import Result, Results, merge_results, read_results, store_results
@@ -92,7 +92,7 @@ class Session:
         page, path = self._render(results), self._file.with_suffix(".md")
         write_text(path, page)
         if study.kind == "table":
-            write_csv(path.with_suffix(".csv"), paper_tables.csv_rows(study.content["table"], results, self.plan))
+            write_csv(path.with_suffix(".csv"), table_pages.csv_rows(study.content["table"], results, self.plan))
             print_line(page)
             return
         if "claims" in study.content:
@@ -106,7 +106,7 @@ class Session:
     def _render(self, results: Results) -> str:
         study = self.study
         if study.kind == "table":
-            return paper_tables.render_table_page(study, results, self.plan)
+            return table_pages.render_table_page(study, results, self.plan)
         if study.kind == "figure":
             return figures.render_values(figures.collect_values(study, results, self.plan)[0])
         if not results:

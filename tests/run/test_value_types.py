@@ -2,7 +2,7 @@ import pytest
 from configurations import compose
 from omegaconf import OmegaConf
 
-from dml.commands.training_checks import select_used_parts
+from dml.commands.required_values import select_used_parts
 from dml.run.config_folders import CONF
 from dml.run.settings import SETTINGS
 from dml.run.value_types import check_types

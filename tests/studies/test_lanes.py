@@ -8,10 +8,11 @@ from omegaconf import DictConfig
 
 from dml.run.evaluators import find_ball
 from dml.studies.experiments import compose
-from dml.studies.paper_tables import read_tables, render_table_page
+from dml.studies.paper_tables import read_tables
 from dml.studies.results import Results
 from dml.studies.runs import Plan
 from dml.studies.study import Training
+from dml.studies.table_pages import render_table_page
 
 pytestmark = pytest.mark.pipeline
 

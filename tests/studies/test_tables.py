@@ -29,19 +29,11 @@ from dml.runtime.run_folder import RunFolder
 from dml.studies.catalog import find_studies
 from dml.studies.engine import Engine
 from dml.studies.experiments import EPOCH, compose, count_steps, identify, shrink
-from dml.studies.paper_tables import (
-    PrintedNumber,
-    Table,
-    csv_rows,
-    read_entries,
-    read_numbers,
-    read_tables,
-    render_table_page,
-    reproduce,
-)
+from dml.studies.paper_tables import PrintedNumber, Table, read_entries, read_numbers, read_tables
 from dml.studies.results import Results
 from dml.studies.runs import Plan, Run, check_data
 from dml.studies.study import Cell, Training
+from dml.studies.table_pages import csv_rows, render_table_page, reproduce
 
 pytestmark = pytest.mark.pipeline
 
