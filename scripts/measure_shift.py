@@ -22,7 +22,7 @@ import torch
 from hydra import compose, initialize_config_dir
 from torch import Tensor
 
-from dml.commands.audit_network import build_backbone_network
+from dml.commands.checked_images import build_backbone_network
 from dml.data.class_splits import apply_class_splits, read_class_splits
 from dml.data.table import ImageTable
 from dml.evaluation.evaluator import Evaluator

@@ -10,8 +10,14 @@ from omegaconf import DictConfig
 from rich.table import Table
 from torch import Tensor, nn
 
-from dml.commands.audit_network import AuditNetwork, build_network
-from dml.commands.checked_images import check_and_summarize, read_part, set_for_readable, take_readable
+from dml.commands.checked_images import (
+    AuditNetwork,
+    build_network,
+    check_and_summarize,
+    read_part,
+    set_for_readable,
+    take_readable,
+)
 from dml.data.copies import FORMAT, SIDE, measure_traits
 from dml.data.image_files.images import read_image
 from dml.data.prepared.cache import CacheFolder

@@ -10,8 +10,14 @@ from numpy.typing import NDArray
 from omegaconf import DictConfig
 from rich.table import Table
 
-from dml.commands.audit_network import AuditNetwork, build_backbone_network
-from dml.commands.checked_images import check_and_summarize, read_part, set_for_readable, take_readable
+from dml.commands.checked_images import (
+    AuditNetwork,
+    build_backbone_network,
+    check_and_summarize,
+    read_part,
+    set_for_readable,
+    take_readable,
+)
 from dml.data.class_splits import format_class_splits, name_movable_classes
 from dml.data.prepared.prepared_files import hold_preparation_lock
 from dml.data.table import SPLITS, TEST_SPLITS, ImageTable
