@@ -35,9 +35,9 @@ from dml.report.side_by_side import (
     compare_settings,
     count_outcomes,
 )
-from dml.runtime.escaping import printable
-from dml.runtime.filesystem.files import replacing
-from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.files import replacing
+from dml.runtime.run_folder import RunFolder
+from dml.runtime.text import printable
 
 ASSETS = "assets"
 
