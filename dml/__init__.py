@@ -5,7 +5,7 @@ import sys
 
 import lazy_loader
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 
 try:
     os.getcwd()

@@ -1,6 +1,7 @@
 """Keep freed memory for the next allocation instead of handing it back to the system."""
 
 import ctypes
+import sys
 
 import torch
 
@@ -23,7 +24,7 @@ def keep_freed_memory(device: torch.device) -> bool:
     Returns:
         Whether freed memory is kept from now on; only glibc has such a setting.
     """
-    if device.type != "cpu":
+    if device.type != "cpu" or sys.platform == "win32":  # where ctypes.CDLL(None) is an error
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
