@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from dml.inference import ImageEmbedder
 
 
+MODEL = "folder of a run or of a saved model, a checkpoint, USER/REPOSITORY of the hub, or pretrained:NAME"
+"""The help of an argument that `dml.load` takes."""
+
+
 class CommandParser(argparse.ArgumentParser):
     """A parser of a command's arguments; a mistake ends with one line and exit code 2.
 
@@ -126,7 +130,7 @@ def load_for_many_images(place: str, device: str, *, trust: bool = False) -> "Im
     """Open a model as `dml.inference.load` does, and keep the memory of each batch for the next one.
 
     Args:
-        place: folder of a run or of a saved model, or a checkpoint.
+        place: model as `dml.inference.load` takes it.
         device: device that embeds.
         trust: whether the model's files may run code that dml doesn't know.
 

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from ipaddress import ip_address
 
-from dml.commands.command_parser import CommandParser, add_trust
+from dml.commands.command_parser import MODEL, CommandParser, add_trust
 from dml.commands.error_lines import one_line_errors, print_line
 from dml.runtime.errors import InputError
 from dml.runtime.escaping import printable
@@ -42,9 +42,7 @@ def serve_index(arguments: Sequence[str]) -> None:
         metavar="NAME",
         help="name or address by which other machines may call this one",
     )
-    parser.add_argument(
-        "--model", metavar="MODEL", help="run, saved model or checkpoint to embed with (default: the one in the index)"
-    )
+    parser.add_argument("--model", metavar="MODEL", help=f"{MODEL} (default: the one in the index)")
     parser.add_argument("--device", default="auto", help="device that embeds (default: a GPU if there is one)")
     parser.add_number("--max-megabytes", 20, "largest upload")
     parser.add_number("--max-megapixels", 64, "largest image")
