@@ -64,9 +64,9 @@ class ReportedRun:
 
     @property
     def title(self) -> str:
-        """The loss and the data set of the run."""
+        """The loss and the data set of the run; the latter alone for vectors that dml didn't train."""
         loss = self.choices.get("loss") or _last_part(self.settings.get("loss", {}).get("_target_"))
-        return f"{loss} on {name_dataset(self.settings)}"
+        return f"{loss} on {name_dataset(self.settings)}" if loss else name_dataset(self.settings)
 
     @property
     def remarks(self) -> dict[str, str]:

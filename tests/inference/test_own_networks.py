@@ -112,6 +112,23 @@ def test_it_is_exported(model: dml.ImageEmbedder, table: dml.ImageTable, tmp_pat
     assert report.exported.min_cosine > 0.9999
 
 
+@pytest.mark.pipeline
+def test_its_report_has_the_metrics_of_evaluate(
+    model: dml.ImageEmbedder, table: dml.ImageTable, tmp_path: Path
+) -> None:
+    vectors = model.embed(table.paths.tolist())
+    path = dml.report(3 * vectors, table, tmp_path / "tiny")
+    assert path == tmp_path / "tiny" / "report.html"
+    page = path.read_text()
+    assert "<h1>tiny</h1>" in page
+    assert "24 dimensions, cosine" in page
+    assert "training" not in page.partition('<section id="retrieval">')[0].partition("<h1>")[2]
+    for name in ("level0/recall@1", "level0/recall@4", "level0/map@r", "level0/nmi", "h_ap"):
+        assert f"<td>{100 * evaluate(vectors, table.labels)[name]:.1f}</td>" in page
+    with pytest.raises(InputError, match=f"5 embeddings for a table of {len(table)} rows"):
+        dml.report(vectors[:5], table, tmp_path / "tiny")
+
+
 def test_mistakes_are_told() -> None:
     with pytest.raises(InputError, match=r"image_size=64: TinyNet can't take images \(2, 3, 64, 64\) \(mat1"):
         dml.ImageEmbedder.from_module(TinyNet(), image_size=64)
