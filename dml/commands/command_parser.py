@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     from dml.inference import ImageEmbedder
 
 
-MODEL = "folder of a run or of a saved model, a checkpoint, USER/REPOSITORY of the hub, or pretrained:NAME"
-"""The help of an argument that `dml.load` takes."""
-
-
 class CommandParser(argparse.ArgumentParser):
     """A parser of a command's arguments; a mistake ends with one line and exit code 2.
 
@@ -38,6 +34,11 @@ class CommandParser(argparse.ArgumentParser):
             epilog="\n".join(["examples:", *lines]),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+
+    def add_model(self, others: str = "") -> None:
+        """Add the argument that `dml.load` takes."""
+        place = "folder of a run or of a saved model, a checkpoint, USER/REPOSITORY of the hub, or pretrained:NAME"
+        self.add_argument("model", metavar="MODEL", help=place + others)
 
     def add_number(self, option: str, default: int, meaning: str) -> None:
         """Add an option that is a whole number above 0."""

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dml.commands.command_parser import (
-    MODEL,
     CommandParser,
     add_embedding_options,
     embedding_options,
@@ -114,7 +113,7 @@ def _count_threads() -> int:
 
 def _parser() -> CommandParser:
     parser = CommandParser("compress", DESCRIPTION, EXAMPLES)
-    parser.add_argument("model", metavar="MODEL", help=MODEL)
+    parser.add_model()
     parser.add_argument(
         "--split", choices=("test", "val"), default="test", help="split that is searched (default: test)"
     )

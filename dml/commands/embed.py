@@ -4,13 +4,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dml.commands.command_parser import (
-    MODEL,
-    CommandParser,
-    add_embedding_options,
-    embedding_options,
-    load_for_many_images,
-)
+from dml.commands.command_parser import CommandParser, add_embedding_options, embedding_options, load_for_many_images
 from dml.commands.error_lines import one_line_errors, print_line
 from dml.runtime.errors import InputError
 from dml.runtime.escaping import printable
@@ -40,7 +34,7 @@ EXAMPLES = {
 def embed_images(arguments: Sequence[str]) -> None:
     """Embed the images that the arguments of ``dml embed`` name, and print the path of the file."""
     parser = CommandParser("embed", DESCRIPTION, EXAMPLES)
-    parser.add_argument("model", metavar="MODEL", help=MODEL)
+    parser.add_model()
     parser.add_argument("images", metavar="IMAGES", help="folder of images, .csv file of images, or one image")
     parser.add_argument(
         "--output", type=expand_home, required=True, metavar="FILE", help="file to write or replace: .parquet or .npz"

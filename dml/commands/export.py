@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dml.commands.command_parser import MODEL, CommandParser, add_trust
+from dml.commands.command_parser import CommandParser, add_trust
 from dml.commands.error_lines import one_line_errors, print_line
 from dml.runtime.escaping import printable
 
@@ -27,7 +27,7 @@ EXAMPLES = {
 def export_model(arguments: Sequence[str]) -> None:
     """Export the model that the arguments of ``dml export`` name, and print how the file compares with it."""
     parser = CommandParser("export", DESCRIPTION, EXAMPLES)
-    parser.add_argument("model", metavar="MODEL", help=MODEL)
+    parser.add_model()
     parser.add_argument("--output", required=True, metavar="FILE", help="file to write: .onnx or .pt2")
     parser.add_argument(
         "--heads",

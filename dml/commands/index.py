@@ -3,13 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
-from dml.commands.command_parser import (
-    MODEL,
-    CommandParser,
-    add_embedding_options,
-    embedding_options,
-    load_for_many_images,
-)
+from dml.commands.command_parser import CommandParser, add_embedding_options, embedding_options, load_for_many_images
 from dml.commands.error_lines import one_line_errors, print_line
 from dml.runtime.errors import InputError
 from dml.runtime.escaping import printable
@@ -37,7 +31,7 @@ EXAMPLES = {
 def index_images(arguments: Sequence[str]) -> None:
     """Make, extend or upload the index that the arguments of ``dml index`` describe, and print where it is."""
     parser = CommandParser("index", DESCRIPTION, EXAMPLES)
-    parser.add_argument("model", metavar="MODEL", help=f"{MODEL}; or an index to extend")
+    parser.add_model("; or an index to extend")
     parser.add_argument("images", metavar="IMAGES", help="folder of images, .csv file of images, or one image")
     parser.add_argument("--output", metavar="FOLDER", help="folder of the index (default: the index that is extended)")
     parser.add_argument("--factory", metavar="KIND", help="kind of a new index (default: Flat, exact)")

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from ipaddress import ip_address
 
-from dml.commands.command_parser import MODEL, CommandParser, add_trust
+from dml.commands.command_parser import CommandParser, add_trust
 from dml.commands.error_lines import one_line_errors, print_line
 from dml.runtime.errors import InputError
 from dml.runtime.escaping import printable
@@ -42,7 +42,9 @@ def serve_index(arguments: Sequence[str]) -> None:
         metavar="NAME",
         help="name or address by which other machines may call this one",
     )
-    parser.add_argument("--model", metavar="MODEL", help=f"{MODEL} (default: the one in the index)")
+    parser.add_argument(
+        "--model", metavar="MODEL", help="run, saved model or checkpoint to embed with (default: the one in the index)"
+    )
     parser.add_argument("--device", default="auto", help="device that embeds (default: a GPU if there is one)")
     parser.add_number("--max-megabytes", 20, "largest upload")
     parser.add_number("--max-megapixels", 64, "largest image")
@@ -62,6 +64,8 @@ def serve_index(arguments: Sequence[str]) -> None:
             address, port = listener.getsockname()[:2]
             model = options.model and load(options.model, device=options.device, trust=options.trust)
             index = Index.load(options.index, model, device=options.device, trust=options.trust)
+            if not index.model.fingerprint:
+                raise InputError(f"{printable(options.index)}: built of vectors alone; --model MODEL embeds queries")
             limits = ImageLimits(options.max_megabytes << 20, options.max_megapixels * 1_000_000)
             page_hosts = _list_page_hosts(address, options.allow_host)
             app = create_app(ImageSearch(index, limits), [*hosts, *page_hosts])  # --host may name another address

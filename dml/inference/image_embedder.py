@@ -292,8 +292,7 @@ class ImageEmbedder:
             yield positions, vectors
             first += len(positions)
 
-    encode = embed
-    """The name of `embed` in other libraries."""
+    encode = embed  # its name in other libraries
 
     @torch.no_grad()
     def __call__(self, images: Tensor, precision: str = "32") -> Tensor:
@@ -308,10 +307,8 @@ class ImageEmbedder:
             InputError: if it is no such batch.
         """
         if not isinstance(images, Tensor) or images.ndim not in (4, 5) or images.shape[-3] != 3:
-            shape = f"shape {(*images.shape,)}" if isinstance(images, Tensor) else printable(type(images).__name__)
-            raise InputError(
-                f"images: {shape}; a batch is a tensor (B, 3, h, w) of RGB from 0 to 255; embed takes files"
-            )
+            shape = tuple(getattr(images, "shape", ()))
+            raise InputError(f"images: of shape {shape}; a batch is a tensor (B, 3, h, w) of RGB from 0 to 255")
         images, dtype = images.to(self.device), PRECISIONS[precision]
         autocast = torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
         with _NETWORK_LOCKS.setdefault(self.model, Lock()), full_float32(self.device), autocast:

@@ -57,7 +57,8 @@ class VectorsAlone(ImageEmbedder):
     fingerprint = ""
 
     def __init__(self, dimension: int) -> None:
-        self.dimension, self.ball, self.settings = dimension, None, ModelSettings({"data": {}}, "no model")
+        self.dimension, self.ball, self.device = dimension, None, torch.device("cpu")
+        self.settings = ModelSettings({"data": {}}, "no model")
 
     def __repr__(self) -> str:
         return "no model"
@@ -109,12 +110,6 @@ class Index:
     ) -> "Index":
         """Embed images and make an index of them; or make one of vectors that are there, with or without a model.
 
-        >>> index = Index.build(vectors=np.eye(3), paths=["a.png", "b.png", "c.png"], labels=["cat", "dog", "dog"])
-        >>> index
-        Index(3 images, factory=Flat, no model)
-        >>> index.search([0.0, 1.0, 0.0], k=1)[0]
-        array([[1.]], dtype=float32)
-
         Args:
             model: model that embeds images, or that made the vectors. Without a model, queries are vectors too.
             source: folder of images, list of them (.csv, .tsv, .txt or .parquet), paths of images, or an `ImageTable`.
@@ -136,12 +131,10 @@ class Index:
         points = to_vectors(vectors)
         if model is None and isinstance(points, np.ndarray) and points.ndim:
             model = VectorsAlone(points.shape[-1])
-        is_given_twice = source is not None and paths is not None
-        if model is None or is_given_twice or (vectors is not None and (images is None or options)):
+        is_twice = source is not None and paths is not None
+        if model is None or is_twice or (vectors is not None and (images is None or options)):
             raise InputError("Index.build: give a model and images, or vectors=... and paths=... alone")
         items = _list_items(images, labels=labels)
-        if vectors is not None:
-            points = _check_vectors(points, model, len(items))
         dimension = _count_dimensions(model)
         VectorIndex.check(dimension, factory, parameters, min(len(items), MOST_TRAINING_VECTORS))
         searchable = VectorIndex(dimension, factory)
@@ -153,8 +146,9 @@ class Index:
             searchable.encode_whole_vectors()
         searchable.set_parameters(parameters)
         if vectors is None:
-            items, points = _embed_items(model, items, options)
-        searched = _to_searched(points, model)
+            items, searched = _embed_items(model, items, options)
+        else:
+            searched = _to_searched(_check_vectors(points, model, len(items)), model)
         if searchable.needs_training:
             chosen = np.random.default_rng(0).permutation(len(searched))[:MOST_TRAINING_VECTORS]
             searchable.train(searched[np.sort(chosen)])
@@ -273,10 +267,10 @@ class Index:
         if known.any():
             self.vectors.check_removal()
             items = items.take_labels(self.items)
-        items, points = _embed_items(self.model, items, options)
+        items, searched = _embed_items(self.model, items, options)
         if known.any():
             self.remove(items.paths[self.items.holds(items.paths.tolist())].tolist())
-        self.vectors.add(_to_searched(points, self.model), items.ids)
+        self.vectors.add(searched, items.ids)
         self.items = self.items.join(items)
         self._next_id = self.items.next_id
         return len(items)
@@ -451,7 +445,7 @@ def _check_vectors(vectors: Any, model: ImageEmbedder, count: int | None = None)
 def _embed_items(
     model: ImageEmbedder, items: IndexItems, options: dict[str, Any]
 ) -> tuple[IndexItems, NDArray[np.float32]]:
-    """Embed images -> the readable ones, and their embeddings (N, D).
+    """Embed images -> the readable ones, and their vectors for the search by inner product.
 
     Raises:
         InputError: if not one image can be read, an option is unknown, or the options name other views than those of
@@ -466,7 +460,7 @@ def _embed_items(
     embedded = model.embed(items.paths.tolist(), **options)
     is_read = ~np.isnan(embedded[:, 0])
     check_readable(int(is_read.sum()), len(items))
-    return items.take(is_read), embedded[is_read]
+    return items.take(is_read), _to_searched(embedded[is_read], model)
 
 
 def _to_searched(points: NDArray[np.float32], model: ImageEmbedder) -> NDArray[np.float32]:

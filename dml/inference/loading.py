@@ -15,15 +15,7 @@ from torch import nn
 from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.model_settings import ModelSettings
 from dml.inference.pretrained import pretrained
-from dml.inference.saved_folder import (
-    CONFIG,
-    DESCRIPTION,
-    PICTURE,
-    WEIGHTS,
-    SavedModel,
-    is_saved_folder,
-    read_folder,
-)
+from dml.inference.saved_folder import DESCRIPTION, FILES, WEIGHTS, SavedModel, is_saved_folder, read_folder
 from dml.models.adapters import merge_updates
 from dml.run import resolvers  # noqa: F401 (it registers the resolvers that configurations call)
 from dml.run.given import giving
@@ -41,9 +33,6 @@ from dml.training.checkpoints import TrainingProgress, lacks_weights, load_model
 
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 """The name of a repository on the Hugging Face hub, unless the part before the slash is a folder here."""
-
-PRETRAINED = "pretrained:"
-"""The beginning of a place that is the name of a pretrained network."""
 
 logger = logging.getLogger(__name__)
 
@@ -84,8 +73,9 @@ def load(
         InputError: if there is no model, the hub can't be reached, or the model is damaged, or can't be built or used;
             or if the pretrained weights aren't those of the training.
     """
-    if str(place).startswith(PRETRAINED):
-        return pretrained(str(place).removeprefix(PRETRAINED), device=device)
+    if (name := str(place).removeprefix("pretrained:")) != str(place):
+        embedder = pretrained(name, weights=None if weights is None else str(weights), device=device)
+        return embedder if heads is None else ImageEmbedder(embedder.model, embedder.settings, heads, device)
     path = expand_home(place)
     if not path.exists():
         clean_up(path)
@@ -115,9 +105,8 @@ def _download(repository: str, revision: str) -> Path:
     """Download a saved model from the Hugging Face hub, or find it in the hub's cache, and return the folder."""
     from huggingface_hub import snapshot_download
 
-    files = [WEIGHTS, CONFIG, DESCRIPTION, PICTURE]
     try:
-        folder = Path(snapshot_download(repository, revision=revision, allow_patterns=files))
+        folder = Path(snapshot_download(repository, revision=revision, allow_patterns=[*FILES]))
     except (OSError, ValueError) as error:
         # an error of this kind tells that no copy is in the cache, and its cause why the hub wasn't reached
         reason = error.__cause__ if isinstance(error, FileNotFoundError) else error

@@ -49,6 +49,8 @@ WEIGHTS, CONFIG, DESCRIPTION, CARD, PICTURE = (
     "README.md",
     "retrieval.png",
 )
+FILES = (WEIGHTS, CONFIG, DESCRIPTION, PICTURE)
+"""The files that a model is read from."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,4 @@
-"""The reports: what turns metrics and neighbors into tables, pictures and HTML pages.
-
-``dml.report`` is also the function that reports any vectors, see `dml.report.page.report`.
-"""
+"""The reports: what turns metrics and neighbors into tables, pictures and pages; ``dml.report(...)`` writes one."""
 
 import sys
 from types import ModuleType

@@ -46,9 +46,6 @@ from dml.runtime.run_folders.run_folder import RunFolder
 
 ASSETS = "assets"
 
-NEIGHBORS = 10
-"""The number of neighbors of each query in the report of any vectors, as in that of a run."""
-
 
 def run_report(run: ReportedRun, read: ReadPicture | None = None) -> str:
     """Make the report of a run: one HTML file that needs no other. The same run gives the same text.
@@ -75,48 +72,44 @@ def run_report(run: ReportedRun, read: ReadPicture | None = None) -> str:
     return _render("run.html.j2", content, tiles, read or run.read_picture, map_tiles)
 
 
-def report(vectors: Embeddings, table: ImageTable, folder: str | Path) -> Path:
+def report(vectors: Embeddings, table: ImageTable, folder: str | Path, *, neighbors: int = 10) -> Path:
     """Write the report of any vectors of images, and return the path of report.html; ``dml.report`` is this function.
 
-    The metrics are those of `dml.evaluation.evaluate`, and the map and the neighbors those of a run's report.
-
-    >>> import dml
-    >>> dml.report(vectors, table, "my_report")  # doctest: +SKIP
+    The metrics are those of `dml.evaluation.evaluate`.
 
     Args:
         vectors: (N, D) vectors of the rows of the table, in their order, which are L2-normalized.
         table: images with labels: those of one split, each of which is searched among the others, or of "query" and
             "gallery".
         folder: folder to write to; it is made, and a report in it is replaced.
+        neighbors: number of neighbors of each query.
 
     Raises:
         InputError: if the vectors aren't those of the table, can't be compared, or a picture can't be read.
     """
     path, unit = expand_home(folder).absolute(), UnitEmbeddings.normalize(vectors, "vectors")
-    lists, metrics = Evaluator(table).evaluate(unit, neighbors=NEIGHBORS)
+    lists, metrics = Evaluator(table).evaluate(unit, neighbors=neighbors)
     splits = " and ".join(np.unique(table.split).tolist())
     facts = {"split": splits, "vector": f"{unit.rows.shape[1]:,} dimensions, {unit.geometry.name}"}
     run = ReportedRun(
         name="/".join(path.parts[-2:]),
         metrics=metrics | facts,
-        queries=_make_queries(table, unit, lists, NEIGHBORS, map_seed=0),
+        queries=_make_queries(table, lists, neighbors, unit),
         config=yaml.safe_dump({"dataset": {"name": path.name}}, allow_unicode=True),
+        is_trained=False,
     )
     write_text(path / "report.html", run_report(run))
     return path / "report.html"
 
 
 def _make_queries(
-    table: ImageTable, embeddings: UnitEmbeddings, lists: Sequence[PerQuery], neighbors: int, map_seed: int | None
+    table: ImageTable, lists: Sequence[PerQuery], neighbors: int, mapped: UnitEmbeddings | None = None, seed: int = 0
 ) -> QueryTable:
-    """Make the table of the queries of all lists, with their places on the map unless ``map_seed`` is None."""
+    """Make the table of the queries of some lists, with their places on the map of embeddings, if there is one."""
     queries = np.concatenate([part.queries for part in lists])
-    positions = None if map_seed is None else embedding_map(embeddings.take(queries), seed=map_seed)
-    return join_lists(table, lists, neighbors, **_describe(table), positions=positions)
-
-
-def _describe(table: ImageTable) -> dict[str, Any]:
-    return {"levels": table.levels, "names": table.names, "made_with": collect_versions()}
+    positions = None if mapped is None else embedding_map(mapped.take(queries), seed=seed)
+    described = {"levels": table.levels, "names": table.names, "made_with": collect_versions()}
+    return join_lists(table, lists, neighbors, **described, positions=positions)
 
 
 def comparison_report(a: ReportedRun, b: ReportedRun, read: ReadPicture | None = None) -> str:
@@ -203,7 +196,7 @@ def write_pictures(
     ``evaluation.report``; None writes no such files.
     """
     if sheet:
-        ranked = join_lists(table, lists[:1], sheet.neighbors, **_describe(table))
+        ranked = _make_queries(table, lists[:1], sheet.neighbors)
         level = int((ranked.labels >= 0).all(axis=0).argmax())  # a list of a coarse level has no finer classes
         queries = choose_queries(len(ranked), min(sheet.queries, len(ranked)), sheet.seed).tolist()
         read = functools.partial(read_image, limits=limits)
@@ -212,8 +205,8 @@ def write_pictures(
     else:
         folder.picture_file.unlink(missing_ok=True)
     if report:
-        map_seed = report.seed if report.map else None
-        write_queries(folder.queries_file, _make_queries(table, embeddings, lists, report.neighbors, map_seed))
+        mapped = embeddings if report.map else None
+        write_queries(folder.queries_file, _make_queries(table, lists, report.neighbors, mapped, report.seed))
         with replacing(folder.report_file) as partial:
             partial.write_text(run_report(read_run(folder.path, metrics)), encoding="utf-8")
     else:

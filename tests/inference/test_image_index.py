@@ -22,6 +22,7 @@ from PIL import Image
 from small_embedders import SETTINGS, make_model
 
 import dml
+from dml.__main__ import dispatch
 from dml.data.image_files.images import UnreadableImageError
 from dml.data.readers import csv, folder
 from dml.data.table import ImageTable
@@ -802,7 +803,7 @@ def test_labels_tell_the_share_of_pairs_of_one_class(labels: list[str], share: f
 
 
 def test_vectors_that_are_there_are_searched_without_a_model(
-    index: dml.Index, model: dml.ImageEmbedder, photos: Path, tmp_path: Path
+    index: dml.Index, model: dml.ImageEmbedder, photos: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     vectors = model.embed(photos)
     paths, labels = index.items.paths.tolist(), index.items.labels.tolist()
@@ -817,6 +818,16 @@ def test_vectors_that_are_there_are_searched_without_a_model(
         for use in (opened.search, opened.upsert):
             with pytest.raises(InputError, match="built of vectors, without a model, so it embeds no image: search by"):
                 use(paths[0])
+    with pytest.raises(SystemExit):
+        dispatch(["index", str(tmp_path / "alone"), str(photos)])
+    with pytest.raises(SystemExit):
+        dispatch(["search", str(tmp_path / "alone"), paths[0]])
+    with pytest.raises(SystemExit):
+        dispatch(["serve", str(tmp_path / "alone"), "--port", "0"])
+    *uses, serving = capfd.readouterr().err.splitlines()
+    assert len(uses) == 2
+    assert all("error: the index was built of vectors, without a model" in use for use in uses)
+    assert "built of vectors alone; --model MODEL embeds queries" in serving
     assert opened.remove(paths[0]) == 1
     with_model = dml.Index.load(tmp_path / "alone", model)
     np.testing.assert_array_equal(with_model.search(paths[3], k=1)[1], [[paths[3]]])

@@ -51,6 +51,8 @@ def test_commands_take_its_name(tmp_path: Path, capfd: pytest.CaptureFixture[str
     assert "not trained by dml" in (tmp_path / "model" / "README.md").read_text()
     with pytest.raises(InputError, match="no_such_network"):
         dml.load("pretrained:no_such_network")
+    with pytest.raises(InputError, match="this model has the heads H"):
+        dml.load(place, heads=["M"])
 
 
 def test_mistakes_are_told() -> None:
