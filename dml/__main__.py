@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import NamedTuple
 
 from dml import __version__
-from dml.runtime.libraries.lean_imports import import_lean
+from dml.runtime.lean_imports import import_lean
 from dml.runtime.signals import handle_signals
 
 
@@ -101,7 +101,7 @@ def dispatch(arguments: Sequence[str]) -> None:
         getattr(import_module(command.module), command.function)(*leading, arguments[1:])
     else:
         from dml.runtime.errors import suggest
-        from dml.runtime.escaping import printable
+        from dml.runtime.text import printable
 
         advice = f"; {SUCCESSORS[name]} does it now" if name in SUCCESSORS else suggest(name, COMMANDS)
         sys.stderr.write(f"error: {printable(name)}: no such command{advice}; dml --help lists all\n")

@@ -29,10 +29,9 @@ from hydra.utils import instantiate
 from PIL import Image
 
 from dml.commands.audit import collect_images
-from dml.commands.audit_network import AuditNetwork, build_network
-from dml.commands.checked_images import check_and_summarize, read_part, take_readable
+from dml.commands.checked_images import AuditNetwork, build_network, check_and_summarize, read_part, take_readable
+from dml.data.copies import SIDE, measure_traits
 from dml.data.image_files.images import read_image
-from dml.data.picture_traits import SIDE, measure_traits
 from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.prepared_files import hold_preparation_lock
 from dml.data.table import UNKNOWN, ImageTable

@@ -29,8 +29,8 @@ from typing import Any
 from machine import OtherWork, describe_machine
 
 from dml.runtime.errors import InputError
-from dml.runtime.filesystem.files import write_text
-from dml.runtime.text.text_tables import replace_between
+from dml.runtime.files import write_text
+from dml.runtime.text import replace_between
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "docs" / "benchmarks.json", ROOT / "docs" / "benchmarks.md"

@@ -48,7 +48,7 @@ from dml.report.embedding_map import embedding_map
 from dml.report.page import run_report
 from dml.report.run import ReportedRun
 from dml.retrieval.search import nearest_neighbors
-from dml.runtime.text.text_tables import markdown_table
+from dml.runtime.text import markdown_table
 from dml.samplers.class_balanced import ClassBalancedSampler
 
 CLASS, SIDE, DIMENSION, SHARD = 10, 24, 128, 10_000

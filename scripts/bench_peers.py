@@ -31,7 +31,7 @@ from peers.page import MAIN_LOSS, MARKERS, check_agreement, format_page
 from peers.protocol import LOSSES, Job
 
 from dml.runtime.errors import InputError
-from dml.runtime.text.text_tables import replace_between
+from dml.runtime.text import replace_between
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "docs" / "peers.json", ROOT / "docs" / "performance.md"

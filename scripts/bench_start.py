@@ -36,7 +36,7 @@ from dml.inference.model_settings import ModelSettings
 
 TRAIN = """
 import os
-from dml.runtime.libraries.lean_imports import import_lean
+from dml.runtime.lean_imports import import_lean
 import_lean()
 from dml.__main__ import dispatch
 from dml.training.module import MetricLearner

@@ -35,7 +35,7 @@ from rich.table import Table
 from small_emoji import slice_of_emoji
 
 from dml.runtime.errors import InputError
-from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.run_folder import RunFolder
 from dml.training.checkpoints import read_checkpoint
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -34,7 +34,7 @@ from kill_points import POINTS, count_points, die_at
 from small_emoji import slice_of_emoji
 
 from dml.commands import main as dml
-from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.run_folder import RunFolder
 
 STEPS = 8
 ARGUMENTS = [

@@ -15,9 +15,8 @@ from typing import Any
 
 import torch
 
-from dml.run import jobs
-from dml.run.model_tests import final_test
-from dml.runtime.run_folders.run_folder import RunFolder
+from dml.run import final_test, jobs
+from dml.runtime.run_folder import RunFolder
 from dml.training.callbacks.checkpoints import AtomicCheckpointIO
 from dml.training.callbacks.embedding_bank import EmbeddingBankUpdates
 from dml.training.loggers import History

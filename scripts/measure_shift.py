@@ -22,7 +22,7 @@ import torch
 from hydra import compose, initialize_config_dir
 from torch import Tensor
 
-from dml.commands.audit_network import build_backbone_network
+from dml.commands.checked_images import build_backbone_network
 from dml.data.class_splits import apply_class_splits, read_class_splits
 from dml.data.table import ImageTable
 from dml.evaluation.evaluator import Evaluator
@@ -31,9 +31,9 @@ from dml.report.statistics import PER_QUERY, ClassSums, sum_by_class, sum_runs_b
 from dml.run.builders import build_table
 from dml.run.config_folders import CONF
 from dml.run.prepare_job import make_cache_folder
-from dml.run.resuming.stored_configuration import plain_config
-from dml.runtime.run_folders.run_folder import RunFolder
-from dml.runtime.text.text_tables import markdown_table
+from dml.run.stored_configuration import plain_config
+from dml.runtime.run_folder import RunFolder
+from dml.runtime.text import markdown_table
 from dml.studies.runs import run_forks
 
 LEVELS = (0, 2, 5)

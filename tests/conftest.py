@@ -15,7 +15,7 @@ from hydra.core.hydra_config import HydraConfig
 from quick_hydra import remembering
 
 from dml.commands import main
-from dml.runtime.libraries.lean_imports import import_lean
+from dml.runtime.lean_imports import import_lean
 
 # many small jobs: threads would only wait for each other; set before torch is imported. Milvus leaves threads of gRPC
 # behind, which would print a line at each fork of a later test and when the server ends its connection, and Ray's print

@@ -17,7 +17,7 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from dml.commands import main
 from dml.runtime import signals
-from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.run_folder import RunFolder
 
 
 def kill_at(point: str, occurrence: int, *arguments: str, within: str = "") -> None:

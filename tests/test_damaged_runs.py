@@ -23,12 +23,12 @@ from dml.evaluation.per_query import read_queries
 from dml.evaluation.raw_features import FixedNeighbors
 from dml.report.comparison import find_runs
 from dml.report.run import read_run
-from dml.run.resuming.stored_configuration import read_checkpoint_configuration, read_stored_configuration
+from dml.run.stored_configuration import read_checkpoint_configuration, read_stored_configuration
 from dml.run.sweeps import read_objective
+from dml.runtime.checksums import CHECKSUMS
 from dml.runtime.errors import InputError
-from dml.runtime.filesystem.checksums import CHECKSUMS
-from dml.runtime.run_folders.run_files import write_values
-from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.run_files import write_values
+from dml.runtime.run_folder import RunFolder
 from dml.training.checkpoints import TrainingProgress, read_checkpoint
 
 SHORT = [*SMALL, "trainer.max_steps=2", "trainer.val_check_interval=1", "evaluation.sheet=null", "model.heads=[H]"]

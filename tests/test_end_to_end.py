@@ -16,8 +16,8 @@ from trainers import small_trainer
 from dml.data.table import ImageTable
 from dml.evaluation.per_query import read_queries
 from dml.run import builders
-from dml.runtime.run_folders.run_files import write_sealed_text
-from dml.runtime.run_folders.run_folder import RunFolder, RunState
+from dml.runtime.run_files import write_sealed_text
+from dml.runtime.run_folder import RunFolder, RunState
 
 STEPS = 12
 ARGUMENTS = [

@@ -19,10 +19,9 @@ from small_networks import TWO_CONVOLUTIONS
 from dml.commands.start import quiet
 from dml.run import builders, jobs
 from dml.run.config_folders import CONF
-from dml.run.resuming.stored_configuration import plain_config
-from dml.runtime.configuration.nested import flat, is_below
-from dml.runtime.configuration.overrides import key_of
-from dml.runtime.run_folders.run_folder import RunFolder
+from dml.run.stored_configuration import plain_config
+from dml.runtime.configuration import flat, is_below, key_of
+from dml.runtime.run_folder import RunFolder
 from dml.studies.experiments import compose, shrink
 from dml.studies.paper_tables import read_entries, read_tables
 from dml.studies.study import Training

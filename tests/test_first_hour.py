@@ -13,7 +13,7 @@ from small_networks import TWO_CONVOLUTIONS
 from dml.__main__ import dispatch
 from dml.data.image_files.contents import read_content
 from dml.data.readers.emoji import read
-from dml.runtime.run_folders.run_folder import folders_below
+from dml.runtime.run_folder import folders_below
 
 pytestmark = pytest.mark.pipeline
 

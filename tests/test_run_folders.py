@@ -15,11 +15,11 @@ from runs import assert_same_run, kill_at, last, metrics
 
 from dml.commands import main
 from dml.report.comparison import find_unfinished
-from dml.run.resuming.resumed_settings import check_resumed_settings, check_trained_settings
-from dml.run.resuming.stored_configuration import read_stored_configuration
+from dml.run.resumed_settings import check_resumed_settings, check_trained_settings
 from dml.run.stages import Stage
+from dml.run.stored_configuration import read_stored_configuration
 from dml.runtime.errors import InputError
-from dml.runtime.run_folders.run_folder import RunFolder, RunState
+from dml.runtime.run_folder import RunFolder, RunState
 from dml.training.checkpoints import TrainingProgress
 from dml.training.embedders import RawFeatures
 

@@ -12,7 +12,7 @@ from conftest import ONE_HEAD, ROOT, Here
 from forks import ForkedScript
 from runs import assert_same_run, last, stop_at
 
-from dml.runtime.run_folders.run_folder import RunFolder, RunState
+from dml.runtime.run_folder import RunFolder, RunState
 
 QUICK = [*ONE_HEAD, "evaluation.metrics=[recall]", "data.num_workers=1"]
 pytestmark = pytest.mark.pipeline

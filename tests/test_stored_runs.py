@@ -17,8 +17,8 @@ from runs import last, metrics
 from trees.tree import write_images
 
 from dml.run.settings import list_keys
-from dml.runtime.configuration.nested import flat, is_below
-from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.configuration import flat, is_below
+from dml.runtime.run_folder import RunFolder
 
 SHORT = [
     *SHORT_RUN,

@@ -11,9 +11,9 @@ from hydra.errors import HydraException
 from dml.run.config_folders import CONF, GROUPS, format_value, quote
 from dml.run.settings import list_keys
 from dml.runtime.errors import InputError
-from dml.runtime.escaping import printable
-from dml.runtime.filesystem.paths import expand_home
-from dml.runtime.run_folders.run_folder import RUN_KEYS, newest_runs
+from dml.runtime.paths import expand_home
+from dml.runtime.run_folder import RUN_KEYS, newest_runs
+from dml.runtime.text import printable
 
 MERGED = ("callbacks", "evaluation", "experiment", "logger")
 """The groups of which a run may have several choices, whose values join."""

@@ -10,10 +10,16 @@ from omegaconf import DictConfig
 from rich.table import Table
 from torch import Tensor, nn
 
-from dml.commands.audit_network import AuditNetwork, build_network
-from dml.commands.checked_images import check_and_summarize, read_part, set_for_readable, take_readable
+from dml.commands.checked_images import (
+    AuditNetwork,
+    build_network,
+    check_and_summarize,
+    read_part,
+    set_for_readable,
+    take_readable,
+)
+from dml.data.copies import FORMAT, SIDE, measure_traits
 from dml.data.image_files.images import read_image
-from dml.data.picture_traits import FORMAT, SIDE, measure_traits
 from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.prepared_files import hold_preparation_lock
 from dml.data.prepared.verification import CheckedImage
@@ -28,12 +34,12 @@ from dml.report.page import audit_report
 from dml.run.building import build
 from dml.run.prepare_job import make_cache_folder
 from dml.run.settings import AuditSettings, read_settings
+from dml.runtime.console import console, progress_bar, warn
 from dml.runtime.errors import InputError
-from dml.runtime.escaping import in_markup
-from dml.runtime.filesystem.files import write_text
-from dml.runtime.filesystem.paths import expand_home
-from dml.runtime.run_folders.run_folder import RunFolder
-from dml.runtime.text.console import console, progress_bar, warn
+from dml.runtime.files import write_text
+from dml.runtime.paths import expand_home
+from dml.runtime.run_folder import RunFolder
+from dml.runtime.text import in_markup
 from dml.training.frozen import FeatureCache
 
 PAGE, FILE = "audit.html", "audit.csv"

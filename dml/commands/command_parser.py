@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from dml.commands.arguments import quote_paths
 from dml.commands.start import import_from_working_folder
-from dml.runtime.configuration.former_keys import rename_override
 from dml.runtime.errors import suggest
-from dml.runtime.escaping import printable
-from dml.runtime.filesystem.paths import expand_home
+from dml.runtime.former_keys import rename_override
+from dml.runtime.paths import expand_home
+from dml.runtime.text import printable
 
 if TYPE_CHECKING:
     from dml.inference import ImageEmbedder

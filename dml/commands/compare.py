@@ -6,10 +6,9 @@ from functools import partial
 
 from dml.commands.command_parser import CommandParser
 from dml.commands.error_lines import one_line_errors
-from dml.runtime.escaping import printable
-from dml.runtime.filesystem.files import write_text
-from dml.runtime.filesystem.paths import expand_home
-from dml.runtime.text.text_tables import write_csv
+from dml.runtime.files import write_text
+from dml.runtime.paths import expand_home
+from dml.runtime.text import printable, write_csv
 
 DESCRIPTION = """\
 Print one table of finished runs: the mean of each configuration over its
@@ -44,7 +43,7 @@ def compare_runs(arguments: Sequence[str]) -> None:
         find_unfinished,
         markdown,
     )
-    from dml.run.resuming.resolved_values import resolve_values
+    from dml.run.stored_configuration import resolve_values
 
     with one_line_errors():
         rows = compare(find_runs(options.runs, resolve=partial(resolve_values, unresolved=SEED)))

@@ -15,12 +15,12 @@ from dml.commands.command_parser import (
 )
 from dml.commands.error_lines import one_line_errors, print_line
 from dml.runtime.errors import InputError
-from dml.runtime.escaping import printable
-from dml.runtime.filesystem.paths import expand_home
+from dml.runtime.paths import expand_home
+from dml.runtime.text import printable
 
 if TYPE_CHECKING:
     from dml.inference import ImageEmbedder
-    from dml.runtime.run_folders.run_folder import RunFolder
+    from dml.runtime.run_folder import RunFolder
 
 DESCRIPTION = """\
 Measure what smaller vectors of a trained model cost: recall@1, MAP@R, bytes
@@ -41,7 +41,7 @@ def compress_vectors(arguments: Sequence[str]) -> None:
     options = _parser().parse_args(arguments)
     with one_line_errors():
         from dml.evaluation.compression import format_rows, make_values
-        from dml.runtime.run_folders.run_files import write_values
+        from dml.runtime.run_files import write_values
 
         path = options.output or _choose_folder(expand_home(options.model)).compression_file
         model = load_for_many_images(options.model, options.device, trust=options.trust)
@@ -90,7 +90,7 @@ def _choose_folder(place: Path) -> "RunFolder":
     Raises:
         InputError: if there is nothing, or a checkpoint that lies in no run's folder.
     """
-    from dml.runtime.run_folders.run_folder import RunFolder
+    from dml.runtime.run_folder import RunFolder
 
     if not os.path.exists(place):
         raise InputError(f"{printable(place)}: no such file or folder")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from dml.commands.command_parser import CommandParser, add_embedding_options, embedding_options, load_for_many_images
 from dml.commands.error_lines import one_line_errors, print_line
 from dml.runtime.errors import InputError
-from dml.runtime.escaping import printable
-from dml.runtime.filesystem.paths import expand_home
+from dml.runtime.paths import expand_home
 from dml.runtime.signals import continuing
+from dml.runtime.text import printable
 
 if TYPE_CHECKING:
     from dml.inference import ImageEmbedder
@@ -54,7 +54,7 @@ def embed_images(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     with continuing(), one_line_errors():
         from dml.inference.embedding_files import WHOLE, Shard, check_output
-        from dml.runtime.libraries.extras import check_installed
+        from dml.runtime.errors import check_installed
 
         check_output(options.output)
         if options.ray:

@@ -23,10 +23,10 @@ from yaml import MarkedYAMLError, YAMLError
 from dml.commands.remedies import explain_grammar, explain_missing, suggest_keys
 from dml.run.config_folders import CONF
 from dml.runtime import ranks, signals
+from dml.runtime.console import console
 from dml.runtime.errors import InputError, suggest
-from dml.runtime.escaping import printable
-from dml.runtime.filesystem.files import DISK_ERRORS
-from dml.runtime.text.console import console
+from dml.runtime.files import DISK_ERRORS
+from dml.runtime.text import printable
 from dml.training.trainer_arguments import explain_refusal
 
 CALLED_TARGET = re.compile(r"Error in call to target '([^']+)'")

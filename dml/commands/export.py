@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from dml.commands.command_parser import CommandParser, add_trust
 from dml.commands.error_lines import one_line_errors, print_line
-from dml.runtime.escaping import printable
+from dml.runtime.text import printable
 
 if TYPE_CHECKING:
     from dml.inference.exporting import ExportReport, GraphResult
@@ -63,7 +63,7 @@ def export_model(arguments: Sequence[str]) -> None:
 
 def format_report(report: "ExportReport") -> str:
     """Format the comparison of a model and its files as a table, and what 8 bits cost below it."""
-    from dml.runtime.text.text_tables import markdown_table
+    from dml.runtime.text import markdown_table
 
     results = [result for result in (report.model, report.exported, report.quantized) if result is not None]
     header = ["", "largest difference", "least cosine", "recall@1", "images/s", "MB"]

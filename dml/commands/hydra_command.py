@@ -37,23 +37,22 @@ from dml.commands.required_values import check_parts, check_values, select_used_
 from dml.commands.start import follow, import_from_working_folder, quiet
 from dml.run import building, sweeps
 from dml.run.config_folders import CONF, GROUPS, list_overrides, quote
-from dml.run.resuming.stored_configuration import (
+from dml.run.settings import list_keys
+from dml.run.stored_configuration import (
     keep_transform,
     read_checkpoint_configuration,
     read_stored_configuration,
 )
-from dml.run.settings import list_keys
 from dml.run.value_types import check_types
 from dml.runtime import processes, ranks, signals
-from dml.runtime.configuration.former_keys import rename_override
-from dml.runtime.configuration.nested import is_below
-from dml.runtime.configuration.overrides import key_of
+from dml.runtime.configuration import is_below, key_of
+from dml.runtime.console import console
 from dml.runtime.errors import InputError
-from dml.runtime.escaping import in_markup, printable
-from dml.runtime.libraries.lean_imports import import_lean
-from dml.runtime.run_folders.new_folders import note_new_folder, remove_unused_folder, remove_unused_sweeps
-from dml.runtime.run_folders.run_folder import RunFolder
-from dml.runtime.text.console import console
+from dml.runtime.former_keys import rename_override
+from dml.runtime.lean_imports import import_lean
+from dml.runtime.new_folders import note_new_folder, remove_unused_folder, remove_unused_sweeps
+from dml.runtime.run_folder import RunFolder
+from dml.runtime.text import in_markup, printable
 
 PREPARED = (".hydra", "splits.json", "raw_metrics.json", "fixed_neighbors.npz", "train.log")
 """What a training writes before its first step."""

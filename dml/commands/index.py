@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dml.commands.command_parser import CommandParser, add_embedding_options, embedding_options, load_for_many_images
 from dml.commands.error_lines import one_line_errors, print_line
 from dml.runtime.errors import InputError
-from dml.runtime.escaping import printable
-from dml.runtime.filesystem.paths import expand_home
+from dml.runtime.paths import expand_home
 from dml.runtime.signals import continuing
+from dml.runtime.text import printable
 
 DESCRIPTION = """\
 Embed images with a trained model, and write an index of them, in which

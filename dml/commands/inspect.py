@@ -23,21 +23,21 @@ from dml.data.copies import describe_copies
 from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.prepared_files import hold_preparation_lock
 from dml.data.table import ImageTable
-from dml.evaluation.benchmark_lists import check_queries, is_of_one_class
 from dml.evaluation.evaluator import Evaluator
+from dml.evaluation.items import check_queries, is_of_one_class
 from dml.evaluation.raw_features import Metrics, describe_best, evaluate_projections
 from dml.models.networks import describe_timm_model
 from dml.report.console import metric_table
 from dml.report.pictures import write_contact_sheets
 from dml.run.evaluators import build_metric_config, choose_final_split
-from dml.run.model_tests.feature_source import FeatureSource
+from dml.run.feature_source import FeatureSource
 from dml.run.prepare_job import make_cache_folder
 from dml.run.settings import InspectSettings, read_settings
-from dml.runtime.configuration.overrides import key_of
+from dml.runtime.configuration import key_of
+from dml.runtime.console import console, warn
 from dml.runtime.errors import InputError, suggest
-from dml.runtime.escaping import in_markup
-from dml.runtime.run_folders.run_folder import RunFolder
-from dml.runtime.text.console import console, warn
+from dml.runtime.run_folder import RunFolder
+from dml.runtime.text import in_markup
 
 METRICS = ("recall@1", "map@r")
 

@@ -9,9 +9,9 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from dml.run.config_folders import quote
-from dml.runtime.configuration.nested import flat
+from dml.runtime.configuration import flat
 from dml.runtime.errors import suggest
-from dml.runtime.run_folders.run_folder import newest_runs
+from dml.runtime.run_folder import newest_runs
 
 OTHER_NAMES = {
     "batch_size": ["sampler.classes_per_batch", "sampler.images_per_class"],

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from dml.commands.command_parser import CommandParser
 from dml.commands.error_lines import one_line_errors, print_line
-from dml.runtime.escaping import printable
-from dml.runtime.filesystem.files import write_text
-from dml.runtime.filesystem.paths import expand_home
+from dml.runtime.files import write_text
+from dml.runtime.paths import expand_home
+from dml.runtime.text import printable
 
 DESCRIPTION = """\
 Write the report of a finished run again, or one report of two runs side by

@@ -10,7 +10,7 @@ from dml.commands.remedies import explain_missing
 from dml.run.config_folders import CONF
 from dml.run.settings import list_keys
 from dml.run.stages import list_stages
-from dml.runtime.configuration.nested import flat
+from dml.runtime.configuration import flat
 from dml.runtime.errors import InputError
 
 FILLED_IN = ("num_classes", "embedding_dim")

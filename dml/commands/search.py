@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from dml.commands.command_parser import CommandParser, add_trust, positive_number
 from dml.commands.error_lines import one_line_errors, print_line
 from dml.runtime.errors import InputError
-from dml.runtime.escaping import printable
-from dml.runtime.filesystem.paths import expand_home, shorten_path
+from dml.runtime.paths import expand_home, shorten_path
+from dml.runtime.text import printable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -125,7 +125,7 @@ def _format_judgment(neighbor: dict[str, Any]) -> str:
 def _draw(index: "Index", results: Sequence[dict[str, Any]], path: Path) -> None:
     """Draw each query and its neighbors in a row."""
     from dml.report.pictures import QUERY, SAME, draw_sheet
-    from dml.runtime.filesystem.files import replacing
+    from dml.runtime.files import replacing
 
     rows = []
     for result in results:
@@ -150,7 +150,7 @@ def _write_page(index: "Index", name: str, results: Sequence[dict[str, Any]], pa
     from dml.evaluation.threshold import describe_choice
     from dml.report.page import search_report
     from dml.report.sheets import FoundImage, ImageSearches
-    from dml.runtime.filesystem.files import write_text
+    from dml.runtime.files import write_text
 
     is_cosine = index.model.geometry == "cosine"
     searches = ImageSearches(
@@ -160,7 +160,7 @@ def _write_page(index: "Index", name: str, results: Sequence[dict[str, Any]], pa
         threshold=index.threshold,
         prior=format_percent(calibration.prior, digits=2) if (calibration := index.calibration) else "",
         choice=describe_choice(index.model.threshold_errors),
-        found=[
+        queries=[
             (result["query"], [FoundImage(**{"same": None} | neighbor) for neighbor in result["neighbors"]])
             for result in results
         ],

@@ -6,9 +6,8 @@ from ipaddress import ip_address
 
 from dml.commands.command_parser import CommandParser, add_trust
 from dml.commands.error_lines import one_line_errors, print_line
-from dml.runtime.errors import InputError
-from dml.runtime.escaping import printable
-from dml.runtime.libraries.extras import check_installed
+from dml.runtime.errors import InputError, check_installed
+from dml.runtime.text import printable
 
 DESCRIPTION = """\
 Show an index as a page in the browser: drop, choose or paste an image, or

@@ -10,20 +10,26 @@ from numpy.typing import NDArray
 from omegaconf import DictConfig
 from rich.table import Table
 
-from dml.commands.audit_network import AuditNetwork, build_backbone_network
-from dml.commands.checked_images import check_and_summarize, read_part, set_for_readable, take_readable
+from dml.commands.checked_images import (
+    AuditNetwork,
+    build_backbone_network,
+    check_and_summarize,
+    read_part,
+    set_for_readable,
+    take_readable,
+)
 from dml.data.class_splits import format_class_splits, name_movable_classes
 from dml.data.prepared.prepared_files import hold_preparation_lock
 from dml.data.table import SPLITS, TEST_SPLITS, ImageTable
 from dml.evaluation.class_shift import ShiftLevel, average_classes, choose_levels, draw_half, reduce_features
 from dml.run.prepare_job import make_cache_folder
 from dml.run.settings import ShiftSettings, read_settings
+from dml.runtime.console import console
 from dml.runtime.errors import InputError
-from dml.runtime.escaping import in_markup, printable
-from dml.runtime.filesystem.files import write_text
-from dml.runtime.filesystem.paths import expand_home
-from dml.runtime.run_folders.run_folder import RunFolder
-from dml.runtime.text.console import console
+from dml.runtime.files import write_text
+from dml.runtime.paths import expand_home
+from dml.runtime.run_folder import RunFolder
+from dml.runtime.text import in_markup, printable
 
 CHANGES = ("corrections", "planted")
 """What changes the classes of a data set after their splits are applied."""

@@ -12,9 +12,8 @@ from omegaconf import DictConfig, OmegaConf
 from dml.commands.error_lines import one_line_errors
 from dml.run.building import trusting
 from dml.run.config_folders import search_path_overrides
-from dml.runtime.errors import InputError
-from dml.runtime.libraries.extras import check_installed
-from dml.runtime.run_folders.new_folders import note_new_folder
+from dml.runtime.errors import InputError, check_installed
+from dml.runtime.new_folders import note_new_folder
 
 LIBRARIES = ("joblib", "optuna", "ray", "submitit")
 """The libraries of sweepers and launchers, each an extra of dml; a plugin of Hydra may be there without its library."""

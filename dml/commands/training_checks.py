@@ -17,8 +17,8 @@ from dml.models.backbone import LayeredParameters
 from dml.run import builders
 from dml.run.building import build
 from dml.run.evaluators import check_evaluation, choose_tested_split, complete_metric_names
+from dml.run.feature_source import check_frozen
 from dml.run.loop import make_loggers
-from dml.run.model_tests.feature_source import check_frozen
 from dml.run.settings import DatasetSettings, Settings, list_keys, read_settings
 from dml.run.stages import check_stages, list_stages
 from dml.run.sweeps import build_pruner, monitored_metric

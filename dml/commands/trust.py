@@ -2,7 +2,7 @@
 
 Such a file may come from anyone. What it holds is composed and built as if the user had typed it, so it may give plain
 values, choose among the configurations that are on this machine, and name known objects, see
-`dml.runtime.configuration.targets`. Whoever trusts a file beyond that says ``trust=true``. What the command line itself
+`dml.runtime.targets`. Whoever trusts a file beyond that says ``trust=true``. What the command line itself
 says is trusted always.
 """
 
@@ -20,12 +20,12 @@ from dml.run.building import describe_unknown
 from dml.run.config_folders import calls_resolver
 from dml.run.settings import list_keys
 from dml.run.stages import list_stages, resolve_parts
-from dml.runtime.configuration.overrides import key_of
-from dml.runtime.configuration.targets import TARGET, Unknown, unknown_targets
+from dml.runtime.configuration import key_of
+from dml.runtime.console import console
 from dml.runtime.errors import InputError
-from dml.runtime.escaping import in_markup, printable
-from dml.runtime.run_folders.run_folder import RUN_KEYS
-from dml.runtime.text.console import console
+from dml.runtime.run_folder import RUN_KEYS
+from dml.runtime.targets import TARGET, Unknown, unknown_targets
+from dml.runtime.text import in_markup, printable
 
 KEY = re.compile(r"[A-Za-z][\w-]*([./][\w-]+)*")
 

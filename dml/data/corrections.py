@@ -16,9 +16,8 @@ from dml.data.layout import read_csv_rows
 from dml.data.split_overview import find_base_folder, make_relative
 from dml.data.table import UNKNOWN, ImageTable, compose_name
 from dml.runtime.errors import InputError, suggest
-from dml.runtime.escaping import printable
-from dml.runtime.filesystem.paths import expand_home
-from dml.runtime.text.counts import format_count
+from dml.runtime.paths import expand_home
+from dml.runtime.text import format_count, printable
 
 ACTIONS = ("keep", "drop", "relabel", "same_class")
 PATH_COLUMNS = ("path", "other_path")

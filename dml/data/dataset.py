@@ -16,7 +16,7 @@ from dml.data.prepared.cache import DamagedPixelsError, ImageCache
 from dml.data.table import UNKNOWN, ImageTable
 from dml.data.transforms import Pipeline, stack
 from dml.runtime.errors import InputError
-from dml.runtime.escaping import printable
+from dml.runtime.text import printable
 
 logger = logging.getLogger(__name__)
 

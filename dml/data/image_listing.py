@@ -10,8 +10,7 @@ from pathlib import Path
 
 from dml.data.image_files.decoding import HEIF_SUFFIXES, reads_heif
 from dml.runtime.errors import InputError
-from dml.runtime.escaping import printable
-from dml.runtime.text.counts import format_count
+from dml.runtime.text import format_count, printable
 
 SUFFIXES = (
     *(".apng", ".bmp", ".dib", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".mpo"),

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 
 from dml.data.image_files.limits import read_list_bytes
 from dml.runtime.errors import InputError
-from dml.runtime.escaping import printable
-from dml.runtime.filesystem.paths import expand_home
+from dml.runtime.paths import expand_home
+from dml.runtime.text import printable
 
 SEPARATORS = ",;\t"
 """The characters that may stand between the cells of a .csv file."""

@@ -15,8 +15,7 @@ from dml.data.image_files.images import INSTALL_HEIF, LIMITS, REMEDY, ImageFile,
 from dml.data.image_files.limits import ImageLimits
 from dml.data.table import SPLITS, ImageTable
 from dml.runtime.errors import InputError
-from dml.runtime.escaping import printable
-from dml.runtime.text.counts import format_count
+from dml.runtime.text import format_count, printable
 
 SMALL_SIZE = (32, 32)
 """The smallest height and width that JPEG files may be decoded at: they are read to their end, but faster."""

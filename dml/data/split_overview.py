@@ -11,9 +11,8 @@ from rich.text import Text
 from dml.data.image_files.contents import ARCHIVES
 from dml.data.prepared.verification import NO_FILE, CheckedImage
 from dml.data.table import SPLITS, UNKNOWN, ImageTable
-from dml.runtime.escaping import printable
-from dml.runtime.filesystem.paths import expand_home
-from dml.runtime.text.counts import format_count
+from dml.runtime.paths import expand_home
+from dml.runtime.text import format_count, printable
 
 
 def make_overview_table(table: ImageTable, images: Mapping[str, CheckedImage]) -> Table:

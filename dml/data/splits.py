@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from dml.data.table import SPLITS, TEST_SPLITS, ImageTable, compose_name
 from dml.runtime.errors import InputError
-from dml.runtime.escaping import printable
-from dml.runtime.text.counts import format_count
+from dml.runtime.text import format_count, printable
 
 logger = logging.getLogger(__name__)
 

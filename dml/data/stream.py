@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from dml.data.dataset import Batch, BatchDataset, Draw
 from dml.data.worker_processes import choose_start_method, pause_before_forks
-from dml.runtime.configuration.dotted_names import dotted_name
+from dml.runtime.configuration import dotted_name
 from dml.runtime.errors import InputError
 from dml.runtime.processes import follow_parent
 

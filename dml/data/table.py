@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dml.runtime.configuration.dotted_names import dotted_name
+from dml.runtime.configuration import dotted_name
 from dml.runtime.errors import InputError
-from dml.runtime.escaping import printable
+from dml.runtime.text import printable
 
 logger = logging.getLogger(__name__)
 

@@ -10,17 +10,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dml.evaluation.benchmark_lists import BenchmarkList
 from dml.evaluation.evaluator import Evaluator, Metrics
 from dml.evaluation.geometry import UnitEmbeddings
-from dml.evaluation.items import Items, Positives, find_nearest_items
+from dml.evaluation.items import BenchmarkList, Items, Positives, find_nearest_items
 from dml.evaluation.ranking import LARGEST_BLOCK, PerQuery
 from dml.evaluation.raw_features import PrincipalComponents
 from dml.metrics.binary import map_at_r, positive_ranks, recall_at_k
 from dml.retrieval.compressed_vectors import CompressedVectors, Storage
 from dml.retrieval.rows import unit_rows
 from dml.runtime.errors import InputError
-from dml.runtime.text.text_tables import markdown_table
+from dml.runtime.text import markdown_table
 
 SMALLEST_PREFIX = 8
 """The number of dimensions of each head in the smallest prefix that is chosen without being named."""

@@ -11,9 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dml.data.table import ImageTable
-from dml.evaluation.benchmark_lists import BenchmarkList, benchmark_lists, has_level_lists
 from dml.evaluation.geometry import UnitEmbeddings
-from dml.evaluation.items import Items, Labels, check_query_and_gallery
+from dml.evaluation.items import BenchmarkList, Items, Labels, benchmark_lists, check_query_and_gallery, has_level_lists
 from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES, Kind, MetricConfig
 from dml.evaluation.ranking import PerQuery, rank_items
 from dml.metrics.pairs import LabeledPairs

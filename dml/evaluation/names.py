@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dml.data.table import EVERY_LEVEL, ImageTable
-from dml.evaluation.benchmark_lists import has_level_lists
+from dml.evaluation.items import has_level_lists
 from dml.evaluation.metric import METRICS_BY_NAME, QUERIES_WITHOUT_POSITIVES, Kind, Metric, MetricConfig
 from dml.runtime.errors import InputError
 
@@ -267,13 +267,18 @@ def describe_stored_metrics(config: Mapping[str, Any]) -> tuple[MetricDescriptio
     )
 
 
-def list_evaluated_heads(heads: Iterable[str], evaluation: Mapping[str, Any]) -> list[str]:
-    """Return the names of what a test evaluates: each head by ``heads``, the sets of heads by ``head_sets``.
+def list_evaluated_heads(heads: Iterable[str], alone: bool, head_sets: Any) -> list[str]:
+    """Return the names of what a test evaluates: each head, and sets of heads.
+
+    Args:
+        heads: names of the model's heads.
+        alone: whether each head is evaluated, ``evaluation.heads``.
+        head_sets: the sets of heads, ``evaluation.head_sets``.
 
     Raises:
         InputError: if head_sets is no list of lists of the model's heads.
     """
-    heads, head_sets = list(heads), evaluation["head_sets"] or []
+    heads, head_sets = list(heads), head_sets or []
     for head_set in head_sets:
         names = list(head_set) if isinstance(head_set, Sequence) and not isinstance(head_set, str) else []
         if not names or not are_heads(names, heads):
@@ -281,7 +286,7 @@ def list_evaluated_heads(heads: Iterable[str], evaluation: Mapping[str, Any]) ->
                 f"evaluation.head_sets={head_sets}: expected lists of some of the heads {', '.join(heads)}, each once, "
                 f"such as [[{','.join(heads[:2])}]]"
             )
-    return list(dict.fromkeys([*(heads if evaluation["heads"] else []), *map(join_head_names, head_sets)]))
+    return list(dict.fromkeys([*(heads if alone else []), *map(join_head_names, head_sets)]))
 
 
 def select_joint(names: Iterable[str]) -> list[str]:

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 from dml.data.table import ImageTable
 from dml.evaluation.ranking import PerQuery
 from dml.runtime.errors import InputError
-from dml.runtime.filesystem.files import replacing
-from dml.runtime.filesystem.plain_text import parse_json
+from dml.runtime.files import replacing
+from dml.runtime.reading import parse_json
 
 Floats = npt.NDArray[np.float64]
 Strings = npt.NDArray[np.object_]

@@ -9,8 +9,8 @@ import numpy.typing as npt
 import torch
 
 from dml.data.table import ImageTable
-from dml.evaluation.benchmark_lists import benchmark_lists, has_level_lists
 from dml.evaluation.geometry import UnitEmbeddings
+from dml.evaluation.items import benchmark_lists, has_level_lists
 from dml.evaluation.metric import METRICS, Kind
 from dml.evaluation.names import CALIBRATION_PREFIX, THRESHOLD_PREFIX, format_percent
 from dml.metrics.pairs import BLOCK, LabeledPairs

@@ -21,14 +21,13 @@ from dml.data.image_files.contents import read_sizes, read_stamps
 from dml.data.prepared.prepared_files import UnfitFileError, read_parquet, write_parquet
 from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.image_inputs import check_readable
+from dml.runtime.checksums import DamageError
+from dml.runtime.console import progress_bar
 from dml.runtime.errors import InputError
-from dml.runtime.escaping import printable
-from dml.runtime.filesystem.checksums import DamageError
-from dml.runtime.filesystem.files import replacing
-from dml.runtime.filesystem.locks import holding, is_held
-from dml.runtime.run_folders.run_files import read_values, write_values
-from dml.runtime.text.console import progress_bar
-from dml.runtime.text.counts import format_count
+from dml.runtime.files import replacing
+from dml.runtime.locks import holding, is_held
+from dml.runtime.run_files import read_values, write_values
+from dml.runtime.text import format_count, printable
 
 logger = logging.getLogger(__name__)
 

@@ -20,8 +20,7 @@ from torch.export import Dim, ExportedProgram
 
 from dml import __version__
 from dml.inference.image_embedder import ImageEmbedder
-from dml.runtime.errors import InputError
-from dml.runtime.libraries.extras import check_installed
+from dml.runtime.errors import InputError, check_installed
 
 logger = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from omegaconf import OmegaConf
 from torch import Tensor
 
+from dml.data.class_splits import take_some_classes
 from dml.data.image_files.images import UnreadableImageError, without_remedy
-from dml.data.subsets import take_some_classes
 from dml.data.table import ImageTable
 from dml.data.transforms import stack
 from dml.evaluation import evaluate
@@ -46,9 +46,9 @@ from dml.run import builders
 from dml.run.evaluators import choose_final_split
 from dml.run.settings import Settings, read_settings
 from dml.runtime.errors import InputError
-from dml.runtime.escaping import printable
-from dml.runtime.filesystem.files import replacing, write_text
-from dml.runtime.filesystem.paths import expand_home
+from dml.runtime.files import replacing, write_text
+from dml.runtime.paths import expand_home
+from dml.runtime.text import printable
 
 MAX_IMAGES = 1000
 """The number of images of a run's test that are taken at most."""

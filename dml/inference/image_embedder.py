@@ -31,9 +31,9 @@ from dml.models.embedding import EmbeddingModel, embed_views
 from dml.models.weights import add_tensors
 from dml.ops.poincare import join_in_ball
 from dml.ops.precision import full_float32
+from dml.runtime.console import progress_bar
 from dml.runtime.errors import InputError
-from dml.runtime.escaping import printable
-from dml.runtime.text.console import progress_bar
+from dml.runtime.text import printable
 
 if TYPE_CHECKING:
     from dml.inference.exporting import ExportReport

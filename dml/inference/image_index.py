@@ -30,12 +30,12 @@ from dml.inference.loading import load
 from dml.inference.model_settings import ModelSettings
 from dml.metrics.verification import Calibration
 from dml.retrieval.vector_index import EXACT, VectorIndex
+from dml.runtime.checksums import file_checksum
 from dml.runtime.errors import InputError
-from dml.runtime.escaping import printable
-from dml.runtime.filesystem.checksums import file_checksum
-from dml.runtime.filesystem.files import replacing
-from dml.runtime.filesystem.paths import absolute_path, expand_home
-from dml.runtime.run_folders.run_files import write_values
+from dml.runtime.files import replacing
+from dml.runtime.paths import absolute_path, expand_home
+from dml.runtime.run_files import write_values
+from dml.runtime.text import printable
 
 UNIT_TOLERANCE = 1e-5
 """Difference of a vector's length from 1 that comes from rounding."""

@@ -24,8 +24,8 @@ from dml.data.readers import csv
 from dml.data.table import ImageTable, check_paths, compose_name
 from dml.data.transforms import Pipeline
 from dml.runtime.errors import InputError
-from dml.runtime.escaping import printable
-from dml.runtime.filesystem.paths import expand_home
+from dml.runtime.paths import expand_home
+from dml.runtime.text import printable
 
 logger = logging.getLogger(__name__)
 

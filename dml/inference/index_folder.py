@@ -20,12 +20,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from dml.runtime.checksums import CHECKSUMS, DamageError, file_checksum
 from dml.runtime.errors import InputError
-from dml.runtime.escaping import printable
-from dml.runtime.filesystem.checksums import CHECKSUMS, DamageError, file_checksum
-from dml.runtime.filesystem.locks import holding
-from dml.runtime.filesystem.paths import absolute_path, expand_home
-from dml.runtime.run_folders.run_files import read_values
+from dml.runtime.locks import holding
+from dml.runtime.paths import absolute_path, expand_home
+from dml.runtime.run_files import read_values
+from dml.runtime.text import printable
 
 
 @dataclass(frozen=True)

@@ -19,16 +19,15 @@ from dml.inference.saved_folder import DESCRIPTION, FILES, WEIGHTS, SavedModel, 
 from dml.models.adapters import merge_updates
 from dml.run import resolvers  # noqa: F401 (it registers the resolvers that configurations call)
 from dml.run.given import giving
-from dml.run.resuming.resolved_values import open_stored
-from dml.run.resuming.stored_configuration import extract_configuration
 from dml.run.settings import list_keys
 from dml.run.stages import find_stage, resolve_parts
+from dml.run.stored_configuration import extract_configuration, open_stored
+from dml.runtime.checksums import rows_checksum
 from dml.runtime.errors import InputError
-from dml.runtime.escaping import printable
-from dml.runtime.filesystem.checksums import rows_checksum
-from dml.runtime.filesystem.files import clean_up
-from dml.runtime.filesystem.paths import expand_home
-from dml.runtime.run_folders.run_folder import RunFolder, newest_runs
+from dml.runtime.files import clean_up
+from dml.runtime.paths import expand_home
+from dml.runtime.run_folder import RunFolder, newest_runs
+from dml.runtime.text import printable
 from dml.training.checkpoints import TrainingProgress, lacks_weights, load_model, load_state, read_checkpoint
 
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)

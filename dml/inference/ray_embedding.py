@@ -13,9 +13,9 @@ from ray.data import DataContext, from_items
 from dml.inference.embedding_files import EmbeddingParts
 from dml.inference.loading import load
 from dml.ops.freed_memory import keep_freed_memory
+from dml.runtime.console import progress_bar
 from dml.runtime.errors import InputError
-from dml.runtime.filesystem.paths import absolute_path
-from dml.runtime.text.console import progress_bar
+from dml.runtime.paths import absolute_path
 
 
 class PartEmbedder:

@@ -22,13 +22,12 @@ from dml.evaluation.threshold import describe_choice, find_calibration
 from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.model_settings import ModelSettings
 from dml.report.provenance import name_dataset
-from dml.runtime.configuration.former_keys import rename_keys
+from dml.runtime.checksums import DamageError, file_checksum
 from dml.runtime.errors import InputError
-from dml.runtime.escaping import printable
-from dml.runtime.filesystem.checksums import DamageError, file_checksum
-from dml.runtime.filesystem.files import replacing_folder
-from dml.runtime.filesystem.paths import expand_home
-from dml.runtime.run_folders.run_files import (
+from dml.runtime.files import replacing_folder
+from dml.runtime.former_keys import rename_keys
+from dml.runtime.paths import expand_home
+from dml.runtime.run_files import (
     check_metrics,
     read_configuration,
     read_values,
@@ -37,7 +36,7 @@ from dml.runtime.run_folders.run_files import (
     write_sealed_text,
     write_values,
 )
-from dml.runtime.text.text_tables import markdown_table
+from dml.runtime.text import markdown_table, printable
 
 FORMAT = 1
 """The version of the files, which changes when older versions of dml can't read them."""

@@ -26,9 +26,8 @@ from pytorch_metric_learning.utils.loss_and_miner_utils import get_all_pairs_ind
 from torch import Tensor, nn
 
 from dml.losses.loss_contract import Loss
-from dml.ops.pairs import finest, pair_masks
+from dml.ops.pairs import finest, masked_logsumexp, pair_masks
 from dml.ops.precision import full_precision
-from dml.ops.reductions import masked_logsumexp
 from dml.runtime.errors import InputError
 
 Equation = Callable[[Any, Tensor, Tensor, Tensor], Tensor]

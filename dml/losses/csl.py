@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dml.losses.loss_contract import Loss
+from dml.ops.pairs import masked_logsumexp, softplus
 from dml.ops.precision import full_precision
-from dml.ops.reductions import masked_logsumexp, softplus
 from dml.runtime.errors import InputError, check_number
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dml.runtime.configuration.dotted_names import dotted_name
+from dml.runtime.configuration import dotted_name
 from dml.runtime.errors import InputError
 
 

@@ -5,9 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dml.losses.loss_contract import Loss
-from dml.ops.pairs import ALL, finest, pair_masks, unit_distances
+from dml.ops.pairs import ALL, finest, masked_softmax, pair_masks, unit_distances
 from dml.ops.precision import full_precision
-from dml.ops.reductions import masked_softmax
 from dml.runtime.errors import InputError
 
 

@@ -4,9 +4,8 @@ import torch
 from torch import Tensor
 
 from dml.losses.loss_contract import Loss
-from dml.ops.pairs import finest, pair_masks
+from dml.ops.pairs import finest, masked_logsumexp, pair_masks, softplus
 from dml.ops.precision import full_precision
-from dml.ops.reductions import masked_logsumexp, softplus
 from dml.ops.training_protocols import EmbeddingBank
 from dml.runtime.errors import InputError
 

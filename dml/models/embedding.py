@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dml.models.backbone import Backbone
 from dml.models.heads import TwoStepHead
-from dml.runtime.configuration.dotted_names import dotted_name
+from dml.runtime.configuration import dotted_name
 from dml.runtime.errors import InputError
 
 Head = Callable[[tuple[int, int, int], int], nn.Module]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dml.runtime.errors import InputError
-from dml.runtime.shared_settings import SharedSetting
+from dml.runtime.processes import SharedSetting
 
 
 def full_precision(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -16,12 +16,10 @@ from dml.evaluation.names import MetricDescription, MetricName, describe_metric,
 from dml.evaluation.per_query import read_queries
 from dml.report.provenance import describe_measurement, merge_facts
 from dml.report.statistics import ClassSums, Interval, mean_interval, sum_by_class
-from dml.runtime.configuration.nested import flat, is_below
-from dml.runtime.configuration.overrides import key_of
+from dml.runtime.configuration import flat, is_below, key_of
 from dml.runtime.errors import InputError, suggest
-from dml.runtime.escaping import printable
-from dml.runtime.run_folders.run_folder import RUN_KEYS, RunFolder, folders_below
-from dml.runtime.text.text_tables import markdown_table
+from dml.runtime.run_folder import RUN_KEYS, RunFolder, folders_below
+from dml.runtime.text import markdown_table, printable
 
 logger = logging.getLogger(__name__)
 

@@ -23,9 +23,9 @@ from dml.evaluation.names import (
     split_parts,
 )
 from dml.evaluation.threshold import describe_choice
+from dml.runtime.console import console
 from dml.runtime.errors import InputError
-from dml.runtime.escaping import in_markup, printable
-from dml.runtime.text.console import console
+from dml.runtime.text import in_markup, printable
 
 NUMBER_WIDTH = 4
 """Characters of a percentage with a decimal, such as 61.8."""

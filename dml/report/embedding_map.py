@@ -12,7 +12,7 @@ from dml.report.pictures import choose_queries
 from dml.report.sheets import COLUMNS, Tiles
 from dml.retrieval.rows import Embeddings
 from dml.runtime.errors import InputError
-from dml.runtime.escaping import printable
+from dml.runtime.text import printable
 
 POINTS = 4000
 """The largest number of points on a map, which takes 15 seconds on one core."""

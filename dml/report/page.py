@@ -39,10 +39,10 @@ from dml.report.side_by_side import (
     count_outcomes,
 )
 from dml.retrieval.rows import Embeddings
-from dml.runtime.escaping import printable
-from dml.runtime.filesystem.files import replacing, write_text
-from dml.runtime.filesystem.paths import expand_home
-from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.files import replacing, write_text
+from dml.runtime.paths import expand_home
+from dml.runtime.run_folder import RunFolder
+from dml.runtime.text import printable
 
 ASSETS = "assets"
 

@@ -17,8 +17,8 @@ from dml.data.prepared.prepared_files import replacing_file
 from dml.data.table import SPLITS, ImageTable
 from dml.evaluation.per_query import QueryTable
 from dml.runtime.errors import InputError
-from dml.runtime.escaping import printable
-from dml.runtime.filesystem.files import replacing
+from dml.runtime.files import replacing
+from dml.runtime.text import printable
 
 ReadPicture = Callable[[str], Tensor]
 """A function that reads the picture of a path -> (3, H, W) uint8, like `dml.data.image_files.images.read_image`."""

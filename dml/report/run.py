@@ -21,8 +21,8 @@ from dml.report.console import list_remarks
 from dml.report.provenance import SELECTIONS, name_dataset
 from dml.retrieval.search import FAISS_VERSION
 from dml.runtime.errors import InputError
-from dml.runtime.filesystem.plain_text import parse_yaml
-from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.reading import parse_yaml
+from dml.runtime.run_folder import RunFolder
 
 
 @dataclass(frozen=True)

@@ -226,7 +226,7 @@ class ImageSearches:
     """Searches of one index.
 
     ``score`` and ``choice`` are the meaning of a score and of the threshold, in words; ``prior`` is the share of pairs
-    of one class for which the probabilities are, in percent, or empty. ``found`` are the paths of queries, each with
+    of one class for which the probabilities are, in percent, or empty. ``queries`` are the paths of queries, each with
     its images, best first.
     """
 
@@ -234,7 +234,7 @@ class ImageSearches:
     size: int
     score: str
     threshold: float | None
-    found: Sequence[tuple[str, Sequence[FoundImage]]]
+    queries: Sequence[tuple[str, Sequence[FoundImage]]]
     prior: str = ""
     choice: str = ""
 
@@ -252,7 +252,7 @@ def make_search_results(searches: ImageSearches, tiles: Tiles) -> list[QueryResu
             (),
             [[_show_image(image, tiles) for image in images]],
         )
-        for query, images in searches.found
+        for query, images in searches.queries
     ]
     if tiles.rows > MOST_ROWS:
         raise InputError(

@@ -30,7 +30,7 @@ from dml.report.metrics import (
 from dml.report.run import ReportedRun
 from dml.report.sheets import QueryResult, Tiles, show_query
 from dml.report.statistics import Difference, mean_difference
-from dml.runtime.configuration.nested import flat
+from dml.runtime.configuration import flat
 from dml.runtime.errors import InputError
 
 Floats = npt.NDArray[np.float64]

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from dml.evaluation.per_query import read_queries
 from dml.runtime.errors import InputError
-from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.run_folder import RunFolder
 
 Values = npt.NDArray[np.float64]
 LARGEST_DRAW = 2**22

@@ -1,31 +1,37 @@
 """The builders of the objects that a configuration names."""
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
-from omegaconf import DictConfig, OmegaConf, open_dict
+from numpy.typing import NDArray
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from torch import Tensor, nn
 
+from dml.data.class_splits import take_some_classes
 from dml.data.copies import assign_content_ids, warn_of_copies
 from dml.data.prepared.cache import CacheFolder
 from dml.data.readability import check_readability
-from dml.data.subsets import take_some_classes
 from dml.data.table import ImageTable
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.monitor import has_time_for_clusters, make_further_config, make_validation_config
 from dml.evaluation.names import MetricName, list_evaluated_heads, select_joint
-from dml.losses.compose import check_pairs
+from dml.losses.compose import AtLevel, check_pairs
+from dml.losses.loss_contract import check_forward, check_module
+from dml.losses.matryoshka import MatryoshkaLoss, choose_sizes
 from dml.losses.proxies import check_beginning, count_classes
 from dml.models.recurrent import AnyModel, RecurrentModel
-from dml.run import quick_run
+from dml.ops.training_protocols import UsesHierarchy
 from dml.run.building import build
 from dml.run.evaluators import build_metric_config, choose_selection, find_ball
-from dml.run.loss_builders import build_losses as build_losses
 from dml.run.model_builders import build_crops_transform as build_crops_transform
 from dml.run.model_builders import build_model as build_model
 from dml.run.settings import DatasetSettings, Settings, read_settings
+from dml.run.stages import QUICK_CLASSES, QUICK_IMAGES
 from dml.run.table_reading import read_table
 from dml.runtime.errors import InputError
+from dml.runtime.targets import import_object
 from dml.training.callbacks.loss_schedule import make_loss_schedule
 from dml.training.checkpoints import FrozenWeights
 from dml.training.data import DataModule, EvaluationData
@@ -48,7 +54,7 @@ def build_table(settings: Settings, *, needs_fold: bool = True) -> ImageTable:
     """
     images = read_table(settings.dataset, settings.data.max_list_bytes, needs_fold=needs_fold)
     if settings.quick:
-        images = take_some_classes(images, classes=quick_run.CLASSES, images=quick_run.IMAGES)
+        images = take_some_classes(images, classes=QUICK_CLASSES, images=QUICK_IMAGES)
     if not compares_contents(settings):
         return images
     return assign_content_ids(images, find_cache_folder(settings), settings.data.limits)
@@ -149,7 +155,10 @@ def build_embedder(settings: Settings, embedding_model: AnyModel) -> ModelEmbedd
     """Build the module that embeds a split with a model, without a loss or an optimizer."""
     kind = RecurrentEmbedder if isinstance(embedding_model, RecurrentModel) else ModelEmbedder
     embedder = kind(
-        embedding_model, select_joint(list_evaluated_heads(settings.model.heads, vars(settings.evaluation)))
+        embedding_model,
+        select_joint(
+            list_evaluated_heads(settings.model.heads, settings.evaluation.heads, settings.evaluation.head_sets)
+        ),
     )
     embedder.ball = find_ball(settings)
     return embedder
@@ -169,7 +178,7 @@ def build_learner(settings: Settings, images: DataModule, embedding_model: AnyMo
     check_chunk_size(embedding_model, settings.training.gradient_cache)
     if settings.trainer.sync_batchnorm:
         check_synchronized(embedding_model)
-    names = list_evaluated_heads(settings.model.heads, vars(settings.evaluation))
+    names = list_evaluated_heads(settings.model.heads, settings.evaluation.heads, settings.evaluation.head_sets)
     validated = images.table.select_evaluated(images.validated_on)
     monitor, tie_breaker = settings.checkpoints.monitor, settings.checkpoints.tie_breaker
     monitored, metrics = [name for name in (monitor, tie_breaker) if name], build_metric_config(settings, validated)
@@ -255,3 +264,74 @@ def fill_in_schedule(settings: Settings, pace: SchedulePace) -> DictConfig | Non
         if OmegaConf.is_missing(filled, key):
             filled[key] = pace.schedule_length(settings.trainer.max_steps)
     return filled
+
+
+def build_losses(settings: Settings, embed_dims: Mapping[str, int], labels: NDArray[np.int64]) -> dict[str, nn.Module]:
+    """Build a loss for each head -> losses by head.
+
+    The values ``num_classes: ???`` and ``embedding_dim: ???`` of the loss are filled in. Of a Matryoshka loss, which
+    has ``sizes``, the ``inner`` loss is built for each size of a prefix. Losses that use the hierarchy of the classes
+    get it from the labels.
+
+    Args:
+        settings: settings of the run, or of one of its stages.
+        embed_dims: sizes of the embeddings by head.
+        labels: labels (N, L) of the training images; ``num_classes`` is counted at level 0, or at the level of the
+            `AtLevel` that the loss is inside of.
+
+    Raises:
+        InputError: if the configuration makes no loss of embeddings and labels.
+    """
+    num_classes = count_classes(labels)
+    built = {}
+    for head, size in embed_dims.items():
+        loss_config = settings.loss.copy()
+        _fill_in(loss_config, num_classes, size)
+        built[head] = build(loss_config)
+        _set_hierarchies(built[head], torch.from_numpy(labels))
+        check_forward(built[head])
+    return built
+
+
+def _set_hierarchies(loss: nn.Module, labels: Tensor) -> None:
+    """Give the hierarchy of the classes to the parts of a loss that use it; inside `AtLevel` it is that level alone.
+
+    Raises:
+        InputError: if a part isn't the module that it should be.
+    """
+    check_module(loss)
+    if isinstance(loss, UsesHierarchy):
+        loss.set_hierarchy(labels)
+    for part in loss.children():
+        _set_hierarchies(part, labels[:, loss.level, None] if isinstance(loss, AtLevel) else labels)
+
+
+def _fill_in(node: DictConfig | ListConfig, num_classes: Sequence[int], embedding_dim: int, level: int = 0) -> None:
+    if _builds(node, AtLevel):
+        level = node.level
+        if level >= len(num_classes):
+            raise InputError(f"loss.level={level}: the data set's labels have levels 0 to {len(num_classes) - 1}")
+    if _builds(node, MatryoshkaLoss) and OmegaConf.is_dict(node.inner):
+        _fill_in_prefixes(node, num_classes, embedding_dim, level)
+    known = {"num_classes": num_classes[level], "embedding_dim": embedding_dim}
+    keys: Any = range(len(node)) if isinstance(node, ListConfig) else [*node]
+    for key in keys:
+        if OmegaConf.is_missing(node, key):
+            node[key] = known.get(str(key), "???")
+        elif OmegaConf.is_config(node[key]):
+            _fill_in(node[key], num_classes, embedding_dim, level)
+
+
+def _builds(node: DictConfig | ListConfig, kind: type[nn.Module]) -> TypeGuard[DictConfig]:
+    """Return whether a node builds an object of a class; other classes may have arguments of the same names."""
+    target = import_object(node._target_) if isinstance(node, DictConfig) and "_target_" in node else None
+    return isinstance(target, type) and issubclass(target, kind)
+
+
+def _fill_in_prefixes(node: DictConfig, num_classes: Sequence[int], embedding_dim: int, level: int) -> None:
+    """Replace the inner loss of a Matryoshka loss by a list of losses, one for each size of a prefix."""
+    node.sizes = choose_sizes(node.sizes, embedding_dim)
+    losses = [node.inner.copy() for _ in node.sizes]
+    for loss, size in zip(losses, node.sizes, strict=True):
+        _fill_in(loss, num_classes, size, level)
+    node.inner = losses

@@ -8,9 +8,9 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from dml.runtime.configuration.targets import Unknown, unknown_targets
 from dml.runtime.errors import InputError
-from dml.runtime.escaping import printable
+from dml.runtime.targets import Unknown, unknown_targets
+from dml.runtime.text import printable
 
 _trusted: ContextVar[Collection[Unknown] | None] = ContextVar("trusted", default=())
 

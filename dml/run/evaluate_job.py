@@ -14,22 +14,22 @@ from dml.data.splits import describe_splits
 from dml.data.table import ImageTable
 from dml.run import builders, loop
 from dml.run.evaluators import check_tested_settings, choose_tested_split
-from dml.run.model_tests.final_test import run_test
-from dml.run.resuming.data_changes import check_tested_data
-from dml.run.resuming.stored_configuration import (
+from dml.run.final_test import run_test
+from dml.run.resumed_settings import check_tested_data
+from dml.run.settings import EvaluateSettings, Settings, read_settings
+from dml.run.stages import Stage, find_stage, make_evaluation_config
+from dml.run.stored_configuration import (
     StoredConfiguration,
     check_unchanged,
     extract_configuration,
     write_configuration,
 )
-from dml.run.settings import EvaluateSettings, Settings, read_settings
-from dml.run.stages import Stage, find_stage, make_evaluation_config
-from dml.runtime.configuration.overrides import key_of
+from dml.runtime.configuration import key_of
+from dml.runtime.console import console
 from dml.runtime.errors import InputError
-from dml.runtime.escaping import in_markup
-from dml.runtime.filesystem.paths import expand_home
-from dml.runtime.run_folders.run_folder import RunFolder
-from dml.runtime.text.console import console
+from dml.runtime.paths import expand_home
+from dml.runtime.run_folder import RunFolder
+from dml.runtime.text import in_markup
 from dml.training.checkpoints import TrainingProgress, lacks_weights, load_model, read_checkpoint
 
 

@@ -7,8 +7,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from dml.data.table import TEST_SPLITS, ImageTable
-from dml.evaluation.benchmark_lists import check_queries, check_validation_classes
 from dml.evaluation.geometry import choose_ball
+from dml.evaluation.items import check_queries, check_validation_classes
 from dml.evaluation.metric import Kind, MetricConfig
 from dml.evaluation.monitor import check_monitor, check_tie_breaker, make_further_config
 from dml.evaluation.names import full_metric_name, list_evaluated_heads
@@ -201,7 +201,7 @@ def check_evaluation(settings: Settings, table: ImageTable) -> None:
     """
     metrics, heads = check_tested_settings(settings, table), list(settings.model.heads)
     check_queries(table.select_evaluated("test"))
-    evaluated_heads = list_evaluated_heads(heads, vars(settings.evaluation))
+    evaluated_heads = list_evaluated_heads(heads, settings.evaluation.heads, settings.evaluation.head_sets)
     validated = table.select_evaluated("test" if choose_selection(settings, table) == "test" else "val")
     if len(validated):  # without a validation nothing is monitored
         monitor, mode = settings.checkpoints.monitor, settings.checkpoints.mode

@@ -11,10 +11,9 @@ from torch import nn
 from dml.models.adapters import merge_updates
 from dml.models.recurrent import AnyModel
 from dml.run import builders, building
-from dml.run.resuming.resolved_values import open_stored
-from dml.run.resuming.stored_configuration import extract_configuration
 from dml.run.settings import Settings
 from dml.run.stages import find_stage
+from dml.run.stored_configuration import extract_configuration, open_stored
 from dml.runtime.errors import InputError
 from dml.training.checkpoints import (
     TrainingProgress,

@@ -11,39 +11,50 @@ from omegaconf import DictConfig
 from pytorch_lightning import Callback, Trainer, seed_everything
 from pytorch_lightning.utilities import rank_zero_only
 
+from dml.data.copies import count_queries_in_gallery
 from dml.data.split_overview import summarize_data
+from dml.data.splits import describe_shared_classes, describe_splits
 from dml.data.table import ImageTable
+from dml.losses.memory import CrossBatchMemory
 from dml.models.embedding import EmbeddingModel
 from dml.models.recurrent import AnyModel
-from dml.run import builders, console_output, loop, quick_run
+from dml.report.console import QUICK
+from dml.report.provenance import name_dataset
+from dml.run import builders, loop
 from dml.run.evaluators import check_evaluation, check_share, choose_selection, choose_tested_split
+from dml.run.feature_source import FeatureSource, build_feature_source
+from dml.run.final_test import run_test
 from dml.run.initial_weights import load_beginning
-from dml.run.model_tests.feature_source import FeatureSource, build_feature_source
-from dml.run.model_tests.final_test import run_test
-from dml.run.model_tests.untrained_model import evaluate_raw_features, store_fixed_neighbors
-from dml.run.resuming.configuration_rollback import restoring_configuration
-from dml.run.resuming.data_changes import check_resumed_data
-from dml.run.resuming.resumed_settings import check_resumed_settings, check_trained_settings
-from dml.run.resuming.stored_configuration import (
+from dml.run.resumed_settings import (
+    check_resumed_data,
+    check_resumed_settings,
+    check_trained_settings,
+    restoring_configuration,
+)
+from dml.run.settings import Settings, read_settings
+from dml.run.stages import Stage, find_stage, list_stages, shorten
+from dml.run.stored_configuration import (
     check_unchanged,
     plain_config,
     read_stored_configuration,
     write_configuration,
 )
-from dml.run.settings import Settings, read_settings
-from dml.run.stages import Stage, find_stage, list_stages
 from dml.run.sweeps import build_pruning
+from dml.run.untrained_model import evaluate_raw_features, store_fixed_neighbors
 from dml.runtime import signals
+from dml.runtime.console import console
 from dml.runtime.errors import InputError
-from dml.runtime.filesystem.paths import expand_home
-from dml.runtime.run_folders.run_folder import CONFIGURATION, RunFolder, configuration_id
+from dml.runtime.paths import expand_home
+from dml.runtime.run_folder import CONFIGURATION, RunFolder, configuration_id
+from dml.runtime.text import in_markup
 from dml.training.callbacks.checkpoints import AtomicCheckpointIO, RunEnder
 from dml.training.checkpoints import FrozenWeights, TrainingProgress, load_model
 from dml.training.data import DataModule
 from dml.training.frozen import FrozenDataModule, FrozenLearner
-from dml.training.hardware import check_accelerator
+from dml.training.hardware import check_accelerator, parse_compile
 from dml.training.loggers import History
 from dml.training.module import MetricLearner
+from dml.training.run_length import describe_late_milestones
 
 Metrics = dict[str, Any]
 
@@ -113,7 +124,7 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
             if stage is stages[-1] and (count := parts.settings.evaluation.fixed_neighbors):
                 file = folder.fixed_neighbors_file
                 store_fixed_neighbors(parts.settings, parts.learner, parts.images, file, count)
-            console_output.print_setup(parts.settings, parts.images, parts.learner, folder.path, stage.name)
+            print_setup(parts.settings, parts.images, parts.learner, folder.path, stage.name)
             trainer = _fit(parts, folder, run, progress)
             progress = TrainingProgress.read(folder.last_checkpoint)
             if is_pruned := _is_run_ended(trainer):
@@ -167,7 +178,7 @@ def _list_stages(config: DictConfig, *, is_quick: bool) -> list[Stage]:
     stages = list_stages(config)
     if is_quick:
         for stage in stages:
-            quick_run.shorten(stage.config)
+            shorten(stage.config)
     return stages
 
 
@@ -275,7 +286,7 @@ def _fit(parts: StageParts, folder: RunFolder, run: dict[str, Any], progress: Tr
         signals.stop_deferring()
     signals.check()  # one that came after the last step
     signals.state.checkpoint_note = ""
-    console_output.print_training(trainer, images, time.perf_counter() - started)
+    print_training(trainer, images, time.perf_counter() - started)
     return trainer
 
 
@@ -298,3 +309,52 @@ def _choose_checkpoint(
         if best.stage == stage.name:
             return folder.best_checkpoint, best, selection
     return folder.last_checkpoint, progress, "last"
+
+
+@rank_zero_only
+def print_setup(settings: Settings, images: DataModule, learner: MetricLearner, folder: Path, stage: str = "") -> None:
+    """Print what is going to be trained, on which images, and the folder of the results."""
+    model = learner.model
+    if stage:
+        console.print(f"[bold]stage[/]    {in_markup(stage)}")
+    if settings.quick:
+        console.print(f"[bold red]quick[/]    {in_markup(QUICK)}")
+    heads = " + ".join(f"{name} {size}" for name, size in model.embed_dims.items())
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    parameters = sum(p.numel() for p in model.parameters())
+    data = f"{name_dataset({'dataset': vars(settings.dataset)})}: {describe_splits(images.table)}"
+    console.print(f"[bold]data[/]     {in_markup(data)}")
+    if shared := describe_shared_classes(images.table):
+        console.print(f"[bold red]val[/]      {in_markup(shared)}")
+    in_gallery, queries = count_queries_in_gallery(images.table)
+    if queries and builders.compares_contents(settings):
+        console.print(
+            f"[bold]queries[/]  {in_gallery:,} of {queries:,} are in their gallery as files of the same content, which "
+            "are excluded from their rankings"
+        )
+    console.print(
+        f"[bold]model[/]    {trained:,} of {parameters:,} parameters ({trained / parameters:.1%}) are trained; "
+        f"heads {in_markup(heads)}"
+    )
+    loss = in_markup(type(next(iter(learner.losses.values()))).__name__)
+    console.print(f"[bold]loss[/]     {loss}, {settings.trainer.max_steps:,} steps")
+    if parse_compile(settings.training.compile) is not None:
+        console.print("[bold]compile[/]  the first step compiles the network, which can take minutes")
+    pace = builders.build_pace(settings, len(images.sampler))
+    if late := describe_late_milestones(settings.scheduler.schedule or {}, pace, settings.trainer.max_steps):
+        console.print(f"[bold red]schedule[/] {in_markup(late)}")
+    starts = [part.start for part in learner.losses.modules() if isinstance(part, CrossBatchMemory)]
+    if starts and starts[0] >= settings.trainer.max_steps * settings.trainer.accumulate_grad_batches:
+        line = f"loss.start={starts[0]}: the run ends before the memory is used"
+        console.print(f"[bold red]memory[/]   {in_markup(line)}")
+    console.print(f"[bold]folder[/]   {in_markup(folder)}")
+
+
+@rank_zero_only
+def print_training(trainer: Trainer, images: DataModule, seconds: float) -> None:
+    """Print how long the training took, and how long a step waited for its images."""
+    waited = images.stream.wait_seconds / max(1, images.stream.waits)
+    console.print(
+        f"[bold]trained[/]  to step {trainer.global_step:,} in {seconds:,.0f} s, of which a step waited "
+        f"{1000 * waited:.1f} ms for its images"
+    )

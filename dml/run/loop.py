@@ -16,7 +16,7 @@ from dml.run.config_folders import CONF
 from dml.run.settings import Settings
 from dml.run.stages import Stage
 from dml.runtime.errors import InputError
-from dml.runtime.run_folders.run_folder import without_run_keys
+from dml.runtime.run_folder import without_run_keys
 from dml.training.callbacks.checkpoints import LastCheckpoint
 from dml.training.callbacks.process_state import Float32Precision, SignalHandling
 from dml.training.callbacks.progress import make_progress

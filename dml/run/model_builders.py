@@ -7,8 +7,8 @@ from dml.models.embedding import EmbeddingModel
 from dml.models.recurrent import AnyModel
 from dml.run.building import build
 from dml.run.settings import Settings
-from dml.runtime.configuration.targets import import_object
 from dml.runtime.errors import InputError
+from dml.runtime.targets import import_object
 
 CROPS = {5: "torchvision.transforms.v2.FiveCrop", 10: "torchvision.transforms.v2.TenCrop"}
 

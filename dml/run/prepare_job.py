@@ -19,12 +19,11 @@ from dml.data.transforms import Resize
 from dml.report.pictures import write_contact_sheets
 from dml.run.building import build
 from dml.run.settings import PrepareSettings, Settings, read_settings
+from dml.runtime.console import console, progress_bar, warn
 from dml.runtime.errors import InputError
-from dml.runtime.escaping import in_markup, printable
-from dml.runtime.filesystem.files import remove_partial_files
-from dml.runtime.run_folders.run_folder import RunFolder
-from dml.runtime.text.console import console, progress_bar, warn
-from dml.runtime.text.counts import format_count
+from dml.runtime.files import remove_partial_files
+from dml.runtime.run_folder import RunFolder
+from dml.runtime.text import format_count, in_markup, printable
 
 PRINTED_FAULTS = 5
 """The number of faults of a kind that are printed."""

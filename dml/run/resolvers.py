@@ -8,12 +8,12 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from dml.run.config_folders import list_overrides
-from dml.run.resuming.stored_configuration import plain_config
-from dml.runtime.configuration.nested import flat
+from dml.run.stored_configuration import plain_config
+from dml.runtime.configuration import flat
 from dml.runtime.errors import InputError
-from dml.runtime.filesystem.paths import expand_home
-from dml.runtime.run_folders.new_folders import make_folder
-from dml.runtime.run_folders.run_folder import RunFolder, configuration_id, folders_below
+from dml.runtime.new_folders import make_folder
+from dml.runtime.paths import expand_home
+from dml.runtime.run_folder import RunFolder, configuration_id, folders_below
 
 
 def unless(value: Any, default: Any) -> Any:

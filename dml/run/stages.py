@@ -8,8 +8,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from dml.run.config_folders import CONF
 from dml.run.settings import Settings, list_keys, read_settings
-from dml.runtime.configuration.former_keys import rename_keys
 from dml.runtime.errors import InputError
+from dml.runtime.former_keys import rename_keys
 
 
 @dataclass(frozen=True)
@@ -153,3 +153,34 @@ def resolve_parts(config: DictConfig, unused: Collection[str] = ()) -> dict[str,
             is_plain = not OmegaConf.is_config(value)
             parts[str(key)] = value if is_plain else OmegaConf.to_container(value, resolve=True)
     return parts
+
+
+QUICK_STEPS = 20
+"""The largest number of optimizer steps of each stage."""
+
+QUICK_CLASSES, QUICK_IMAGES = 64, 8
+"""Classes of each split, and images of each class, that are kept of the data set."""
+
+QUICK_CLASSES_PER_BATCH = 48
+"""The largest number of classes in a batch: a validation fold takes some of `QUICK_CLASSES`."""
+
+
+def shorten(config: DictConfig) -> None:
+    """Make the training of a stage short, in place: `QUICK_STEPS` optimizer steps or fewer, and two validations.
+
+    Args:
+        config: configuration of the stage.
+    """
+    trainer, scheduler = config.trainer, config.scheduler
+    validates = trainer.val_check_interval is not None or trainer.check_val_every_n_epoch is not None
+    with open_dict(config):
+        is_given = isinstance(trainer.max_steps, int) and trainer.max_steps > 0
+        steps = min(trainer.max_steps, QUICK_STEPS) if is_given else QUICK_STEPS
+        trainer.max_steps, trainer.max_epochs = steps, None
+        trainer.val_check_interval = max(steps // 2, 1) if validates else None
+        trainer.check_val_every_n_epoch = None
+        scheduler.warmup_steps = 1 if scheduler.warmup_steps or scheduler.get("warmup_epochs") else 0
+        scheduler.warmup_epochs = None
+        config.training.bank_every_n_steps = None
+        if isinstance(classes := OmegaConf.select(config, "sampler.classes_per_batch"), int):
+            config.sampler.classes_per_batch = min(classes, QUICK_CLASSES_PER_BATCH)

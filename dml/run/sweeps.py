@@ -10,14 +10,14 @@ from omegaconf import DictConfig, OmegaConf
 
 from dml.run.building import build
 from dml.run.config_folders import quote
-from dml.run.resuming.stored_configuration import plain_config, read_stored_configuration, write_configuration
 from dml.run.settings import Settings, read_settings
+from dml.run.stored_configuration import plain_config, read_stored_configuration, write_configuration
 from dml.runtime import ranks, signals
+from dml.runtime.console import console
 from dml.runtime.errors import InputError
-from dml.runtime.escaping import in_markup
 from dml.runtime.processes import python_command
-from dml.runtime.run_folders.run_folder import HELD_FOLDER, RunFolder
-from dml.runtime.text.console import console
+from dml.runtime.run_folder import HELD_FOLDER, RunFolder
+from dml.runtime.text import in_markup
 
 if TYPE_CHECKING:
     from pytorch_lightning import Callback

@@ -9,8 +9,8 @@ from dml.data.planted_faults import plant_faults, read_planted_faults
 from dml.data.table import ImageTable, hold_out_classes, list_training_classes, load
 from dml.run.building import build
 from dml.run.settings import DatasetSettings
-from dml.runtime.escaping import in_markup
-from dml.runtime.text.console import console
+from dml.runtime.console import console
+from dml.runtime.text import in_markup
 
 
 def read_table(dataset: DatasetSettings, max_list_bytes: int, *, needs_fold: bool = True) -> ImageTable:

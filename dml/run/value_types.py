@@ -14,9 +14,9 @@ from annotated_types import Ge, Gt, Interval, Le, Lt
 from omegaconf import DictConfig, OmegaConf
 
 from dml.run.settings import SETTINGS, find_group
-from dml.runtime.configuration.former_keys import MOVED
-from dml.runtime.configuration.nested import is_below
+from dml.runtime.configuration import is_below
 from dml.runtime.errors import InputError, suggest
+from dml.runtime.former_keys import MOVED
 from dml.training.run_length import AUTO, COUNTED
 
 WORDS = {

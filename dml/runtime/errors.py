@@ -1,5 +1,6 @@
 from collections.abc import Collection
 from difflib import get_close_matches
+from importlib.util import find_spec
 from math import isfinite
 from numbers import Integral, Real
 
@@ -57,3 +58,18 @@ def suggest(name: str, options: Collection[str]) -> str:
     """
     similar = get_close_matches(name, sorted(options), n=4, cutoff=0.4) or sorted(options)
     return f"; nearest: {', '.join(similar[:12])}" if similar else ""
+
+
+def check_installed(*libraries: str, extra: str) -> None:
+    """Check that the libraries of an optional extra are installed.
+
+    Args:
+        libraries: names of the libraries, as Python imports them.
+        extra: name of the extra that installs them.
+
+    Raises:
+        InputError: if one isn't installed; the line says how to install it.
+    """
+    for library in libraries:
+        if find_spec(library) is None:
+            raise InputError(f"{library}: not installed; pip install 'dml-retrieval[{extra}]'")

@@ -7,7 +7,7 @@ from typing import Any
 
 from dml.run.config_folders import quote
 from dml.runtime.errors import InputError, suggest
-from dml.runtime.filesystem.plain_text import parse_yaml
+from dml.runtime.reading import parse_yaml
 from dml.studies.paper_tables import PAPERS, read_tables
 from dml.studies.study import REFERENCE, Cell, Study, Training, apply_settings, read_study
 

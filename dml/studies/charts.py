@@ -6,7 +6,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dml.runtime.filesystem.files import replacing
+from dml.runtime.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes  # importing matplotlib is slow

@@ -6,14 +6,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+import numpy as np
+import numpy.typing as npt
+
+from dml.inference.loading import load
+from dml.inference.split_embeddings import build_evaluator, embed_split, read_data_set
 from dml.report.provenance import UNKNOWN, describe_configuration, describe_measurement
-from dml.report.statistics import ClassSums, sum_runs_by_class
+from dml.report.statistics import PER_QUERY, ClassSums, shorten, sum_by_class, sum_runs_by_class
 from dml.run.evaluators import find_ball
 from dml.run.settings import Settings, read_settings
-from dml.runtime.configuration.overrides import check_set_elsewhere, key_of
+from dml.runtime.configuration import check_set_elsewhere, key_of
 from dml.runtime.errors import InputError
-from dml.runtime.run_folders.run_folder import RunFolder
-from dml.studies.ensembles import rank_ensemble
+from dml.runtime.run_folder import RunFolder
 from dml.studies.experiments import compose, read_described_keys
 from dml.studies.results import ENSEMBLE, SEARCH, TEST, Result
 from dml.studies.runs import Plan, Run, check_data
@@ -188,28 +192,34 @@ class Engine:
 
     def _inherit(self, cell: Cell) -> Overrides | None:
         """Return the overrides that a cell takes from another one; None as long as these aren't chosen."""
-        if cell.like is None:
+        if cell.choice_from is None:
             return ()
         if stored := self._find_stored_choice(cell):
             return tuple(shlex.split(stored.overrides))
-        parent = self.study.by_key[cell.like]
-        if parent.of:
-            raise InputError(f"{self.study.name}: no results of {parent.row} in {parent.of}; dml study {parent.of} run")
+        parent = self.study.by_key[cell.choice_from]
+        if parent.study:
+            raise InputError(
+                f"{self.study.name}: no results of {parent.row} in {parent.study}; dml study {parent.study} run"
+            )
         return self.choose(parent)
 
     def _find_stored_choice(self, cell: Cell) -> Result | None:
         """Return a stored test of the cell whose choice another one takes, if it has another condition."""
-        if cell.like is None or cell.like[1] == cell.condition:
+        if cell.choice_from is None or cell.choice_from[1] == cell.condition:
             return None
-        return next((result for result in self._stored.get(cell.like, ()) if result.stage == TEST), None)
+        return next((result for result in self._stored.get(cell.choice_from, ()) if result.stage == TEST), None)
 
     def _with_parents(self) -> list[Cell]:
         """List the selected cells behind those whose choices they take, each once."""
         ordered: dict[Key, Cell] = {}
 
         def add(cell: Cell) -> None:
-            if cell.like and self._find_stored_choice(cell) is None and not self.study.by_key[cell.like].of:
-                add(self.study.by_key[cell.like])
+            if (
+                cell.choice_from
+                and self._find_stored_choice(cell) is None
+                and not self.study.by_key[cell.choice_from].study
+            ):
+                add(self.study.by_key[cell.choice_from])
             ordered[cell.key] = cell
 
         for cell in self.study.selected:
@@ -316,3 +326,50 @@ def _add_sums(result: Result, tested: ClassSums) -> Result:
 
 def _join_configurations(jobs: Iterable[Job]) -> str:
     return "+".join(job.run.configuration for job in jobs)
+
+
+Vectors = npt.NDArray[np.float32]
+
+
+def join_embeddings(members: Sequence[Vectors]) -> Vectors:
+    """Concatenate the embeddings (N, D) of several models, each scaled to unit length, and scale the result so too.
+
+    The cosine of two joined embeddings is then the mean of the models' cosines. -> (N, sum of D)
+    """
+    return _scale(np.concatenate([_scale(member) for member in members], axis=1))
+
+
+def _scale(rows: Vectors) -> Vectors:
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    scaled: Vectors = (rows / np.where(lengths > 0, lengths, 1)).astype(np.float32)
+    return scaled
+
+
+def rank_ensemble(folders: Sequence[RunFolder]) -> ClassSums:
+    """Embed the test split by the models of finished runs, join the embeddings, and rank by them.
+
+    Args:
+        folders: folders of runs of one seed, one for each fold, with their checkpoints.
+
+    Raises:
+        InputError: if a checkpoint is missing.
+    """
+    members = []
+    for folder in folders:
+        if not folder.last_checkpoint.exists():
+            raise InputError(f"{folder.path}: no checkpoints of a finished run; delete the folder to train it again")
+        model = load(folder.path)
+        settings, table = read_data_set(model)
+        embedded = embed_split(model, table, "test", on_corrupt=settings.data.on_corrupt)
+        members.append(embedded.vectors)
+    evaluator = build_evaluator(settings, table, embedded.table)
+    labels: list[npt.NDArray[np.int64]] = []
+    values: dict[str, list[npt.NDArray[np.float64]]] = {metric: [] for metric in PER_QUERY}
+    for ranked in evaluator.evaluate(join_embeddings(members)).lists:
+        if all(name in ranked.values for name in PER_QUERY.values()):  # the finest level's, of several lists
+            labels.append(embedded.table.labels[ranked.queries, 0])
+            for metric, name in PER_QUERY.items():
+                values[metric].append(ranked.values[name])
+    joined = {metric: np.concatenate(parts) for metric, parts in values.items()}
+    counts, sums = sum_by_class(np.concatenate(labels), joined)
+    return ClassSums(counts, {metric: [shorten(row)] for metric, row in sums.items()})

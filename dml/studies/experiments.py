@@ -15,12 +15,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from dml.report.provenance import describe_configuration
 from dml.run.config_folders import CONF
-from dml.run.resuming.stored_configuration import plain_config
 from dml.run.settings import list_keys
-from dml.runtime.configuration.former_keys import former_key, rename_override
-from dml.runtime.configuration.nested import flat, is_below
-from dml.runtime.configuration.overrides import key_of
+from dml.run.stored_configuration import plain_config
+from dml.runtime.configuration import flat, is_below, key_of
 from dml.runtime.errors import InputError
+from dml.runtime.former_keys import former_key, rename_override
 from dml.samplers.base import AUTO, AUTO_CLASSES
 from dml.studies.study import Training
 from dml.training.run_length import AUTO as OPEN_LENGTH

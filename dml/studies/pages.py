@@ -13,11 +13,10 @@ import numpy as np
 
 from dml.report.provenance import join_facts
 from dml.report.statistics import ClassSums, adjust_p_values, bootstrap_p_value, mean_interval
-from dml.runtime.configuration.overrides import key_of
+from dml.runtime.configuration import key_of
 from dml.runtime.errors import InputError, suggest
-from dml.runtime.filesystem.files import write_text
-from dml.runtime.text.counts import format_count
-from dml.runtime.text.text_tables import markdown_table, replace_between
+from dml.runtime.files import write_text
+from dml.runtime.text import format_count, markdown_table, replace_between
 from dml.studies.charts import Points, draw_intervals
 from dml.studies.results import TEST, Results, RowResult
 from dml.studies.study import REFERENCE, Study
@@ -200,7 +199,7 @@ def _format_cell(row: RowResult, first: RowResult, kind: str, metric: str = "") 
         "name": row.cell.row,
         "code": f"`{row.cell.row}`",
         "chosen": format_chosen(row),
-        "changed": format_code(row.cell.own),
+        "changed": format_code(row.cell.overrides),
     }
     if not metric and kind in texts:
         return texts[kind]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dml.runtime.errors import InputError
-from dml.runtime.filesystem.plain_text import parse_yaml
+from dml.runtime.reading import parse_yaml
 from dml.studies.study import REFERENCE, Cell, Study, Training, as_list
 
 PAPERS = {"rll": "RLL", "nra": "NRA", "lns": "LNS", "happier": "HAPPIER", "rsk": "RS@k", "hyp": "Hyp-ViT"}

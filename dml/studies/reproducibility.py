@@ -15,9 +15,8 @@ from typing import Any
 import yaml
 
 from dml.run.config_folders import CONF
-from dml.runtime.configuration.nested import flat
-from dml.runtime.configuration.overrides import key_of
-from dml.runtime.filesystem.plain_text import parse_yaml
+from dml.runtime.configuration import flat, key_of
+from dml.runtime.reading import parse_yaml
 from dml.studies.pages import render
 from dml.studies.paper_tables import PAPERS, PrintedNumber, Table, read_numbers, read_tables
 from dml.studies.study import Training

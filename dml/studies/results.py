@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 from dml.report.provenance import merge_facts
 from dml.report.statistics import ClassSums
 from dml.runtime.errors import InputError
-from dml.runtime.filesystem.files import replacing
-from dml.runtime.filesystem.locks import replacing_alone
+from dml.runtime.files import replacing
+from dml.runtime.locks import replacing_alone
 from dml.studies.study import Cell, Key
 
 SEARCH, TEST, ENSEMBLE = "search", "test", "ensemble"

@@ -20,10 +20,9 @@ from dml.commands.hydra_command import main
 from dml.run.config_folders import quote
 from dml.run.settings import list_keys
 from dml.runtime import signals
-from dml.runtime.configuration.nested import is_below
-from dml.runtime.configuration.overrides import check_set_elsewhere, key_of
+from dml.runtime.configuration import check_set_elsewhere, is_below, key_of
 from dml.runtime.errors import InputError
-from dml.runtime.filesystem.paths import expand_home
+from dml.runtime.paths import expand_home
 from dml.runtime.processes import (
     python_command,
     python_environment,
@@ -31,7 +30,7 @@ from dml.runtime.processes import (
     stop_processes,
     waiting_for_processes,
 )
-from dml.runtime.run_folders.run_folder import RunFolder, RunState
+from dml.runtime.run_folder import RunFolder, RunState
 from dml.studies.experiments import compose, identify, shrink
 from dml.studies.study import Training
 

@@ -7,10 +7,9 @@ from pathlib import Path
 
 from dml.commands.error_lines import print_line
 from dml.run.config_folders import CONF
-from dml.runtime.errors import InputError, suggest
-from dml.runtime.filesystem.files import write_text
-from dml.runtime.libraries.extras import check_installed
-from dml.runtime.text.text_tables import write_csv
+from dml.runtime.errors import InputError, check_installed, suggest
+from dml.runtime.files import write_text
+from dml.runtime.text import write_csv
 from dml.studies import claims, figures, table_pages
 from dml.studies.engine import Engine
 from dml.studies.pages import draw_conditions, render_page, write_summary

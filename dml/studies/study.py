@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from dml.run.config_folders import quote
-from dml.runtime.configuration.overrides import key_of
+from dml.runtime.configuration import key_of
 from dml.runtime.errors import InputError, suggest
-from dml.runtime.filesystem.paths import expand_home
-from dml.runtime.filesystem.plain_text import parse_yaml
+from dml.runtime.paths import expand_home
+from dml.runtime.reading import parse_yaml
 from dml.studies.searches import Overrides, Search, SearchedRange
 
 REFERENCE = Path(__file__).parent / "reference"
@@ -52,12 +52,12 @@ class Cell:
     Args:
         dataset, condition, row: names of the three.
         training: the training without what a search chooses.
-        own: overrides by which the row differs from the others.
+        overrides: overrides by which the row differs from the others.
         after: overrides of the tested trainings alone, which follow those that a search chose.
         part: prefix of the metrics in metrics.json, such as "heads/H"; "" for the whole embedding.
         search: search of the row; None if nothing is chosen for it.
-        like: the cell whose chosen overrides this one takes before its own; None for none.
-        of: name of the study that trains the cell; "" for this one.
+        choice_from: the cell whose chosen overrides this one takes before its own; None for none.
+        study: name of the study that trains the cell; "" for this one.
         folds: number of parts of the training classes, each of which validates one training; 0 for one training.
     """
 
@@ -65,12 +65,12 @@ class Cell:
     row: str
     training: Training
     condition: str = ""
-    own: Overrides = ()
+    overrides: Overrides = ()
     after: Overrides = ()
     part: str = ""
     search: Search | None = None
-    like: Key | None = None
-    of: str = ""
+    choice_from: Key | None = None
+    study: str = ""
     folds: int = 0
 
     @property
@@ -139,7 +139,7 @@ class Study:
         return [
             cell
             for cell in self.cells
-            if not cell.of
+            if not cell.study
             and all(part in self.selection.get(name, [part]) for name, part in zip(names, cell.key, strict=True))
         ]
 
@@ -333,12 +333,12 @@ def _make_cell(content: Mapping[str, Any], key: Key) -> Cell:
         row=name,
         training=Training(base.experiment).extended([*shared, *overrides]),
         condition=condition_name,
-        own=overrides,
+        overrides=overrides,
         after=(*condition.get("overrides", ()), *content.get("tested", ())),
         part=row.get("part", ""),
         search=None if is_elsewhere or "of" in condition else _make_search(content, row, name),
-        like=(dataset_name, search["condition"], name) if is_elsewhere else like_key,
-        of=condition.get("of", ""),
+        choice_from=(dataset_name, search["condition"], name) if is_elsewhere else like_key,
+        study=condition.get("of", ""),
         folds=content.get("folds", 0),
     )
 

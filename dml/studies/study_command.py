@@ -7,10 +7,9 @@ from pathlib import Path
 
 from dml.commands.command_parser import CommandParser, positive_number
 from dml.commands.error_lines import one_line_errors, print_line
-from dml.runtime.errors import InputError, suggest
-from dml.runtime.filesystem.files import write_text
-from dml.runtime.filesystem.paths import expand_home
-from dml.runtime.libraries.extras import check_installed
+from dml.runtime.errors import InputError, check_installed, suggest
+from dml.runtime.files import write_text
+from dml.runtime.paths import expand_home
 from dml.studies.catalog import find_studies, format_list
 from dml.studies.study import Study
 
@@ -60,7 +59,7 @@ def run_study(arguments: Sequence[str]) -> None:
         if options.name == "figures":
             studies = [study for study in studies if study.cells]
         if _are_of_runs(studies, options.folders, options.name):
-            from dml.studies.run_figures import draw_run_figures  # after --help and list: it takes seconds
+            from dml.studies.figures import draw_run_figures  # after --help and list: it takes seconds
 
             check_installed("matplotlib", extra="figures")
             figures = {study.name: study.content for study in studies}

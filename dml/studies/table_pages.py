@@ -30,14 +30,14 @@ class Reproduction:
         number: the number that the paper prints.
         cells: the cells whose trainings stand for the number.
         runs: {seed: finished runs of the cells}.
-        wanted: number of runs of all cells and seeds.
+        run_count: number of runs of all cells and seeds.
         is_comparable: whether the runs have the paper's data and network.
     """
 
     number: PrintedNumber
     cells: tuple[Cell, ...]
     runs: Mapping[int, list[Result]]
-    wanted: int
+    run_count: int
     is_comparable: bool = True
 
     @property
@@ -87,8 +87,8 @@ def reproduce(table: Table, results: Results, plan: Plan) -> list[Reproduction]:
         for row in filter(None, map(results.find_row, cells)):
             for run in row.runs:
                 runs.setdefault(run.seed, []).append(run)
-        wanted_runs = plan.seeds * len(cells)
-        reproduction = Reproduction(number, cells, dict(sorted(runs.items())), wanted_runs, not plan.is_small)
+        run_count = plan.seeds * len(cells)
+        reproduction = Reproduction(number, cells, dict(sorted(runs.items())), run_count, not plan.is_small)
         name = cells[0].find_metric(number.metric_name)
         if reproduction.is_comparable and not all(name in run.metrics for run in reproduction.finished):
             raise InputError(f"{table}: a finished run of {reproduction.name} has no {name}, which the table wants")
@@ -109,7 +109,7 @@ def render_table_page(study: Study, results: Results, plan: Plan) -> str:
         reproductions=reproductions,
         facts=join_facts({reproduction.name: _describe_row(reproduction, plan) for reproduction in reproductions}),
         finished=len(finished),
-        wanted=plan.seeds * len(table.trainings),
+        run_count=plan.seeds * len(table.trainings),
     )
 
 

@@ -18,10 +18,10 @@ from dml.models.adapters import plain_name
 from dml.models.backbone import Backbone
 from dml.models.recurrent import AnyModel, RecurrentModel
 from dml.models.weights import hash_tensors
-from dml.runtime.configuration.nested import check_parts
+from dml.runtime.checksums import DamageError, check_zip, is_zip
+from dml.runtime.configuration import check_parts
 from dml.runtime.errors import InputError
-from dml.runtime.filesystem.checksums import DamageError, check_zip, is_zip
-from dml.runtime.filesystem.plain_text import check_plain
+from dml.runtime.reading import check_plain
 
 ENTRY = "frozen"
 """The entry of a checkpoint about the weights that it lacks."""

@@ -22,8 +22,8 @@ from dml.data.prepared.prepared_files import UnfitFileError, open_file, replacin
 from dml.data.table import ImageTable
 from dml.models.embedding import EmbeddingModel
 from dml.models.weights import add_tensors
+from dml.runtime.checksums import DamageError, check_zip
 from dml.runtime.errors import InputError
-from dml.runtime.filesystem.checksums import DamageError, check_zip
 from dml.training.data import DataModule, Transform
 from dml.training.embedders import Embedded, EmbeddedBatch, Embedder
 from dml.training.module import MetricLearner

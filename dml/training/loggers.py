@@ -27,12 +27,12 @@ from dml.evaluation.per_query import (
     read_queries,
     score_queries,
 )
+from dml.runtime.checksums import rows_checksum
 from dml.runtime.errors import InputError
-from dml.runtime.filesystem.checksums import rows_checksum
-from dml.runtime.filesystem.files import replacing
-from dml.runtime.run_folders.run_files import remedy_for
-from dml.runtime.run_folders.run_folder import RunFolder
-from dml.runtime.text.text_tables import write_csv
+from dml.runtime.files import replacing
+from dml.runtime.run_files import remedy_for
+from dml.runtime.run_folder import RunFolder
+from dml.runtime.text import write_csv
 
 
 class History(Logger):

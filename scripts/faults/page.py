@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from dml.runtime.filesystem.files import replacing
-from dml.runtime.text.text_tables import markdown_table
+from dml.runtime.files import replacing
+from dml.runtime.text import markdown_table
 from faults.commands import GRACE_PERIOD, MEMORY_LIMIT, TIME_LIMIT
 from faults.rows import Fault, Result
 

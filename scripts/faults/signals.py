@@ -10,8 +10,7 @@ from pathlib import Path
 from kill_points import POINTS, Point, act_at, die_at
 
 from dml.data.transforms import Resize
-from dml.run import evaluate_job, jobs, prepare_job
-from dml.run.model_tests import final_test
+from dml.run import evaluate_job, final_test, jobs, prepare_job
 from faults.commands import EndedCommand, RunningCommand, run
 from faults.fixtures import Fixtures, long_train_arguments, prepare_arguments, train_arguments
 from faults.rows import FailedError, Fault, Try

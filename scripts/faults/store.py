@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from dml.runtime.filesystem.files import replacing
+from dml.runtime.files import replacing
 from faults.rows import Result, Verdict
 
 

@@ -5,7 +5,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from dml.runtime.errors import InputError
-from dml.runtime.text.text_tables import markdown_table
+from dml.runtime.text import markdown_table
 
 MARKERS = ("<!-- peers -->", "<!-- /peers -->")
 TITLES = {

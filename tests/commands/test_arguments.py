@@ -21,7 +21,7 @@ from dml.commands.remedies import explain_grammar
 from dml.run.config_folders import CONF
 from dml.run.settings import list_keys
 from dml.runtime.errors import InputError
-from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.run_folder import RunFolder
 
 PATHS = [
     "/a/plain_one.zip",

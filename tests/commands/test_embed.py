@@ -270,7 +270,7 @@ def test_mistakes_are_named(model: Path, photos: Path, tmp_path: Path, capsys: p
 def test_two_commands_do_not_share_a_shard(
     model: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from dml.runtime.filesystem.locks import holding
+    from dml.runtime.locks import holding
 
     output = tmp_path / "vectors.npz"
     embed(model, photos, output, "--shard", "1/2")

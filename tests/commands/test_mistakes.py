@@ -10,8 +10,8 @@ from conftest import PLAIN, ROOT, Refused
 from omegaconf import OmegaConf
 
 from dml.run import resolvers
-from dml.runtime.run_folders.new_folders import remove_unused_folder
-from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.new_folders import remove_unused_folder
+from dml.runtime.run_folder import RunFolder
 
 
 @pytest.mark.parametrize("mistake", ["dataset.root=/nowhere", "loss.margin=abc"])

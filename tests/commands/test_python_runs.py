@@ -12,7 +12,7 @@ import dml
 from dml.data.readers import emoji
 from dml.losses.rll import RankedListLoss
 from dml.runtime.errors import InputError
-from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.run_folder import RunFolder
 from dml.training.module import MetricLearner
 
 SMALL = [

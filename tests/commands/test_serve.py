@@ -130,5 +130,5 @@ def test_a_model_of_other_weights_is_refused(index: str, tmp_path: Path, capsys:
 def test_a_missing_library_is_named_with_its_command(
     index: str, library: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("dml.runtime.libraries.extras.find_spec", lambda name: None if name == library else name)
+    monkeypatch.setattr("dml.runtime.errors.find_spec", lambda name: None if name == library else name)
     assert refused(capsys, index) == f"error: {library}: not installed; pip install 'dml-retrieval[serve]'"

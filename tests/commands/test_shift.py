@@ -14,7 +14,7 @@ from PIL import Image
 from dml.run.config_folders import CONF
 from dml.run.table_reading import read_table
 from dml.runtime.errors import InputError
-from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.run_folder import RunFolder
 
 SETTINGS = ["model=small_cnn", "dataset.counts=null", "transform.size=32", "data.num_workers=0", "levels=3"]
 

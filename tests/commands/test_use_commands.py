@@ -23,7 +23,7 @@ from dml.report.page import search_report
 from dml.report.pictures import COLORS, OTHER, SAME
 from dml.report.sheets import FoundImage, ImageSearches
 from dml.runtime.errors import InputError
-from dml.runtime.run_folders.run_files import read_values, write_values
+from dml.runtime.run_files import read_values, write_values
 
 
 @pytest.fixture(scope="module")
@@ -290,7 +290,7 @@ def test_a_page_without_threshold_or_labels_names_files(tmp_path: Path, photos: 
     assert "surely" not in text
     found = [FoundImage(f"{number}.png", "", 0.5, None) for number in range(16_000)]
     with pytest.raises(InputError, match="would have 16,001 pictures, at most 15,872 fit; give fewer"):
-        search_report(replace(searches, found=[(path, found)]))
+        search_report(replace(searches, queries=[(path, found)]))
 
 
 def test_neighbors_above_the_threshold_are_the_same(

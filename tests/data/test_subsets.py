@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dml.data.subsets import draw_share_of_classes, take_some_classes
+from dml.data.class_splits import draw_share_of_classes, take_some_classes
 from dml.data.table import ImageTable
 
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dml.data.table import ImageTable
-from dml.evaluation.benchmark_lists import check_queries, check_validation_classes
 from dml.evaluation.evaluator import evaluate_table
+from dml.evaluation.items import check_queries, check_validation_classes
 from dml.runtime.errors import InputError
 
 

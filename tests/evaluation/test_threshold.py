@@ -37,7 +37,7 @@ from dml.metrics.verification import (
 from dml.report.page import run_report
 from dml.report.run import read_run
 from dml.runtime.errors import InputError
-from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.run_folder import RunFolder
 
 pytest_plugins = ("report_runs",)
 

@@ -188,7 +188,7 @@ def test_images_of_several_sizes_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_missing_library_is_named(model: dml.ImageEmbedder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dml.runtime.libraries.extras.find_spec", lambda name: None if name == "onnxscript" else name)
+    monkeypatch.setattr("dml.runtime.errors.find_spec", lambda name: None if name == "onnxscript" else name)
     with pytest.raises(InputError, match=r"^onnxscript: not installed; pip install 'dml-retrieval\[export\]'$"):
         model.export(tmp_path / "model.onnx")
 

@@ -33,8 +33,8 @@ from dml.inference.index_folder import IndexItems, hold_folder
 from dml.inference.serving.image_search import ImageSearch
 from dml.ops.poincare import poincare_distances
 from dml.retrieval.vector_index import EXACT, VectorIndex
+from dml.runtime.checksums import CHECKSUMS
 from dml.runtime.errors import InputError
-from dml.runtime.filesystem.checksums import CHECKSUMS
 
 pytest_plugins = ("small_embedders",)
 

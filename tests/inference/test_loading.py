@@ -28,9 +28,9 @@ from dml.data.readers.emoji import read
 from dml.data.table import ImageTable, hold_out_classes
 from dml.evaluation import evaluate
 from dml.inference.serving.image_search import ImageSearch
+from dml.runtime.checksums import CHECKSUMS
 from dml.runtime.errors import InputError
-from dml.runtime.filesystem.checksums import CHECKSUMS
-from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.run_folder import RunFolder
 
 SHORT = ["trainer.max_steps=2", "trainer.val_check_interval=2", "evaluation.raw=false", "evaluation.clustering=false"]
 RUN = [*SMALL, "model.heads=[L,H]", "model.normalize=false", "evaluation.threshold.fmr=0.01", *SHORT]
@@ -400,7 +400,7 @@ def test_an_interrupted_renaming_leaves_the_old_one(
         return rename(self, target)
 
     with monkeypatch.context() as patched:
-        patched.setattr("dml.runtime.filesystem.files._exchange", lambda *_: False)
+        patched.setattr("dml.runtime.files._exchange", lambda *_: False)
         patched.setattr(Path, "rename", interrupt)
         with pytest.raises(KeyboardInterrupt):
             model.save_pretrained(tmp_path / "saved")

@@ -26,9 +26,9 @@ import dml
 from dml.inference.embedding_files import EmbeddingParts
 from dml.inference.image_embedder import ImageEmbedder
 from dml.retrieval.vector_index import VectorIndex
+from dml.runtime import files
+from dml.runtime.checksums import CHECKSUMS
 from dml.runtime.errors import InputError
-from dml.runtime.filesystem import files
-from dml.runtime.filesystem.checksums import CHECKSUMS
 
 pytest_plugins = ("small_embedders",)
 

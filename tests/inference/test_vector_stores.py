@@ -361,7 +361,7 @@ def test_mistakes_are_named(
 
 @pytest.mark.parametrize("library", ["qdrant_client", "lancedb", "pymilvus", "milvus_lite"])
 def test_a_missing_library_is_named(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dml.runtime.libraries.extras.find_spec", lambda name: None if name == library else name)
+    monkeypatch.setattr("dml.runtime.errors.find_spec", lambda name: None if name == library else name)
     kind = {"qdrant_client": "qdrant", "lancedb": "lancedb"}.get(library, "milvus")
     with pytest.raises(InputError, match=rf"^{library}: not installed; pip install 'dml-retrieval\[{kind}\]'$"):
         StoreAddress.parse(f"{kind}:vectors.db")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dml.losses.compose import AtLevel, WeightedSum
 from dml.losses.matryoshka import MatryoshkaLoss
-from dml.run import loss_builders
+from dml.run import builders
 from dml.runtime.errors import InputError
 
 
@@ -56,6 +56,6 @@ class OfEmbeddings(nn.Module):
 )
 @pytest.mark.usefixtures("own_code")
 def test_what_is_no_loss_is_refused(monkeypatch: pytest.MonkeyPatch, made: Callable[[], object], line: str) -> None:
-    monkeypatch.setattr(loss_builders, "build", lambda _: made())
+    monkeypatch.setattr(builders, "build", lambda _: made())
     with pytest.raises(InputError, match=rf"^{line}"):
-        loss_builders.build_losses(settings_of(compose()), {"H": 8}, np.zeros((4, 1), np.int64))
+        builders.build_losses(settings_of(compose()), {"H": 8}, np.zeros((4, 1), np.int64))

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dml.ops.reductions import masked_logsumexp, masked_softmax
+from dml.ops.pairs import masked_logsumexp, masked_softmax
 
 rows = st.lists(st.tuples(st.floats(-30, 30), st.booleans()), min_size=1, max_size=6)
 

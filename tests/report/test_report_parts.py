@@ -20,7 +20,7 @@ from dml.report.metrics import choose_headlines, format_metric, make_metric_tabl
 from dml.report.run import ReportedRun, collect_versions, read_run
 from dml.report.sheets import COLUMNS, Tiles, find_confusions, make_sheets
 from dml.runtime.errors import InputError
-from dml.runtime.run_folders.run_files import write_sealed_text
+from dml.runtime.run_files import write_sealed_text
 
 pytest_plugins = ("report_runs",)
 

@@ -12,8 +12,8 @@ from omegaconf import OmegaConf
 
 from dml.data.transforms import Resize
 from dml.run.building import build, trusting
-from dml.runtime.configuration.targets import Unknown
 from dml.runtime.errors import InputError
+from dml.runtime.targets import Unknown
 
 RESIZE = {"_target_": "dml.data.transforms.Resize", "mode": "warp", "size": "${size}"}
 

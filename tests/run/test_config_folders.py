@@ -14,8 +14,8 @@ from omegaconf import OmegaConf
 
 from dml.run.config_folders import format_value, list_overrides, search_path_overrides
 from dml.run.resolvers import sweep_subfolder
-from dml.run.resuming.stored_configuration import read_stored_configuration
-from dml.runtime.run_folders.run_folder import RunFolder
+from dml.run.stored_configuration import read_stored_configuration
+from dml.runtime.run_folder import RunFolder
 
 
 def test_a_search_path_is_kept_as_an_override_that_holds_in_any_folder(

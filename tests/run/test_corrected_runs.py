@@ -11,7 +11,7 @@ from PIL import Image
 from dml.run.config_folders import CONF
 from dml.run.table_reading import read_table
 from dml.runtime.errors import InputError
-from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.run_folder import RunFolder
 
 SHORT = [*PLAIN, "trainer.max_steps=2", "trainer.val_check_interval=1"]
 SHORT += [

@@ -13,7 +13,7 @@ from dml.report.comparison import find_runs, find_unfinished
 from dml.run import resolvers
 from dml.run.resolvers import evaluations_folder, new_folder
 from dml.runtime.errors import InputError
-from dml.runtime.run_folders.run_folder import RunFolder, folders_below, runs_below
+from dml.runtime.run_folder import RunFolder, folders_below, runs_below
 
 
 def make_run(folder: Path, **config: Any) -> RunFolder:

@@ -11,7 +11,7 @@ from conftest import SMALL, Here, Refused
 from runs import TWO, assert_same_run, kill_at, last, run_ranks
 
 from dml.models.embedding import EmbeddingModel
-from dml.run.model_tests import untrained_model
+from dml.run import untrained_model
 from dml.training.checkpoints import read_checkpoint
 from dml.training.frozen import FeatureEmbedder
 

@@ -69,7 +69,7 @@ def test_a_metrics_name_in_its_parts(name: str, expected: Any) -> None:
 )
 def test_the_heads_that_are_evaluated(overrides: list[str], evaluated: list[str], concatenated: list[str]) -> None:
     config = composed(*overrides)
-    names = list_evaluated_heads(config.model.heads, config.evaluation)
+    names = list_evaluated_heads(config.model.heads, config.evaluation.heads, config.evaluation.head_sets)
     assert names == evaluated
     assert select_joint([*names, MetricName.parse(config.checkpoints.monitor).heads]) == concatenated
 
@@ -78,7 +78,7 @@ def test_the_heads_that_are_evaluated(overrides: list[str], evaluated: list[str]
 def test_sets_of_other_heads_are_refused(sets: str) -> None:
     config = composed(f"evaluation.head_sets={sets}")
     with pytest.raises(InputError, match=r"head_sets=.*: expected lists of some of the heads L, M, H, .* \[\[L,M\]\]$"):
-        list_evaluated_heads(config.model.heads, config.evaluation)
+        list_evaluated_heads(config.model.heads, config.evaluation.heads, config.evaluation.head_sets)
 
 
 @pytest.mark.parametrize(

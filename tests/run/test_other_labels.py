@@ -5,7 +5,7 @@ from pathlib import Path
 from conftest import PLAIN, Here, Refused
 from runs import metrics
 
-from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.run_folder import RunFolder
 
 OTHER = "dataset@evaluation.other_labels.again=emoji"
 

@@ -22,7 +22,7 @@ from dml.data.transforms import Pipeline, Resize
 from dml.run import builders, prepare_job
 from dml.run.config_folders import CONF
 from dml.runtime.errors import InputError
-from dml.runtime.text.speed import ProgressMeter
+from dml.runtime.text import ProgressMeter
 
 COUNTS = "dataset.counts={train:{images:12,class:4,super_class:2},test:{images:12,class:4,super_class:2}}"
 Prepare = Callable[..., dict[str, list[str]]]
@@ -86,7 +86,7 @@ def test_a_sound_data_set(prepare: Prepare, sop: Path, capsys: pytest.CaptureFix
 def test_output_that_is_no_terminal_says_how_far_it_is(
     prepare: Prepare, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dml.runtime.text.console.ProgressMeter", lambda: ProgressMeter(interval=0))
+    monkeypatch.setattr("dml.runtime.console.ProgressMeter", lambda: ProgressMeter(interval=0))
     prepare("resize=8")
     lines = capsys.readouterr().out.splitlines()
     for what in ("verified", "decoded"):

@@ -19,7 +19,7 @@ from dml.data.prepared.prepared_files import hold_preparation_lock
 from dml.data.transforms import Resize
 from dml.run import builders, prepare_job
 from dml.runtime.errors import InputError
-from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.run_folder import RunFolder
 
 pytestmark = pytest.mark.pipeline
 

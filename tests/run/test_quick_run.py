@@ -5,7 +5,7 @@ import pytest
 from conftest import PLAIN, Here
 from omegaconf import OmegaConf
 
-from dml.run.quick_run import CLASSES, CLASSES_PER_BATCH, STEPS, shorten
+from dml.run.stages import QUICK_CLASSES, QUICK_CLASSES_PER_BATCH, QUICK_STEPS, shorten
 
 
 def test_a_quick_run_trains_tests_and_is_tested_again(tmp_path: Path, here: Here, capfd: pytest.CaptureFixture[str]):
@@ -14,9 +14,9 @@ def test_a_quick_run_trains_tests_and_is_tested_again(tmp_path: Path, here: Here
     here("train", "quick=true", "trainer.max_epochs=500", *small, f"hydra.run.dir={run}")
     printed = capfd.readouterr().out
     assert "its metrics say nothing" in printed
-    assert f"of {CLASSES} classes" in printed
+    assert f"of {QUICK_CLASSES} classes" in printed
     metrics = json.loads((run / "metrics.json").read_text())
-    assert metrics["step"] in (STEPS // 2, STEPS)
+    assert metrics["step"] in (QUICK_STEPS // 2, QUICK_STEPS)
     here(
         "evaluate",
         f"checkpoint={run / 'checkpoints' / 'best.ckpt'}",
@@ -32,9 +32,9 @@ def test_every_length_becomes_short(warmup: dict[str, int]):
     config = OmegaConf.create({"trainer": trainer, "scheduler": warmup, "training": {"bank_every_n_steps": 700}})
     shorten(config)
     assert config.trainer == {
-        "max_steps": STEPS,
+        "max_steps": QUICK_STEPS,
         "max_epochs": None,
-        "val_check_interval": STEPS // 2,
+        "val_check_interval": QUICK_STEPS // 2,
         "check_val_every_n_epoch": None,
     }
     assert (config.scheduler.warmup_steps, config.scheduler.warmup_epochs) == (1, None)
@@ -51,7 +51,7 @@ def test_a_shorter_run_stays_as_short_and_large_batches_get_fewer_classes():
     config = OmegaConf.create({"trainer": trainer, **parts})
     shorten(config)
     assert (config.trainer.max_steps, config.trainer.val_check_interval) == (4, 2)
-    assert config.sampler.classes_per_batch == CLASSES_PER_BATCH
+    assert config.sampler.classes_per_batch == QUICK_CLASSES_PER_BATCH
     config.sampler.classes_per_batch = "auto"
     shorten(config)
     assert config.sampler.classes_per_batch == "auto"

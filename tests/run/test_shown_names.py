@@ -19,7 +19,7 @@ from dml.report.comparison import ConfigurationResult, markdown
 from dml.report.console import metric_table
 from dml.report.pictures import draw_sheet
 from dml.report.statistics import Interval
-from dml.run import console_output, prepare_job
+from dml.run import jobs, prepare_job
 
 NAMES = ["[/red]", "[bold]x", "a\x1b[31mb", "two\nlines", "\u202eabc", ":smile:", "x\\", "[/]", "a | `b` <i>"]
 SHOWN = [r"[/red]", "[bold]x", r"a\x1b[31mb", r"two\nlines", r"\u202eabc", ":smile:", "x\\", "[/]", "a | `b` <i>"]
@@ -30,7 +30,7 @@ PAIRS = list(zip(NAMES, SHOWN, strict=True))
 def screen(monkeypatch: pytest.MonkeyPatch) -> StringIO:
     """What the consoles write, in a terminal that is wide enough."""
     file = StringIO()
-    for module in (console_output, prepare_job):
+    for module in (jobs, prepare_job):
         own = module.console
         monkeypatch.setattr(module, "console", Console(file=file, width=200, highlight=False, emoji=own._emoji))
     return file
@@ -40,7 +40,7 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> StringIO:
 def test_the_tables_of_metrics(screen: StringIO, name: str, shown: str) -> None:
     metrics = {"level0/recall@1": 0.5, "level1/recall@1": 0.5}
     table = metric_table({name: metrics}, levels=(name, "other"), metrics=["recall@1"], title=name)
-    console_output.console.print(table)
+    jobs.console.print(table)
     text = screen.getvalue()
     assert text.count(shown) == 4  # title, level, and the row of each level
     assert "\x1b" not in text

@@ -33,7 +33,7 @@ from dml.run.resolvers import sweep_subfolder
 from dml.run.sweeps import read_objective
 from dml.runtime import signals
 from dml.runtime.errors import InputError
-from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.run_folder import RunFolder
 from dml.training.callbacks.pruning import is_behind
 
 TINY = [

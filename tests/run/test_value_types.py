@@ -6,7 +6,7 @@ from dml.commands.required_values import select_used_parts
 from dml.run.config_folders import CONF
 from dml.run.settings import SETTINGS
 from dml.run.value_types import check_types
-from dml.runtime.configuration.nested import flat
+from dml.runtime.configuration import flat
 from dml.runtime.errors import InputError
 
 WRONG = {

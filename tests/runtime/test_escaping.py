@@ -4,7 +4,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from dml.runtime.escaping import in_markup, printable
+from dml.runtime.text import in_markup, printable
 
 
 @pytest.mark.parametrize(

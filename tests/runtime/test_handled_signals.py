@@ -12,7 +12,7 @@ import pytest
 from dml.commands.error_lines import one_line_errors
 from dml.runtime import signals
 from dml.runtime.errors import InputError
-from dml.runtime.filesystem.files import replacing
+from dml.runtime.files import replacing
 from dml.runtime.signals import SAME_SIGNAL, SignalState, Stopped
 
 

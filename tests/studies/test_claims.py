@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 from PIL import Image
 
-from dml.runtime.configuration.nested import flat
+from dml.runtime.configuration import flat
 from dml.studies.claims import (
     Outcome,
     Verdict,
@@ -93,12 +93,12 @@ def test_all_ten_claims_are_there_and_can_be_judged(tmp_path: Path) -> None:
 
 def test_what_is_compared_takes_the_same_choice_or_one_of_its_own() -> None:
     for row in ("rll_h", "m_1.2", "t_n_0", "ck_12x5", "t1_2", "t1_18", "t2_2", "t2_18"):
-        assert CELLS[row].like == ("emoji", "", "rll")
+        assert CELLS[row].choice_from == ("emoji", "", "rll")
     alternatives = {row: cell.search.steps[0] if cell.search else () for row, cell in CELLS.items()}
     for row, cell in CELLS.items():
         has_proxies = any("optimizer.loss" in override for one in alternatives[row] for override in one)
         expected = 3 if has_proxies else 2  # where proxies begin is one thing more to choose
-        assert len(alternatives[row]) == expected or (cell.like and not alternatives[row]) or row == "h_ap"
+        assert len(alternatives[row]) == expected or (cell.choice_from and not alternatives[row]) or row == "h_ap"
     rates = {override for one in alternatives["happier"] for override in one if "optimizer.lr" in override}
     assert rates == set(CELLS["h_ap"].training.overrides) - {"loss=h_ap"}  # its ablation
 

@@ -10,9 +10,8 @@ import pytest
 from conftest import PLAIN, Here
 
 from dml.runtime.errors import InputError
-from dml.runtime.run_folders.run_folder import RunFolder
-from dml.studies.engine import Engine
-from dml.studies.ensembles import join_embeddings
+from dml.runtime.run_folder import RunFolder
+from dml.studies.engine import Engine, join_embeddings
 from dml.studies.results import ENSEMBLE, SEARCH, TEST, Result, Results, merge_results, read_results, store_results
 from dml.studies.runs import Plan, Run
 from dml.studies.study import Study, read_study

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dml.report.provenance import describe_configuration, join_facts, merge_facts
-from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.run_folder import RunFolder
 from dml.studies.engine import describe_run
 from dml.studies.experiments import describe_training
 from dml.studies.paper_tables import read_tables

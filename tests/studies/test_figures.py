@@ -16,8 +16,8 @@ from dml.evaluation.per_query import write_queries
 from dml.report.pictures import COARSER, COLORS, OTHER, SAME
 from dml.run import jobs
 from dml.runtime.errors import InputError
-from dml.runtime.run_folders.run_folder import RunFolder
-from dml.studies import run_figures
+from dml.runtime.run_folder import RunFolder
+from dml.studies import figures
 from dml.studies.catalog import find_studies, read_figures
 from dml.studies.engine import Engine
 from dml.studies.experiments import compose
@@ -28,12 +28,12 @@ from dml.studies.figures import (
     csv_rows,
     draw_figure,
     draw_planes,
+    draw_run_figures,
     embed_test_images,
     euclidean_map,
     read_values,
 )
 from dml.studies.results import Results
-from dml.studies.run_figures import draw_run_figures
 from dml.studies.runs import Plan, Run, check_data
 from dml.studies.study import Study, Training
 from dml.studies.study_command import run_study
@@ -357,7 +357,7 @@ def compared(make_run: MakeRun) -> tuple[Path, Path]:
     """Two runs: of query 0, the first finds images of its class, the second none; of query 4, the second does."""
     first, second = make_run("first"), make_run("second")
     for run, better in ((first, 0), (second, 4)):
-        table = run_figures.read_run(run).queries
+        table = figures.read_run(run).queries
         rows = np.stack([np.r_[8:13]] * 24)  # images of the classes 2 and 3
         rows[better, :3] = [better + 1, better + 2, better + 3]
         write_queries(
@@ -375,7 +375,7 @@ def test_a_sheet_of_two_runs_shows_where_one_beats_the_other(
 ) -> None:
     drawn = []
     monkeypatch.setattr(
-        run_figures, "draw_queries", lambda tables, queries, *_, **options: drawn.append((queries, options))
+        figures, "draw_queries", lambda tables, queries, *_, **options: drawn.append((queries, options))
     )
     draw_run_figures(entries(name), compared, tmp_path)
     ((queries, options),) = drawn
@@ -385,7 +385,7 @@ def test_a_sheet_of_two_runs_shows_where_one_beats_the_other(
 
 def test_errors_are_shown_by_severity(compared: tuple[Path, Path], printed: Printed, tmp_path: Path) -> None:
     first, second = compared
-    table = run_figures.read_run(second).queries
+    table = figures.read_run(second).queries
     rows = np.stack([np.r_[8:13]] * 24)
     rows[0] = [4, 5, 6, 7, 8]  # of the other class in the family of query 0
     better = replace(table, neighbors=table.paths[rows], neighbor_labels=table.labels[rows])
@@ -409,7 +409,7 @@ def test_maps_show_the_pictures_at_their_places(make_run: MakeRun, printed: Prin
             assert image.size == (1650 * min(2, number), 1650 * (1 + number // 3))
             assert len(image.convert("RGB").getcolors(2**24)) > 24
     assert (tmp_path / "lns_3.4.png").exists()
-    run = run_figures.read_run(Path(folders[0]))
+    run = figures.read_run(Path(folders[0]))
     write_queries(Path(folders[0]) / "per_query.parquet", replace(run.queries, positions=None))
     with pytest.raises(InputError, match=r"a: no map in its report; .*evaluation\.report\.map=true"):
         draw_run_figures(entries("rll_6"), [Path(folders[0])], tmp_path)
@@ -426,15 +426,15 @@ def test_class_means_are_embedded_and_colored_by_the_coarsest_level(
     make_run: MakeRun, printed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, placed, drawn = make_run("a"), [], []
-    monkeypatch.setattr(run_figures, "load", lambda _: FakeEmbedder())
-    monkeypatch.setattr(run_figures, "embedding_map", lambda means: placed.append(means) or means[:, :2])
+    monkeypatch.setattr(figures, "load", lambda _: FakeEmbedder())
+    monkeypatch.setattr(figures, "embedding_map", lambda means: placed.append(means) or means[:, :2])
     printed("happier_5", str(folder), "--outputs", str(tmp_path))
     assert (tmp_path / "happier_5.png").exists()
     np.testing.assert_allclose(placed[0][:, 0], [4 * number + 1.5 for number in range(6)])  # four pictures a class
-    monkeypatch.setattr(run_figures, "draw_planes", lambda _, planes, *__, **___: drawn.extend(planes.values()))
+    monkeypatch.setattr(figures, "draw_planes", lambda _, planes, *__, **___: drawn.extend(planes.values()))
     printed("happier_5", str(folder), "--outputs", str(tmp_path))
     assert drawn[0].classes.tolist() == ["x", "x", "y", "y", "z", "z"]
-    table = run_figures.read_run(folder).queries
+    table = figures.read_run(folder).queries
     flat = replace(
         table, levels=("shape",), labels=table.labels[:, :1], neighbor_labels=table.neighbor_labels[:, :, :1], names=()
     )

@@ -39,7 +39,7 @@ def test_results_are_small() -> None:
 def make_row(name: str, mean: float, seeds: int = 3, draw: int = 0) -> RowResult:
     """Make the row of some runs on 60 classes with 4 queries each."""
     rng = np.random.default_rng(draw)
-    cell = Cell("emoji", name, Training("x"), own=(f"loss={name}",), after=("b=2",))
+    cell = Cell("emoji", name, Training("x"), overrides=(f"loss={name}",), after=("b=2",))
     runs = []
     for seed in range(seeds):
         sums = np.clip(rng.normal(4 * mean, 0.4, 60), 0, 4).round(4).tolist()

@@ -7,8 +7,8 @@ import pytest
 from conftest import ROOT
 from omegaconf import OmegaConf
 
-from dml.run.resuming.stored_configuration import plain_config
-from dml.runtime.configuration.nested import flat
+from dml.run.stored_configuration import plain_config
+from dml.runtime.configuration import flat
 from dml.runtime.errors import InputError
 from dml.studies.experiments import compose
 from dml.studies.searches import Overrides, Search, SearchedRange
@@ -66,7 +66,7 @@ def test_each_condition_of_robustness_plants_its_faults_with_the_seed_of_the_run
         config = compose(cell.training.extended(cell.after))
         config.seed = 5
         assert (config.dataset.planted.seed, config.training.frozen) == (5, True)
-        assert cell.like == ("emoji", "heads", "rll")
+        assert cell.choice_from == ("emoji", "heads", "rll")
 
 
 def test_settings_change_and_select() -> None:

@@ -21,11 +21,11 @@ from scipy.stats import t as students_t
 
 from dml.evaluation.names import list_evaluated_heads
 from dml.run.config_folders import CONF
-from dml.run.resuming.stored_configuration import plain_config
 from dml.run.stages import Stage, list_stages
-from dml.runtime.configuration.nested import flat
+from dml.run.stored_configuration import plain_config
+from dml.runtime.configuration import flat
 from dml.runtime.errors import InputError
-from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.run_folder import RunFolder
 from dml.studies.catalog import find_studies
 from dml.studies.engine import Engine
 from dml.studies.experiments import EPOCH, compose, count_steps, identify, shrink
@@ -100,7 +100,7 @@ def _faults(cell: PrintedNumber, config: DictConfig, part: str) -> list[str]:
     if metric in ("nmi", "ami", "f1") and not config.evaluation.clustering:
         found.append(f"{named}: evaluation.clustering is off")
     if part.startswith("heads/") and part.removeprefix("heads/") not in list_evaluated_heads(
-        config.model.heads, config.evaluation
+        config.model.heads, config.evaluation.heads, config.evaluation.head_sets
     ):
         found.append(f"{named}: {part} isn't tested")
     if part == "fixed" and (metric != "recall" or config.evaluation.fixed_neighbors != 16):
@@ -375,7 +375,9 @@ def test_rows_of_a_single_head_can_train_it_alone() -> None:
             for cell in find_cells(table, row, dataset):
                 config = compose(cell.training.extended(alone))
                 assert "AuxiliaryHead" in str(config.model.head.L)
-                assert list_evaluated_heads(config.model.heads, config.evaluation) == ["H"]
+                assert list_evaluated_heads(
+                    config.model.heads, config.evaluation.heads, config.evaluation.head_sets
+                ) == ["H"]
                 assert config.checkpoints.monitor.startswith(cell.part) == (cell.part == "heads/H")
 
 

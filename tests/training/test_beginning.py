@@ -14,7 +14,7 @@ from pytorch_lightning import seed_everything
 from runs import last
 
 from dml.run import builders
-from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.run_folder import RunFolder
 from dml.training.callbacks.checkpoints import BestCheckpoint
 
 RECALL = [*PLAIN, "evaluation.metrics=[recall]"]

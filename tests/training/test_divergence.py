@@ -11,15 +11,14 @@ from trainers import small_trainer
 
 from dml.losses.rll import RankedListLoss
 from dml.runtime.errors import InputError
-from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.run_folder import RunFolder
 from dml.training.callbacks.averaging import Averaging
 from dml.training.callbacks.checkpoints import AtomicCheckpointIO, LastCheckpoint
 from dml.training.callbacks.process_state import StepSeed
 from dml.training.callbacks.progress import Progress
 from dml.training.checkpoints import read_checkpoint
-from dml.training.divergence import CpuCopy, DivergenceCheck
 from dml.training.loggers import History
-from dml.training.module import MetricLearner
+from dml.training.module import CpuCopy, DivergenceCheck, MetricLearner
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a .validation_step. but have no .val_dataloader.")
 

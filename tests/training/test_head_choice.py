@@ -11,7 +11,7 @@ from torch import Tensor
 
 import dml
 from dml.evaluation.names import MetricName
-from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.run_folder import RunFolder
 from dml.training.embedders import Embedded, HeadChoice
 
 SETS = {"L+M+H": 3, "M+H": 2, "H": 1}

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dml.runtime.filesystem.regular_files import RefusedFileError, check_regular, check_size, read_regular
+from dml.runtime.reading import RefusedFileError, check_regular, check_size, read_regular
 
 ARCHIVES = (".zip", ".tar")
 """The endings of the archives whose members have paths."""

@@ -28,8 +28,8 @@ from dml.data.image_files.decoding import (
 )
 from dml.data.image_files.limits import ImageLimits
 from dml.runtime.errors import InputError
-from dml.runtime.escaping import printable
-from dml.runtime.filesystem.regular_files import RefusedFileError
+from dml.runtime.reading import RefusedFileError
+from dml.runtime.text import printable
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from typing import Any
 from PIL import ImageColor
 
 from dml.runtime.errors import InputError, check_whole
-from dml.runtime.escaping import printable
-from dml.runtime.filesystem.regular_files import RefusedFileError, read_regular
+from dml.runtime.reading import RefusedFileError, read_regular
+from dml.runtime.text import printable
 
 MAX_LIST_BYTES = 1 << 30
 LIST_OPTION = "data.max_list_bytes"

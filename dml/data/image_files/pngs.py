@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from dml.runtime.errors import InputError
-from dml.runtime.filesystem.files import replacing
+from dml.runtime.files import replacing
 
 
 def user_cache_folder() -> Path:

@@ -31,8 +31,8 @@ from dml.data.prepared.prepared_files import FOLDER, UnfitFileError, open_file, 
 from dml.data.table import ImageTable
 from dml.data.transforms import Resize
 from dml.runtime.errors import InputError
-from dml.runtime.filesystem.paths import expand_home
-from dml.runtime.filesystem.plain_text import parse_json
+from dml.runtime.paths import expand_home
+from dml.runtime.reading import parse_json
 
 
 class PixelFile:

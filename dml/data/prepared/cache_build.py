@@ -32,8 +32,8 @@ from dml.data.prepared.verification import CheckedImage
 from dml.data.transforms import Resize
 from dml.data.worker_processes import run_in_processes
 from dml.runtime.errors import InputError
-from dml.runtime.escaping import printable
-from dml.runtime.filesystem.regular_files import RefusedFileError
+from dml.runtime.reading import RefusedFileError
+from dml.runtime.text import printable
 
 CHUNK = 64
 """Number of images that are written between two lines of the progress file."""

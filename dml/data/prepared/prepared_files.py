@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dml.runtime.errors import InputError
-from dml.runtime.filesystem.files import replacing
-from dml.runtime.filesystem.locks import holding
-from dml.runtime.filesystem.plain_text import parse_json
+from dml.runtime.files import replacing
+from dml.runtime.locks import holding
+from dml.runtime.reading import parse_json
 
 FOLDER = ".dml"
 CHECKSUM = b"dml.crc32="

@@ -34,7 +34,7 @@ from dml.data.prepared.prepared_files import (
 )
 from dml.data.table import TRAINING_SPLITS, UNKNOWN, ImageTable, find_faults
 from dml.data.worker_processes import run_in_processes
-from dml.runtime.escaping import printable
+from dml.runtime.text import printable
 
 CHUNK = 64
 """Number of images that are read between two lines of the journal."""

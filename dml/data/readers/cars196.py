@@ -12,7 +12,7 @@ from dml.data.image_files.limits import LIST_OPTION, current_max_list_bytes, nam
 from dml.data.layout import Layout
 from dml.data.table import ImageTable
 from dml.runtime.errors import InputError
-from dml.runtime.filesystem.regular_files import check_unpacked
+from dml.runtime.reading import check_unpacked
 
 ELEMENT_BYTES = 8
 """Memory that scipy takes for each element of a matrix, of cells and structures too, before it reads the first."""

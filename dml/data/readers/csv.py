@@ -14,8 +14,8 @@ from dml.data.layout import Layout, read_csv_rows
 from dml.data.splits import complete_splits, number_classes, read_split_columns
 from dml.data.table import SPLITS, ImageTable
 from dml.runtime.errors import InputError
-from dml.runtime.escaping import printable
-from dml.runtime.filesystem.paths import URL
+from dml.runtime.paths import URL
+from dml.runtime.text import printable
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from sklearn.model_selection import train_test_split
 from dml.data.image_files.pngs import store_as_pngs, user_cache_folder
 from dml.data.table import ImageTable
 from dml.runtime.errors import InputError
-from dml.runtime.filesystem.paths import expand_home
+from dml.runtime.paths import expand_home
 
 
 def read(root: str | Path | None = None, *, test_fraction: float = 0.25, seed: int = 0) -> ImageTable:

@@ -12,8 +12,8 @@ from dml.data.layout import Layout
 from dml.data.splits import complete_splits, divide_by_folders, match_splits, number_classes
 from dml.data.table import ImageTable
 from dml.runtime.errors import InputError
-from dml.runtime.escaping import printable
-from dml.runtime.filesystem.paths import expand_home
+from dml.runtime.paths import expand_home
+from dml.runtime.text import printable
 
 LAYOUT = Layout(
     name="your own images",

@@ -13,7 +13,7 @@ from dml.data.image_files.pngs import store_as_pngs, user_cache_folder
 from dml.data.layout import Layout
 from dml.data.table import ImageTable
 from dml.runtime.errors import InputError
-from dml.runtime.filesystem.regular_files import check_unpacked
+from dml.runtime.reading import check_unpacked
 
 LAYOUT = Layout(
     name="MNIST",

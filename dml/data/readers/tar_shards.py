@@ -16,9 +16,8 @@ from dml.data.layout import Layout
 from dml.data.splits import complete_splits, match_splits, number_classes
 from dml.data.table import RESERVED_LEVELS, SPLITS, ImageTable
 from dml.runtime.errors import InputError
-from dml.runtime.escaping import printable
-from dml.runtime.filesystem.plain_text import parse_json
-from dml.runtime.text.counts import format_count
+from dml.runtime.reading import parse_json
+from dml.runtime.text import format_count, printable
 
 logger = logging.getLogger(__name__)
 

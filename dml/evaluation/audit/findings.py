@@ -11,8 +11,8 @@ from torch import Tensor
 from dml.data.corrections import iterate_rows
 from dml.data.table import ImageTable
 from dml.runtime.errors import InputError
-from dml.runtime.filesystem.files import write_text
-from dml.runtime.text.text_tables import format_csv
+from dml.runtime.files import write_text
+from dml.runtime.text import format_csv
 
 SHARES = ("copy_cosine", "mixed", "divided")
 """The thresholds that lie between 0 and 1."""

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dml.runtime.errors import InputError
-from dml.runtime.escaping import printable
+from dml.runtime.text import printable
 
 REQUEST_SECONDS = 10.0
 """Seconds in which a request has to arrive as a whole, and in which a client has to take what is sent to it."""

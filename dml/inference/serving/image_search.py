@@ -14,8 +14,8 @@ from PIL import Image
 from dml.data.image_files.images import ImageFile, ImageMemoryError, UnreadableImageError, without_remedy
 from dml.data.image_files.limits import ImageLimits
 from dml.inference.image_index import Index
-from dml.runtime.escaping import printable
-from dml.runtime.filesystem.regular_files import RefusedFileError
+from dml.runtime.reading import RefusedFileError
+from dml.runtime.text import printable
 
 UPLOAD_LIMITS = ImageLimits(max_image_bytes=20 << 20, max_pixels=64_000_000)
 """The largest upload, unless the command says otherwise: the photographs of most cameras are smaller."""

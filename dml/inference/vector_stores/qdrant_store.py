@@ -10,7 +10,7 @@ from qdrant_client.http.exceptions import ApiException, ResponseHandlingExceptio
 
 from dml.inference.vector_stores.stores import CollectionFacts, Points, VectorStore
 from dml.runtime.errors import InputError
-from dml.runtime.escaping import printable
+from dml.runtime.text import printable
 
 SECONDS = 60
 """Seconds after which a call that has no answer counts as failed."""

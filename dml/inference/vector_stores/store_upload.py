@@ -25,10 +25,10 @@ from dml.inference.vector_stores.stores import (
     VectorStore,
     check_name,
 )
+from dml.runtime.console import progress_bar
 from dml.runtime.errors import InputError
-from dml.runtime.escaping import printable
-from dml.runtime.filesystem.paths import absolute_path
-from dml.runtime.text.console import progress_bar
+from dml.runtime.paths import absolute_path
+from dml.runtime.text import printable
 
 NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "dml:images")
 

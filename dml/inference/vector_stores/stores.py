@@ -17,10 +17,9 @@ from typing import Any, ClassVar, NamedTuple, ParamSpec, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dml.runtime.errors import InputError, suggest
-from dml.runtime.escaping import printable
-from dml.runtime.filesystem.plain_text import parse_json
-from dml.runtime.libraries.extras import check_installed
+from dml.runtime.errors import InputError, check_installed, suggest
+from dml.runtime.reading import parse_json
+from dml.runtime.text import printable
 
 logger = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from dml.evaluation.names import full_metric_name
 from dml.runtime import signals
+from dml.runtime.console import console
 from dml.runtime.errors import InputError
-from dml.runtime.filesystem.files import replacing
-from dml.runtime.run_folders.run_folder import RunFolder
-from dml.runtime.text.console import console
+from dml.runtime.files import replacing
+from dml.runtime.run_folder import RunFolder
 from dml.training.checkpoints import FrozenWeights, fill_in, read_checkpoint
 from dml.training.loggers import History
 

@@ -7,9 +7,8 @@ from pytorch_lightning.callbacks.progress.rich_progress import ProcessingSpeedCo
 from rich.console import Console
 
 from dml.evaluation.names import choose_shown_metrics, describe_metric, format_value
-from dml.runtime.escaping import printable
-from dml.runtime.text.console import console
-from dml.runtime.text.speed import LINE_EVERY, ProgressMeter
+from dml.runtime.console import console
+from dml.runtime.text import LINE_EVERY, ProgressMeter, printable
 
 FIRST_ESTIMATE = 10
 """Batches after which the first line about the time left is printed into a file or a pipe."""

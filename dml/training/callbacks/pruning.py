@@ -8,9 +8,9 @@ from typing import Any
 from pytorch_lightning import Trainer
 from pytorch_lightning.trainer.states import TrainerFn
 
-from dml.runtime.escaping import in_markup
-from dml.runtime.run_folders.run_folder import RunFolder, RunState, runs_below
-from dml.runtime.text.console import console
+from dml.runtime.console import console
+from dml.runtime.run_folder import RunFolder, RunState, runs_below
+from dml.runtime.text import in_markup
 from dml.training.callbacks.checkpoints import RunEnder
 from dml.training.loggers import History
 

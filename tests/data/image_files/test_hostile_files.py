@@ -26,7 +26,7 @@ from dml.data.image_files.limits import ImageLimits
 from dml.data.table import ImageTable
 from dml.data.transforms import Resize
 from dml.runtime.errors import InputError
-from dml.runtime.filesystem.regular_files import RefusedFileError, read_regular
+from dml.runtime.reading import RefusedFileError, read_regular
 
 SECONDS = 20  # far more than any of these takes, on a busy machine too
 BYTES = 40 << 20

@@ -23,7 +23,7 @@ from dml.data.readers.tar_shards import read
 from dml.data.table import RESERVED_LEVELS, ImageTable
 from dml.data.transforms import Pipeline
 from dml.runtime.errors import InputError
-from dml.runtime.filesystem.regular_files import RefusedFileError
+from dml.runtime.reading import RefusedFileError
 
 IMAGE = encoded("RGB")
 

@@ -8,7 +8,7 @@ import pytest
 from conftest import PLAIN, Here, Refused
 from PIL import Image
 
-from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.run_folder import RunFolder
 
 CLASSES = 12
 SHORT = [*PLAIN, "trainer.max_steps=2", "trainer.val_check_interval=1"]

@@ -7,9 +7,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from dml.commands.compare import compare_runs
-from dml.run.resuming.resolved_values import resolve_environment, resolve_values
-from dml.runtime.filesystem.files import write_text
-from dml.runtime.run_folders.run_folder import RunFolder
+from dml.run.stored_configuration import resolve_environment, resolve_values
+from dml.runtime.files import write_text
+from dml.runtime.run_folder import RunFolder
 
 CONFIG = {
     "seed": 3,

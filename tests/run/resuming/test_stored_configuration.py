@@ -6,7 +6,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from dml.run.config_folders import CONF
-from dml.run.resuming.stored_configuration import (
+from dml.run.stored_configuration import (
     FORMER_LEARNING_RATE,
     LEARNING_RATE,
     StoredConfiguration,
@@ -15,7 +15,7 @@ from dml.run.resuming.stored_configuration import (
     keep_transform,
     plain_config,
 )
-from dml.runtime.configuration.overrides import key_of
+from dml.runtime.configuration import key_of
 from dml.runtime.errors import InputError
 
 STORED = StoredConfiguration(["loss=rll", "loss.margin=0.4"], {"loss": {"margin": 0.4, "alpha": None}, "seed": 0})

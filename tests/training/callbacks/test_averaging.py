@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from trainers import small_trainer
 
 from dml.commands import main
-from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.run_folder import RunFolder
 from dml.training.callbacks.averaging import Averaging
 from dml.training.callbacks.checkpoints import AtomicCheckpointIO, LastCheckpoint
 from dml.training.checkpoints import load_model, read_checkpoint

@@ -8,7 +8,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch.utils.data import DataLoader
 from trainers import small_trainer
 
-from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.run_folder import RunFolder
 from dml.training.callbacks import checkpoints
 from dml.training.callbacks.checkpoints import LastCheckpoint
 from dml.training.callbacks.pruning import Pruning

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from conftest import PLAIN, Here
 
-from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.run_folder import RunFolder
 
 RECALL = [*PLAIN, "evaluation.metrics=[recall]"]
 

@@ -1,0 +1,216 @@
+"""The test of a trained model: from the embeddings of a split to metrics.json and the pictures beside it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pytorch_lightning import Trainer
+from pytorch_lightning.utilities import rank_zero_only
+from torch import Tensor
+
+from dml.data.copies import count_queries_in_gallery
+from dml.data.table import ImageTable
+from dml.evaluation.evaluator import Evaluator
+from dml.evaluation.geometry import UnitEmbeddings
+from dml.evaluation.names import HEADS, join_head_names, list_evaluated_heads
+from dml.evaluation.ranking import PerQuery
+from dml.evaluation.raw_features import FixedNeighbors, recall_among
+from dml.evaluation.rerankings import evaluate_rerankings
+from dml.evaluation.threshold import evaluate_threshold, make_pairs
+from dml.metrics.pairs import LabeledPairs
+from dml.models.recurrent import AnyModel
+from dml.report.console import print_result
+from dml.report.page import write_pictures
+from dml.report.provenance import describe_vector
+from dml.run import builders
+from dml.run.evaluators import build_metric_config, build_rerankings, build_threshold_settings
+from dml.run.settings import Settings
+from dml.run.stages import Stage
+from dml.run.stored_configuration import plain_config
+from dml.runtime.errors import InputError
+from dml.runtime.run_folder import RunFolder
+from dml.training.data import EvaluationData
+from dml.training.embedders import CHOSEN_HEADS, ModelEmbedder
+from dml.training.loggers import log_final_metrics
+
+Metrics = dict[str, Any]
+
+
+def run_test(
+    stage: Stage,
+    trainer: Trainer,
+    embedder: ModelEmbedder,
+    images: EvaluationData,
+    folder: RunFolder,
+    *,
+    split: str,
+    description: Metrics,
+    neighbors_file: Path,
+) -> Metrics:
+    """Embed and evaluate a split; write the metrics and pictures, log the metrics, and print them.
+
+    Args:
+        stage: the tested stage.
+        trainer: trainer of the pass over the split, and of the loggers that get the metrics.
+        embedder: model that embeds the split.
+        images: images of the split.
+        folder: folder of retrieval.png, per_query.parquet, report.html and, last of all, metrics.json.
+        split: name of the tested split, such as "test".
+        description: values in metrics.json beside the metrics of the split.
+        neighbors_file: file of the neighbors before the training, for evaluation.fixed_neighbors.
+
+    Returns:
+        The contents of metrics.json.
+    """
+    settings = stage.settings
+    images.tested_on = split
+    trainer.test(embedder, images, verbose=False)
+    evaluation, rows = settings.evaluation, embedder.embedded.rows
+    table = images.table.select_evaluated(split)
+    skipped = len(table) - len(rows)
+    tested = table.take(rows.numpy()) if skipped else table
+    evaluator = Evaluator(tested, build_metric_config(settings, table))
+    embeddings, lists, metrics = _evaluate(settings, evaluator, embedder, trainer.strategy.root_device, tested)
+    if split == "test":
+        metrics |= _compute_test_metrics(settings, images.table, embeddings, rows, neighbors_file)
+    is_limited = settings.trainer.limit_test_batches is not None  # the images beyond aren't skipped as unreadable
+    metrics |= _count_special_images(settings, table, 0 if is_limited else skipped)
+    metrics |= evaluate_model_threshold(settings, trainer, embedder, images, embeddings, tested, folder)
+    facts = {"split": split, "device": _name_device(trainer.strategy.root_device)}
+    metrics = description | metrics | _describe_embeddings(embedder.model, evaluator.config.curvature) | facts
+    limits = settings.data.limits
+    rank_zero_only(write_pictures)(
+        folder, metrics, tested, embeddings, lists, limits, sheet=evaluation.sheet, report=evaluation.report
+    )
+    log_final_metrics(trainer.loggers, metrics, folder)
+    rank_zero_only(folder.write_metrics)(metrics)  # last of all, as a run with metrics.json is finished
+    rank_zero_only(print_result)(
+        metrics,
+        images.table.levels,
+        list(embedder.model.embed_dims),
+        folder.path,
+        settings=plain_config(stage.config),
+        custom=evaluator.config.custom,
+    )
+    return metrics
+
+
+def _evaluate(
+    settings: Settings, evaluator: Evaluator, embedder: ModelEmbedder, device: torch.device, tested: ImageTable
+) -> tuple[UnitEmbeddings, list[PerQuery], Metrics]:
+    """Evaluate what was embedded -> embeddings of the chosen heads, the lists of queries for the pictures, metrics.
+
+    The metrics are those of the chosen heads, of other sets of heads, and of each re-ranking.
+    """
+    evaluation, embedded = settings.evaluation, embedder.embedded.embeddings
+    embeddings = UnitEmbeddings.normalize(embedded[CHOSEN_HEADS].to(device), curvature=evaluator.config.curvature)
+    pictures = [picture for picture in (evaluation.report, evaluation.sheet) if picture]
+    evaluated = evaluator.evaluate(embeddings, neighbors=max([picture.neighbors for picture in pictures], default=0))
+    metrics: Metrics = {**evaluated.metrics}
+    for heads in list_evaluated_heads(settings.model.heads, evaluation.heads, evaluation.head_sets):
+        head_metrics = evaluator.evaluate(embedded[heads].to(device)).metrics
+        metrics |= {f"{HEADS}/{heads}/{name}": value for name, value in head_metrics.items()}
+    metrics |= evaluate_rerankings(evaluator, embeddings, build_rerankings(settings, tested))
+    return embeddings, evaluated.lists, metrics
+
+
+def _describe_embeddings(model: AnyModel, curvature: float) -> Metrics:
+    """Return size and geometry of the ranked vectors, and the heads that the training chose if they aren't all."""
+    vector = describe_vector(model.embed_dims, model.chosen_heads, curvature)
+    chosen = {} if model.chosen_heads == (*model.embed_dims,) else {"chosen_heads": join_head_names(model.chosen_heads)}
+    return {"vector": vector} | chosen
+
+
+def _name_device(device: torch.device) -> str:
+    """Return the name of the GPU, or "CPU": its rounding is another, and so are trained networks."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type.upper()
+
+
+def _compute_test_metrics(
+    settings: Settings, table: ImageTable, embeddings: UnitEmbeddings, rows: Tensor, neighbors_file: Path
+) -> Metrics:
+    """Compute the metrics that no other split has: recall among fixed neighbors, and the metrics by other labels."""
+    metrics: Metrics = {}
+    if settings.evaluation.fixed_neighbors:
+        labels = table.select_evaluated("test").labels[rows.numpy()]
+        metrics |= _recall_fixed(settings, embeddings, labels, rows, neighbors_file)
+    for name, relabeled in builders.read_other_labels(settings, table).items():
+        other_evaluator = Evaluator(relabeled, build_metric_config(settings, relabeled))
+        metrics |= {f"{name}/{metric}": value for metric, value in other_evaluator(embeddings, rows).items()}
+    return metrics
+
+
+def _count_special_images(settings: Settings, table: ImageTable, skipped: int) -> Metrics:
+    """Return the number of images that couldn't be read, and that of queries in their gallery, where they count."""
+    counts: Metrics = {"images_skipped": skipped} if skipped else {}
+    if builders.compares_contents(settings) and (in_gallery := count_queries_in_gallery(table))[1]:
+        counts["queries_in_gallery"] = in_gallery[0]
+    return counts
+
+
+def _recall_fixed(
+    settings: Settings, embeddings: UnitEmbeddings, labels: NDArray[np.int64], rows: Tensor, path: Path
+) -> Metrics:
+    """Compute recall among the neighbors of each image before the training -> fixed/level0/recall@1 and so on."""
+    option = f"evaluation.fixed_neighbors={settings.evaluation.fixed_neighbors}"
+    if not path.exists():
+        raise InputError(f"{option}: no {path}, which training leaves; null tests without")
+    fixed = FixedNeighbors.read(path)
+    if not np.array_equal(fixed.rows, rows.numpy()):
+        raise InputError(f"{option}: {path} is of {len(fixed.rows)} images, not of the {len(rows)} tested")
+    neighbors = torch.from_numpy(fixed.neighbors)
+    recalls = recall_among(embeddings, labels, neighbors, settings.evaluation.recall_at)
+    return {f"fixed/{name}": value for name, value in recalls.items()}
+
+
+def evaluate_model_threshold(
+    settings: Settings,
+    trainer: Trainer,
+    embedder: ModelEmbedder,
+    images: EvaluationData,
+    embeddings: UnitEmbeddings,
+    tested: ImageTable,
+    folder: RunFolder,
+) -> Metrics:
+    """Evaluate the threshold of a model, and write the curves of the splits.
+
+    The validation split is embedded for it, unless it is the tested one.
+
+    Args:
+        settings: settings of the tested stage.
+        trainer: trainer of the pass over the validation split.
+        embedder: model that embeds the split.
+        images: images of all splits.
+        embeddings: embeddings (N, D) of the tested images.
+        tested: table of the tested images.
+        folder: folder of the curves.
+
+    Returns:
+        Metrics named threshold/...; none if the option is off, or embeddings are compared by another distance.
+    """
+    threshold = build_threshold_settings(settings)
+    pairs = make_pairs(embeddings, tested) if threshold else None
+    if threshold is None or pairs is None:
+        rank_zero_only(folder.write_threshold_curves)({})
+        return {}
+    split = images.tested_on
+    validated = pairs if split == "val" else _embed_validation(trainer, embedder, images)
+    metrics, curves = evaluate_threshold(split, pairs, validated, threshold)
+    rank_zero_only(folder.write_threshold_curves)({name: curve.tolist() for name, curve in curves.items()})
+    return metrics
+
+
+def _embed_validation(trainer: Trainer, embedder: ModelEmbedder, images: EvaluationData) -> LabeledPairs | None:
+    """Embed the validation split and return its pairs; None if there is no such split."""
+    table = images.table.select_evaluated("val")
+    if not len(table):
+        return None
+    split, images.tested_on = images.tested_on, "val"
+    trainer.test(embedder, images, verbose=False)
+    images.tested_on = split
+    embedded = embedder.embedded
+    embeddings = UnitEmbeddings.normalize(embedded.embeddings[CHOSEN_HEADS].to(trainer.strategy.root_device))
+    is_whole = len(embedded.rows) == len(table)  # images that can't be read may be skipped
+    return make_pairs(embeddings, table if is_whole else table.take(embedded.rows.numpy()))

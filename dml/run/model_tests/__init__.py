@@ -1,1 +1,0 @@
-"""The tests of a run: before the training, and with the weights that it chose."""

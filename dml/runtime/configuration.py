@@ -1,0 +1,96 @@
+"""Functions for configurations as nested dictionaries, for overrides, and for the names of what a part builds."""
+
+from collections.abc import Container, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from dml.runtime.errors import InputError
+
+PARTS = (
+    *("adapter", "data", "dataset", "evaluation", "heads", "loss", "model", "model.backbone", "model.pretraining"),
+    *("optimizer", "sampler", "scheduler", "stages", "trainer", "training", "transform"),
+)
+"""The parts of a configuration that are mappings, if they are there."""
+
+
+def flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    """Flatten nested dictionaries to one dictionary with dotted keys; an empty dictionary is kept as a value.
+
+    >>> flat({"loss": {"margin": 0.4}, "callbacks": {}})
+    {'loss.margin': 0.4, 'callbacks': {}}
+
+    Args:
+        values: nested dictionaries; other values are kept as they are.
+        prefix: dotted key of ``values``.
+    """
+    if not isinstance(values, dict) or not values:
+        return {prefix: values}
+    return {
+        path: value
+        for key, inner in values.items()
+        for path, value in flat(inner, f"{prefix}.{key}" if prefix else str(key)).items()
+    }
+
+
+def is_below(key: str, names: Iterable[str]) -> bool:
+    """Tell whether a dotted key is one of the names, or inside of one.
+
+    >>> is_below("loss.margin", ["loss"]), is_below("losses", ["loss"])
+    (True, False)
+    """
+    return any(key == name or key.startswith(f"{name}.") for name in names)
+
+
+def check_parts(config: Mapping[str, Any]) -> None:
+    """Make sure that the parts of a stored configuration are of the kinds with which they can be read.
+
+    Raises:
+        ValueError: if a part isn't a mapping, or ``model.heads`` isn't a list of names.
+    """
+    for path in PARTS:
+        part: Any = config
+        for key in path.split("."):
+            part = part.get(key) if isinstance(part, Mapping) else None
+        if part is not None and not isinstance(part, Mapping):
+            raise ValueError(f"{path} is {type(part).__name__}, not a mapping")
+    heads = (config.get("model") or {}).get("heads") or []
+    if not isinstance(heads, list | tuple) or not all(isinstance(head, str) for head in heads):
+        raise ValueError("model.heads is no list of names")
+
+
+def key_of(override: str) -> str:
+    """Return the key of an override: ``+loss.margin=0.2`` -> ``loss.margin``."""
+    return override.partition("=")[0].lstrip("+~")
+
+
+def check_set_elsewhere(overrides: Iterable[str], setters: Mapping[str, str], below: Container[str] = ()) -> None:
+    """Make sure that no ``--set`` sets what something else sets.
+
+    Args:
+        overrides: values of ``--set``.
+        setters: the setter of each key instead, such as {"seed": "--seeds"}.
+        below: keys of ``setters`` whose nested keys may not be set either: ``loss`` stands for ``loss.margin`` too.
+
+    Raises:
+        InputError: if one does.
+    """
+    for override in overrides:
+        key = key_of(override)
+        for set_key, setter in setters.items():
+            if key == set_key or (set_key in below and is_below(key, [set_key])):
+                raise InputError(f"--set {override}: {setter} sets it")
+
+
+def dotted_name(target: Any) -> str:
+    """Return the dotted name of a class or function, as a configuration gives it.
+
+    >>> from collections import Counter
+    >>> dotted_name(Counter), dotted_name(Counter()), dotted_name(partial(Counter, a=1))
+    ('collections.Counter', 'collections.Counter', 'collections.Counter')
+
+    Args:
+        target: a class or function, a partial of one, or an object, which gives the name of its class.
+    """
+    target = target.func if isinstance(target, partial) else target
+    named = target if hasattr(target, "__qualname__") else type(target)
+    return f"{named.__module__}.{named.__qualname__}"

@@ -1,1 +1,0 @@
-"""Values of configurations: dotted keys, overrides, and the objects that may be named."""

@@ -1,1 +1,0 @@
-"""Reading and writing of files, safe against interruptions and against files of unknown origin."""

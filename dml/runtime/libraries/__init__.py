@@ -1,1 +1,0 @@
-"""Optional libraries, versions, and imports without what nothing uses."""

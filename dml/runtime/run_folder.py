@@ -1,0 +1,346 @@
+"""The folder of a run: its files, its state, and the lock of the process that works in it."""
+
+import json
+import os
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dml.runtime.checksums import DamageError, file_checksum
+from dml.runtime.errors import InputError
+from dml.runtime.files import remove_partial_files
+from dml.runtime.former_keys import rename_keys, rename_override
+from dml.runtime.locks import holding, is_held
+from dml.runtime.run_files import (
+    RunPaths,
+    read_configuration,
+    read_curves,
+    read_metrics,
+    read_rows,
+    read_sealed_text,
+    read_splits,
+    read_values,
+    read_yaml,
+    remedy_for,
+    write_curves,
+    write_sealed_text,
+    write_splits,
+    write_values,
+)
+
+T = TypeVar("T")
+
+CONFIGURATION = "configuration"
+"""The key of metrics.json that identifies the configuration of the run, see `configuration_id`."""
+
+RUN_KEYS = ("resume", "checkpoint", "debug", "sweep", "launcher", "trust", "accept_changed_data")
+"""Keys of a configuration that don't change the result of a run, only how it is started."""
+
+
+HELD_FOLDER = "DML_HELD_FOLDER"
+"""The environment variable that names a run folder whose lock the process that started this one holds."""
+
+
+class RunState(StrEnum):
+    """The states of a run."""
+
+    NEW = "new"
+    RUNNING = "running"
+    INTERRUPTED = "interrupted"
+    FINISHED = "finished"
+
+
+class RunFolder(RunPaths):
+    """The folder of a run, which reads and writes all files of the run.
+
+    `.hydra/` holds the configuration with which the run was last started. The process that holds the lock writes it,
+    after all settings have been checked. A run is finished if metrics.json holds the metrics of this configuration.
+
+    Args:
+        path: path of the folder, which needn't exist.
+    """
+
+    @property
+    def lock_file(self) -> Path:
+        """The file of the lock."""
+        return self.path / ".lock"
+
+    @contextmanager
+    def hold(self, *, wait: bool = False) -> Iterator[None]:
+        """Hold the lock of the folder, so that no other process works in it, and delete partial files of killed ones.
+
+        Args:
+            wait: whether to wait until another process has ended its work there, instead of raising an exception.
+
+        Raises:
+            InputError: if another process works in the folder.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        if os.environ.get(HELD_FOLDER) == str(self.path):
+            yield
+            return
+        try:
+            with holding(self.lock_file, wait=wait):
+                remove_partial_files(self.path, self.evaluations_folder)
+                yield
+        except BlockingIOError as error:
+            resuming = shlex.quote(f"resume={self.path}")
+            raise InputError(
+                f"{self.path}: {error.strerror} is training this run; {resuming} goes on with it after its end"
+            ) from error
+
+    def write_configuration(self, config: str, hydra: str, overrides: str) -> None:
+        """Write the three files of `.hydra/`, all of them YAML texts."""
+        self.config_file.parent.mkdir(parents=True, exist_ok=True)
+        for cached in ("config", "_stored_config", "overrides", "choices", "start_folder"):
+            self.__dict__.pop(cached, None)
+        # The configuration is written last, because it decides whether metrics.json holds the metrics of this run.
+        for path, text in ((self.overrides_file, overrides), (self.hydra_file, hydra), (self.config_file, config)):
+            write_sealed_text(path, text)
+
+    @classmethod
+    def from_checkpoint(cls, path: Path) -> "RunFolder":
+        """Return the folder of the run whose checkpoint has a path; neither of them need exist."""
+        return cls(path.absolute().parent.parent)
+
+    def read_configuration(self) -> tuple[str, str, str]:
+        """Read the three files of `.hydra/` as `write_configuration` takes them."""
+        files = (self.config_file, self.hydra_file, self.overrides_file)
+        config, hydra, overrides = (file.read_text(encoding="utf-8") if file.exists() else "{}" for file in files)
+        return config, hydra, overrides
+
+    @property
+    def has_configuration(self) -> bool:
+        """Tell whether a run has been started in the folder."""
+        return self.config_file.is_file() and self.overrides_file.is_file()
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """Read the configuration without `RUN_KEYS`; it raises an `InputError` if the file is damaged."""
+        return rename_keys(self._stored_config)
+
+    @cached_property
+    def _stored_config(self) -> dict[str, Any]:
+        return without_run_keys(self._read(self.config_file, read_configuration))
+
+    @property
+    def config_text(self) -> str:
+        """Read the whole configuration as a YAML text; it raises an `InputError` if the file is damaged."""
+        self._read(self.config_file, read_configuration)
+        return self._read(self.config_file, read_sealed_text)
+
+    @property
+    def is_evaluation(self) -> bool:
+        """Tell whether the folder is one in which ``evaluate.py`` tested a checkpoint, and no run was trained."""
+        return self.config_file.is_file() and "checkpoint" in self._read_yaml(self.config_file, dict)
+
+    @cached_property
+    def overrides(self) -> list[str]:
+        """Read the overrides: the arguments of the command line; empty if there is no overrides.yaml."""
+        if not self.overrides_file.exists():
+            return []
+        return [rename_override(str(override)) for override in self._read_yaml(self.overrides_file, list)]
+
+    @cached_property
+    def choices(self) -> dict[str, Any]:
+        """Read the choice of each configuration group except Hydra's groups; empty if there is no hydra.yaml."""
+        if not self.hydra_file.exists():
+            return {}
+        content = self._read_yaml(self.hydra_file, dict)
+        try:
+            choices = content["hydra"]["runtime"]["choices"] if content else {}
+            choices = dict(choices)
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._damaged(self.hydra_file, "no hydra.runtime.choices in it") from error
+        return {str(group): choice for group, choice in choices.items() if "hydra/" not in str(group)}
+
+    @cached_property
+    def start_folder(self) -> str:
+        """Read the working folder in which the run was last started; empty if there is no hydra.yaml."""
+        content = self._read_yaml(self.hydra_file, dict) if self.hydra_file.exists() else {}
+        return str(((content.get("hydra") or {}).get("runtime") or {}).get("cwd") or "")
+
+    @property
+    def state(self) -> RunState:
+        """Return the state of the run."""
+        if is_held(self.lock_file):
+            return RunState.RUNNING
+        if self.is_finished:
+            return RunState.FINISHED
+        return RunState.INTERRUPTED if self.has_configuration or self.last_checkpoint.exists() else RunState.NEW
+
+    @property
+    def is_finished(self) -> bool:
+        """Tell whether the folder holds the metrics of its configuration."""
+        if not self.metrics_file.exists():
+            return False
+        identifier = self.metrics().get(CONFIGURATION)
+        return (
+            identifier is None or not self.config_file.exists() or identifier == configuration_id(self._stored_config)
+        )
+
+    @property
+    def is_pruned(self) -> bool:
+        """Whether the finished run was ended early by the pruner of its sweep."""
+        return bool(self.metrics().get("pruned", False))
+
+    def metrics(self) -> dict[str, Any]:
+        """Read metrics.json without its checksums.
+
+        Raises:
+            InputError: if the file can't be read, or isn't as it was written.
+        """
+        return self._read(self.metrics_file, read_metrics)[0]
+
+    def write_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """Write metrics.json, with the checksums of the metrics and of the files that belong to them."""
+        belonging = (self.history_file, self.queries_file, self.threshold_curves_file)
+        files = [file for file in belonging if file.exists()]
+        write_values(self.metrics_file, metrics, {file.name: file_checksum(file) for file in files})
+
+    def check_files(self) -> None:
+        """Make sure that the files whose checksums metrics.json holds haven't changed since it was written.
+
+        Deleted files pass, and so do runs of older versions.
+
+        Raises:
+            InputError: if one of the files has changed, or metrics.json can't be read.
+        """
+        for name, checksum in self._read(self.metrics_file, read_values)[1].items():
+            self._check_file(name, checksum)
+
+    def check_resumed(self) -> None:
+        """Make sure that the history of a finished run, which is about to be resumed, hasn't changed since its end.
+
+        Raises:
+            InputError: if metrics.csv has changed.
+        """
+        try:
+            metrics, checksums = read_values(self.metrics_file)
+        except (DamageError, FileNotFoundError):  # the resumed run writes metrics.json anew
+            return
+        name = self.history_file.name
+        is_same = self.has_configuration and metrics.get(CONFIGURATION) == configuration_id(self._stored_config)
+        # A run that was pruned and is resumed appends to its history before it writes metrics.json anew.
+        if name in checksums and is_same and not metrics.get("pruned"):
+            self._check_file(name, checksums[name])
+
+    def raw_metrics(self, configuration: str) -> dict[str, Any] | None:
+        """Read the metrics of the backbone's features; return None if there are none for this configuration.
+
+        Args:
+            configuration: identifier of the configuration, see `configuration_id`.
+
+        Raises:
+            InputError: if the file can't be read, or isn't as it was written.
+        """
+        if not self.raw_metrics_file.exists():
+            return None
+        metrics, _ = self._read(self.raw_metrics_file, read_metrics)
+        return metrics if metrics.pop(CONFIGURATION, None) == configuration else None
+
+    def write_raw_metrics(self, metrics: Mapping[str, Any], configuration: str) -> None:
+        """Write the metrics of the backbone's features, and the identifier of the configuration that gave them."""
+        write_values(self.raw_metrics_file, {**metrics, CONFIGURATION: configuration}, {})
+
+    def threshold_curves(self) -> dict[str, list[list[float]]]:
+        """Read the curves of the thresholds, {split: rows of numbers}; no curve if the test wrote none.
+
+        Raises:
+            InputError: if the file can't be read, or isn't as it was written.
+        """
+        return self._read(self.threshold_curves_file, read_curves) if self.threshold_curves_file.exists() else {}
+
+    def write_threshold_curves(self, curves: Mapping[str, Sequence[Sequence[float]]]) -> None:
+        """Write the curves of the thresholds; without any, remove those of an earlier test."""
+        if curves:
+            write_curves(self.threshold_curves_file, curves)
+        else:
+            self.threshold_curves_file.unlink(missing_ok=True)
+
+    def compression(self) -> dict[str, Any]:
+        """Read the metrics of smaller vectors by name; no value if ``dml compress`` hasn't measured them.
+
+        Raises:
+            InputError: if the file can't be read, or isn't as it was written.
+        """
+        return self._read(self.compression_file, read_metrics)[0] if self.compression_file.exists() else {}
+
+    def splits(self) -> dict[str, dict[str, str]] | None:
+        """Read the summary of the data set, {split: {class: summary of its images}}; None for runs without the file.
+
+        Raises:
+            InputError: if the file can't be read, or isn't as it was written.
+        """
+        return self._read(self.splits_file, read_splits) if self.splits_file.exists() else None
+
+    def write_splits(self, splits: Mapping[str, Mapping[str, str]]) -> None:
+        """Write the summary of the data set."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_splits(self.splits_file, splits)
+
+    def history(self) -> list[dict[str, str]]:
+        """Read the rows of metrics.csv, each without the columns in which it is empty; no rows if there is no file.
+
+        Raises:
+            InputError: if a row can't be read.
+        """
+        return self._read(self.history_file, read_rows) if self.history_file.exists() else []
+
+    def values(self, metric: str) -> dict[int, float]:
+        """Read the values of a metric in the history, by step."""
+        return {int(row["step"]): float(row[metric]) for row in self.history() if metric in row}
+
+    def _check_file(self, name: str, checksum: str) -> None:
+        path = self.path / name
+        if path.exists() and file_checksum(path) != checksum:
+            raise self._damaged(
+                path, "metrics.json is of another one: it has changed since, or a resumed run didn't end"
+            )
+
+    def _read_yaml(self, path: Path, kind: type[T]) -> T:
+        return self._read(path, lambda yaml_file: read_yaml(yaml_file, kind))
+
+    def _read(self, path: Path, read: Callable[[Path], T]) -> T:
+        """Read a file of the folder with ``read``, and turn damage into an error line with a remedy."""
+        try:
+            return read(path)
+        except DamageError as error:
+            raise self._damaged(path, str(error)) from error
+
+    def _damaged(self, path: Path, damage: str) -> InputError:
+        """Return the error for a damaged file, which describes the damage and what the user can do."""
+        remedy = remedy_for(path, self.path, is_resumable=self.last_checkpoint.exists())
+        return InputError(f"{path}: damaged ({damage}); {remedy}")
+
+
+def configuration_id(config: Mapping[str, Any]) -> str:
+    """Compute a short identifier of a configuration; it doesn't depend on the order of the keys, nor on `RUN_KEYS`."""
+    plain = json.dumps(without_run_keys(config), sort_keys=True, default=str)
+    return sha256(plain.encode()).hexdigest()[:16]
+
+
+def without_run_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration without the keys of `RUN_KEYS`."""
+    return {key: value for key, value in config.items() if key not in RUN_KEYS}
+
+
+def folders_below(folder: Path) -> list[RunFolder]:
+    """Find the folders of runs and of evaluations in a folder, at any depth and in any state."""
+    return [RunFolder(config.parents[1]) for config in sorted(folder.rglob(".hydra/config.yaml"))]
+
+
+def newest_runs(folder: Path) -> Iterator[RunFolder]:
+    """Find the runs in a folder, at any depth, the one that was started or resumed last before others."""
+    folders = sorted(folders_below(folder), key=lambda run: run.config_file.stat().st_mtime, reverse=True)
+    return (run for run in folders if not run.is_evaluation)
+
+
+def runs_below(folder: Path) -> list[RunFolder]:
+    """Find the runs in a folder, at any depth and in any state, without the evaluations of their checkpoints."""
+    return [run for run in folders_below(folder) if not run.is_evaluation]

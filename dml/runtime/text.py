@@ -1,0 +1,190 @@
+"""Text for a terminal, a page or another program: counts, speeds, tables, and names that are safe to show.
+
+Unescaped, a file name could move the cursor of a terminal, change colors, or reverse the direction of a line.
+"""
+
+import csv
+import io
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from time import monotonic
+
+from rich.markup import escape
+
+from dml.runtime.files import replacing
+
+_UNSHOWN = re.compile(
+    "[\x00-\x1f\x7f-\x9f"  # control characters, with which escape sequences begin
+    "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # line ends, and marks that change the direction of writing
+    "\ufeff\ud800-\udfff]"  # lone surrogates, as which Python reads the bytes of file names that aren't UTF-8
+)
+
+
+def printable(text: object) -> str:
+    r"""Replace each character that a terminal would obey, or that UTF-8 can't encode, by its escape sequence in Python.
+
+    Spaces, quotes, accents and emoji stay as they are. A byte of a file name that isn't UTF-8 becomes ``\xff``.
+
+    >>> print(printable("a\x1b[31mb"))
+    a\x1b[31mb
+    """
+    return _UNSHOWN.sub(_escape_character, str(text))
+
+
+def _escape_character(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    if 0xDC80 <= code <= 0xDCFF:  # os.fsdecode makes one of these surrogates from a single byte
+        return f"\\x{code - 0xDC00:02x}"
+    return match[0].encode("unicode_escape").decode()
+
+
+def in_markup(text: object) -> str:
+    r"""Make a name `printable`, and escape it for text that Rich reads as markup.
+
+    >>> print(in_markup("[/red]"))
+    \[/red]
+    """
+    return escape(printable(text))
+
+
+def format_count(number: int, noun: str, plural: str = "") -> str:
+    """Return a number and its noun.
+
+    >>> format_count(1, "class", "classes"), format_count(2000, "image")
+    ('1 class', '2,000 images')
+
+    Args:
+        number: number of things.
+        noun: name of one of them.
+        plural: name of several of them; "" adds an s.
+    """
+    return f"1 {noun}" if number == 1 else f"{number:,} {plural or f'{noun}s'}"
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], right: Collection[int] = ()) -> str:
+    r"""Format a Markdown table; its last line has no line break.
+
+    >>> print(markdown_table(["loss", "recall@1"], [["a|b", "61.2"]], right=[1]))
+    | loss | recall@1 |
+    | --- | ---: |
+    | a\|b | 61.2 |
+
+    Args:
+        header: heads of the columns.
+        rows: cells of each row, as many as there are columns.
+        right: indices of the columns that are aligned to the right, such as columns of numbers.
+
+    Raises:
+        ValueError: if a row has more or fewer cells than the header.
+    """
+    rule = ["---:" if column in right else "---" for column in range(len(header))]
+    lines = [_line(cell.replace("|", r"\|") for cell in cells) for cells in (header, *_same_width(rows, len(header)))]
+    return "\n".join([lines[0], _line(rule), *lines[1:]])
+
+
+def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
+    """Write rows, the header first, to a CSV file in one step: the file is never seen half written.
+
+    Args:
+        path: file to write or to replace; a missing folder is made.
+        rows: cells of each row, in the order of the columns.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(rows)
+
+
+def format_csv(rows: Iterable[Sequence[object]]) -> str:
+    r"""Format rows, the header first, as CSV whose lines end in "\n".
+
+    Cells with any line end are quoted; `csv.writer` leaves a carriage return unquoted where its lines end in "\n".
+
+    >>> format_csv([["class", "split"], ["a\rb", "train"]])
+    'class,split\n"a\rb",train\n'
+    """
+    lines = []
+    for row in rows:
+        line = io.StringIO(newline="")
+        csv.writer(line, lineterminator="\r\n").writerow(row)
+        lines.append(line.getvalue().removesuffix("\r\n") + "\n")
+    return "".join(lines)
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _same_width(rows: Iterable[Sequence[str]], width: int) -> Iterable[Sequence[str]]:
+    for row in rows:
+        if len(row) != width:
+            raise ValueError(f"a row of {len(row)} cells in a table of {width} columns: {list(row)}")
+        yield row
+
+
+def replace_between(page: str, markers: tuple[str, str], text: str) -> str | None:
+    r"""Replace the lines of a page between two markers; None if the page lacks one.
+
+    >>> replace_between("a <!-- b --> c <!-- /b -->", ("<!-- b -->", "<!-- /b -->"), "d")
+    'a <!-- b -->\nd\n<!-- /b -->'
+
+    Args:
+        page: the whole page.
+        markers: the marker before the lines, and that behind them; both stay.
+        text: the new lines.
+    """
+    begin, end = markers
+    before, opened, rest = page.partition(begin)
+    _, closed, after = rest.partition(end)
+    return f"{before}{begin}\n{text}\n{end}{after}" if opened and closed else None
+
+
+LINE_EVERY = 30.0
+"""Seconds between two lines of progress in a file or a pipe."""
+
+
+class ProgressMeter:
+    """Counts the progress of a long task, and tells when the next line about it is due.
+
+    `dml.training.meter.SpeedMeter`, a callback, measures the speed of a training and writes it to a file.
+
+    >>> seconds = iter([0.0, 40.0, 40.0])
+    >>> meter = ProgressMeter(interval=30.0, clock=lambda: next(seconds))
+    >>> meter.advance(images=800), meter.line(left=3)
+    (True, '20 images/s, 0:02:00 left')
+
+    Args:
+        interval: seconds between two lines.
+        first: seconds before the first line, if they are less; None for those between two.
+        clock: function that returns the time in seconds.
+    """
+
+    def __init__(
+        self, interval: float = LINE_EVERY, first: float | None = None, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self.interval, self.due_after, self.clock = interval, min(interval, first or interval), clock
+        self.began = self.last_line = clock()
+        self.done = self.images = 0
+
+    def advance(self, images: int, units: int = 1) -> bool:
+        """Count finished units of work and the images in them; return whether a line is due."""
+        self.done += units
+        self.images += images
+        return self.clock() - self.last_line >= self.due_after
+
+    def pause(self, seconds: float) -> None:
+        """Exclude the seconds of other work from the images a second; the estimate of the time left includes them."""
+        self.last_line += seconds
+
+    def line(self, left: int) -> str:
+        """Return a line of progress: the images a second since the last line, and the estimated time left.
+
+        Args:
+            left: number of units of work that aren't finished.
+        """
+        now = self.clock()
+        speed = self.images / max(now - self.last_line, 1e-9)
+        seconds = left * (now - self.began) / max(1, self.done)
+        self.last_line, self.images, self.due_after = now, 0, self.interval
+        return f"{speed:,.0f} images/s, {timedelta(seconds=round(seconds))} left"

@@ -1,1 +1,0 @@
-"""Text for a terminal, a page or another program."""

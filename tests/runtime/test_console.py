@@ -1,0 +1,54 @@
+"""What is printed stands in the log of a run, too."""
+
+from pathlib import Path
+
+import pytest
+from rich.table import Table
+
+from dml.runtime.console import RunConsole, progress_bar
+
+
+def test_a_log_holds_what_is_printed_from_before_its_beginning_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    console, log = RunConsole(), tmp_path / "train.log"
+    console.print("[bold]train[/]    [dim]:smile:[/]")
+    assert not log.exists()
+    console.begin_log(log)
+    table = Table("a", title="numbers")
+    table.add_row("1")
+    console.print(table)
+    assert log.read_text() == capsys.readouterr().out
+    console.write_log("[val]", markup=False)
+    assert log.read_text().endswith("\n[val]\n")
+    assert capsys.readouterr().out == ""
+    console.end_log()
+    console.print("of another run")
+    assert "another" not in log.read_text()
+
+
+def test_a_log_is_plain_where_the_console_has_colors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    console = RunConsole()
+    console.begin_log(tmp_path / "train.log")
+    console.print("[bold red]warning[/]  x")
+    assert (tmp_path / "train.log").read_text() == "warning  x\n"
+
+
+def test_progress_is_no_part_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    console = RunConsole()
+    monkeypatch.setattr("dml.runtime.console.console", console)
+    monkeypatch.setattr("dml.runtime.console.ProgressMeter.advance", lambda *_, **__: True)
+    console.begin_log(tmp_path / "train.log")
+    with progress_bar("verified", 2) as advance:
+        advance(1)
+        console.print("a fault")
+        advance(1)
+    assert (tmp_path / "train.log").read_text() == "a fault\n"
+
+
+def test_a_log_whose_folder_has_been_removed_is_forgotten(tmp_path: Path) -> None:
+    console = RunConsole()
+    console.begin_log(tmp_path / "run" / "train.log")
+    console.print("error")
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,87 @@
+"""What commands import before they do their work; a new process tells, as this one has imported everything."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, SHORT_RUN
+from small_embedders import make_model, write_photos
+
+from dml.inference import Index
+from dml.runtime.lean_imports import hide
+
+FOR_NOTHING = {"matplotlib", "optuna", "pandas", "scipy", "sklearn", "transformers", "wandb"}
+"""Libraries that neither a start of a training nor a search needs, and that take more than a tenth of a second."""
+HEAVY = {"faiss", "hydra", "numpy", "pytorch_lightning", "timm", "torch", "torch._dynamo", "torchmetrics", *FOR_NOTHING}
+
+COMMANDS = """
+import json, os, sys
+from dml.__main__ import dispatch, run_command
+
+def report():
+    print("LOADED", json.dumps(sorted(sys.modules)))
+
+dispatch(["--help"])
+report()
+index, image, *overrides = ARGUMENTS
+sys.argv = ["dml", "search", index, image]
+run_command()
+report()
+from dml.training.module import MetricLearner
+
+def first_step(*_):
+    report()
+    sys.stdout.flush()
+    os._exit(0)
+
+MetricLearner.training_step = first_step
+dispatch(["train", *overrides])
+"""
+
+
+@pytest.mark.pipeline
+def test_commands_import_nothing_heavy_that_they_do_not_need(small_emoji: Path, tmp_path: Path) -> None:
+    photos = write_photos(tmp_path, 4)
+    Index.build(make_model(), photos).save(tmp_path / "index")
+    arguments = [str(tmp_path / "index"), str(photos / "cats" / "00.png"), *SHORT_RUN, "evaluation.raw=false"]
+    arguments += [f"dataset.root={small_emoji}", f"hydra.run.dir={tmp_path / 'run'}"]
+    script = f"ARGUMENTS = {json.dumps(arguments)}\n{COMMANDS}"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line.removeprefix("LOADED ") for line in done.stdout.splitlines() if line.startswith("LOADED ")]
+    helping, searching, training = (HEAVY & {*json.loads(line)} for line in lines)
+    assert not helping
+    assert searching == {"faiss", "hydra", "numpy", "torch"}
+    assert training == HEAVY - FOR_NOTHING
+    assert "fontManager" not in done.stdout + done.stderr
+
+
+def test_a_hidden_library_can_be_imported_afterwards() -> None:
+    name = "colorsys"
+    sys.modules.pop(name, None)
+    with hide(name, "json"):
+        with pytest.raises(ModuleNotFoundError):
+            __import__(name)
+        __import__("json")  # which is imported already
+    assert __import__(name).rgb_to_hsv(0, 0, 0) == (0, 0, 0)
+
+
+WITHOUT_COMPILER = """
+import sys
+from dml.runtime.lean_imports import import_lean
+import_lean()
+import timm, torch
+from timm.layers import disable_compiler
+assert "torch._dynamo" not in sys.modules
+assert torch.compiler.disable.__module__ == "torch.compiler"  # as it was
+assert disable_compiler(lambda number: number + 1)(1) == 2
+assert "torch._dynamo" in sys.modules
+"""
+
+
+@pytest.mark.pipeline
+def test_timm_leaves_torchs_compiler_to_the_functions_that_need_it() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_COMPILER], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,123 @@
+import errno
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import filelock
+import pytest
+
+from dml.runtime.locks import holding, is_held
+
+FORK = multiprocessing.get_context("fork")
+
+
+def hold_and_sleep(path: Path, ready: object, start_child: bool) -> None:
+    with holding(path):
+        if start_child:  # a loader's worker, which outlives its parent
+            FORK.Process(target=time.sleep, args=(30,), daemon=False).start()
+        ready.set()  # type: ignore[attr-defined]
+        time.sleep(30)
+
+
+def start(path: Path, *, start_child: bool = False) -> multiprocessing.process.BaseProcess:
+    """A process that holds the lock."""
+    ready = FORK.Event()
+    process = FORK.Process(target=lambda: (os.setsid(), hold_and_sleep(path, ready, start_child)))
+    process.start()
+    assert ready.wait(20)
+    return process
+
+
+def kill(process: multiprocessing.process.BaseProcess, *, group: bool = True) -> None:
+    (os.killpg if group else os.kill)(process.pid or 0, signal.SIGKILL)
+    process.join()
+
+
+def test_a_held_lock_is_refused_and_names_its_holder(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    assert not is_held(path)
+    process = start(path)
+    try:
+        assert is_held(path)
+        with pytest.raises(BlockingIOError) as refused, holding(path):
+            pass
+        assert f"process {process.pid} on " in (refused.value.strerror or "")
+    finally:
+        kill(process)
+    assert not is_held(path)
+    with holding(path):
+        assert is_held(path)
+
+
+def test_one_process_can_hold_it_once_only(tmp_path: Path) -> None:
+    with holding(tmp_path / "lock"), pytest.raises(BlockingIOError), holding(tmp_path / "lock"):
+        pass
+
+
+def test_a_killed_holders_children_do_not_keep_it(tmp_path: Path) -> None:
+    process = start(tmp_path / "lock", start_child=True)
+    group = os.getpgid(process.pid or 0)
+    kill(process, group=False)
+    try:
+        with holding(tmp_path / "lock"):
+            pass
+    finally:
+        os.killpg(group, signal.SIGKILL)
+
+
+def test_waiting_ends_with_the_holder(tmp_path: Path) -> None:
+    process = start(tmp_path / "lock")
+    waiter = FORK.Process(target=_wait, args=(tmp_path,))
+    waiter.start()
+    waiter.join(1)
+    assert waiter.is_alive()
+    kill(process)
+    waiter.join(20)
+    assert waiter.exitcode == 0
+
+
+def _wait(folder: Path) -> None:
+    with holding(folder / "lock", wait=True):
+        pass
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_without_locks_every_process_gets_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def refuse(_file: int, _operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with holding(tmp_path / "lock"):
+        assert not is_held(tmp_path / "lock")
+        with holding(tmp_path / "lock"):
+            pass
+
+
+def test_a_file_that_may_only_be_read_is_tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as that of another user's run."""
+    with holding(tmp_path / "lock"):
+        (tmp_path / "lock").chmod(0o444)
+        monkeypatch.setattr(filelock, "FileLock", None)  # which would open it to write
+        assert is_held(tmp_path / "lock")
+    assert not is_held(tmp_path / "lock")
+
+
+def test_who_waits_for_a_lock_whose_file_is_deleted_gets_a_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "lock"
+    path.parent.mkdir()
+    with holding(path):
+        waiting = threading.Thread(target=lambda: (entered.enter_context(holding(path, wait=True)), ready.set()))
+        entered, ready = ExitStack(), threading.Event()
+        waiting.start()
+        assert not ready.wait(0.2)
+        path.unlink()
+        path.parent.rmdir()
+    assert ready.wait(20)
+    with entered:
+        assert path.exists()
+        with pytest.raises(BlockingIOError), holding(path):
+            pass

@@ -1,0 +1,67 @@
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import ROOT
+
+from dml.runtime import reading
+from dml.runtime.reading import check_plain, parse_json, parse_yaml, read_bounded
+
+
+def test_files_are_read_as_by_python() -> None:
+    files = sorted({*(ROOT / "conf").rglob("*.yaml"), *(ROOT / "dml").rglob("*.yaml")})
+    assert len(files) > 200
+    for file in files[::10]:
+        text = file.read_text(encoding="utf-8")
+        assert parse_yaml(text) == yaml.safe_load(text), file
+
+
+@pytest.mark.parametrize("text", ["a: [", "a: b: c", "\t- a", "!!python/object/apply:os.getcwd []"])
+def test_no_yaml_and_no_code(text: str) -> None:
+    with pytest.raises(yaml.YAMLError):
+        parse_yaml(text)
+
+
+@pytest.mark.parametrize("nested", ["[", "- ", "? ", "{a: "])
+@pytest.mark.parametrize("depth", [101, 100_000])
+def test_lists_within_lists_end_no_process(nested: str, depth: int) -> None:
+    with pytest.raises(ValueError, match="more than 100 lists and mappings within each other"):
+        parse_yaml(nested * depth)
+
+
+def test_nested_lists() -> None:
+    assert parse_yaml("[" * 100 + "1" + "]" * 100) == yaml.safe_load("[" * 100 + "1" + "]" * 100)
+
+
+def test_a_date_that_does_not_exist() -> None:
+    with pytest.raises(ValueError, match="month must be in"):
+        parse_yaml("a: 2000-13-01")
+
+
+@pytest.mark.parametrize("text", ["[" * 101 + "]" * 101, "[" * 200_000, '{"a":' * 200_000])
+def test_json_within_json(text: str) -> None:
+    with pytest.raises(ValueError, match=r"more than 100 lists and mappings|char"):
+        parse_json(text)
+    assert parse_json("[" * 100 + "]" * 100) == parse_yaml("[" * 100 + "]" * 100)
+
+
+def test_values_are_counted_wherever_they_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MOST", 21)
+    row = [1, 2, 3]
+    assert check_plain([row] * 5)  # a list of five lists of three values: 1 + 5 + 15
+    with pytest.raises(ValueError, match="more than 21 values"):
+        check_plain([[row] * 5])
+
+
+def test_values_that_contain_themselves() -> None:
+    with pytest.raises(ValueError, match="more than 100 lists and mappings"):
+        parse_yaml("&a {b: [*a]}")
+
+
+def test_files_have_a_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MOST_BYTES", 4)
+    (tmp_path / "a").write_bytes(b"1234")
+    assert read_bounded(tmp_path / "a") == b"1234"
+    (tmp_path / "a").write_bytes(b"12345")
+    with pytest.raises(ValueError, match="more than 4 bytes"):
+        read_bounded(tmp_path / "a")
