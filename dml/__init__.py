@@ -2,6 +2,8 @@
 
 import os
 import sys
+from importlib import import_module
+from typing import Any
 
 import lazy_loader
 
@@ -13,4 +15,9 @@ except OSError:  # torch's libraries would end the process with a message of the
     sys.stderr.write("error: the working folder was deleted; change to one that exists\n")
     sys.exit(2)
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_import_name, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used; ``dml.report`` is the package of that name, which can be called."""
+    return import_module("dml.report") if name == "report" else _import_name(name)

@@ -35,6 +35,11 @@ class CommandParser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
 
+    def add_model(self, others: str = "") -> None:
+        """Add the argument that `dml.load` takes."""
+        place = "folder of a run or of a saved model, a checkpoint, USER/REPOSITORY of the hub, or pretrained:NAME"
+        self.add_argument("model", metavar="MODEL", help=place + others)
+
     def add_number(self, option: str, default: int, meaning: str) -> None:
         """Add an option that is a whole number above 0."""
         self.add_argument(
@@ -126,7 +131,7 @@ def load_for_many_images(place: str, device: str, *, trust: bool = False) -> "Im
     """Open a model as `dml.inference.load` does, and keep the memory of each batch for the next one.
 
     Args:
-        place: folder of a run or of a saved model, or a checkpoint.
+        place: model as `dml.inference.load` takes it.
         device: device that embeds.
         trust: whether the model's files may run code that dml doesn't know.
 

@@ -113,7 +113,7 @@ def _count_threads() -> int:
 
 def _parser() -> CommandParser:
     parser = CommandParser("compress", DESCRIPTION, EXAMPLES)
-    parser.add_argument("model", metavar="MODEL", help="folder of a run or of a saved model, or a checkpoint")
+    parser.add_model()
     parser.add_argument(
         "--split", choices=("test", "val"), default="test", help="split that is searched (default: test)"
     )

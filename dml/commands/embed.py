@@ -34,7 +34,7 @@ EXAMPLES = {
 def embed_images(arguments: Sequence[str]) -> None:
     """Embed the images that the arguments of ``dml embed`` name, and print the path of the file."""
     parser = CommandParser("embed", DESCRIPTION, EXAMPLES)
-    parser.add_argument("model", metavar="MODEL", help="folder of a run or of a saved model, or a checkpoint")
+    parser.add_model()
     parser.add_argument("images", metavar="IMAGES", help="folder of images, .csv file of images, or one image")
     parser.add_argument(
         "--output", type=expand_home, required=True, metavar="FILE", help="file to write or replace: .parquet or .npz"

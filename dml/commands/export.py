@@ -27,7 +27,7 @@ EXAMPLES = {
 def export_model(arguments: Sequence[str]) -> None:
     """Export the model that the arguments of ``dml export`` name, and print how the file compares with it."""
     parser = CommandParser("export", DESCRIPTION, EXAMPLES)
-    parser.add_argument("model", metavar="MODEL", help="folder of a run or of a saved model, or a checkpoint")
+    parser.add_model()
     parser.add_argument("--output", required=True, metavar="FILE", help="file to write: .onnx or .pt2")
     parser.add_argument(
         "--heads",

@@ -31,9 +31,7 @@ EXAMPLES = {
 def index_images(arguments: Sequence[str]) -> None:
     """Make, extend or upload the index that the arguments of ``dml index`` describe, and print where it is."""
     parser = CommandParser("index", DESCRIPTION, EXAMPLES)
-    parser.add_argument(
-        "model", metavar="MODEL", help="folder of a run or of a saved model, a checkpoint, or an index to extend"
-    )
+    parser.add_model("; or an index to extend")
     parser.add_argument("images", metavar="IMAGES", help="folder of images, .csv file of images, or one image")
     parser.add_argument("--output", metavar="FOLDER", help="folder of the index (default: the index that is extended)")
     parser.add_argument("--factory", metavar="KIND", help="kind of a new index (default: Flat, exact)")

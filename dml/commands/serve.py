@@ -63,6 +63,8 @@ def serve_index(arguments: Sequence[str]) -> None:
             address, port = listener.getsockname()[:2]
             model = options.model and load(options.model, device=options.device, trust=options.trust)
             index = Index.load(options.index, model, device=options.device, trust=options.trust)
+            if not index.model.fingerprint:
+                raise InputError(f"{printable(options.index)}: built of vectors alone; --model MODEL embeds queries")
             limits = ImageLimits(options.max_megabytes << 20, options.max_megapixels * 1_000_000)
             page_hosts = _list_page_hosts(address, options.allow_host)
             app = create_app(ImageSearch(index, limits), [*hosts, *page_hosts])  # --host may name another address

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from dml.data.image_files.images import ImageFile, UnreadableImageError
@@ -84,6 +84,36 @@ class ImageEmbedder:
         self.device = _choose_device(device)
         self.model = model.eval().to(self.device)
         self._transforms = {1: settings.build_transform()}
+
+    @staticmethod
+    def from_module(
+        module: nn.Module,
+        *,
+        image_size: int = 224,
+        mean: Sequence[float] = (0.485, 0.456, 0.406),
+        std: Sequence[float] = (0.229, 0.224, 0.225),
+        name: str | None = None,
+        device: str = "auto",
+    ) -> "ImageEmbedder":
+        """Make an embedder of a network that was trained anywhere; a copy of it, in evaluation mode.
+
+        A folder of `save_pretrained` holds the weights and not the code, so `dml.load` takes the module again:
+        ``dml.load(folder, module=Net())``.
+
+        Args:
+            module: network from images (B, 3, H, W) float to embeddings (B, D), which are L2-normalized.
+            image_size: side of the images in pixels, which are resized and cropped as ``transform=imagenet`` does.
+            mean: mean of each RGB channel of the images that the network takes, of pixels from 0 to 1.
+            std: standard deviation of each channel.
+            name: name of the model for texts; None takes that of the class.
+            device: device that embeds; "auto" takes a GPU if there is one.
+
+        Raises:
+            InputError: if the network can't take images of this size, or gives something else.
+        """
+        from dml.inference.pretrained import wrap_module
+
+        return wrap_module(module, image_size, mean, std, name, device)
 
     def __repr__(self) -> str:
         return (
@@ -262,20 +292,33 @@ class ImageEmbedder:
             yield positions, vectors
             first += len(positions)
 
-    @torch.inference_mode()
-    def embed_batch(self, images: Tensor, precision: str = "32") -> NDArray[np.float32]:
-        """Embed a batch of the network's inputs. -> (B, D) float32
+    encode = embed  # its name in other libraries
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor, precision: str = "32") -> Tensor:
+        """Embed a batch of the network's inputs. -> (B, D) float32, on the model's device and without gradients
 
         Args:
-            images: inputs (B, 3, h, w) uint8 RGB, as `preprocess` makes them, or V views of each image
-                (B, V, 3, h, w).
+            images: RGB inputs (B, 3, h, w) with values from 0 to 255, as `preprocess` makes them, or V views of each
+                image (B, V, 3, h, w).
             precision: "32", "bf16" or "16", see `embed`.
+
+        Raises:
+            InputError: if it is no such batch.
         """
+        if not isinstance(images, Tensor) or images.ndim not in (4, 5) or images.shape[-3] != 3:
+            shape = tuple(getattr(images, "shape", ()))
+            raise InputError(f"images: of shape {shape}; a batch is a tensor (B, 3, h, w) of RGB from 0 to 255")
         images, dtype = images.to(self.device), PRECISIONS[precision]
         autocast = torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
         with _NETWORK_LOCKS.setdefault(self.model, Lock()), full_float32(self.device), autocast:
             embedded = embed_views(self.model, images) if images.ndim > 4 else self.model(images)
-        return self.join_heads(embedded).cpu().numpy()
+        return self.join_heads(embedded)
+
+    @torch.inference_mode()
+    def embed_batch(self, images: Tensor, precision: str = "32") -> NDArray[np.float32]:
+        """Embed a batch as `__call__` does. -> (B, D) float32"""
+        return self(images, precision).cpu().numpy()
 
     def join_heads(self, embedded: Mapping[str, Tensor]) -> Tensor:
         """Join the embeddings (B, D) of the heads, by name, to vectors of unit length or points of the model's ball."""

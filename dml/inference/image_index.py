@@ -27,6 +27,7 @@ from dml.inference.index_folder import (
     remove_unused_versions,
 )
 from dml.inference.loading import load
+from dml.inference.model_settings import ModelSettings
 from dml.metrics.verification import Calibration
 from dml.retrieval.vector_index import EXACT, VectorIndex
 from dml.runtime.checksums import file_checksum
@@ -48,8 +49,32 @@ EMBED_OPTIONS = inspect.signature(ImageEmbedder.embed).parameters.keys() - {"sel
 """The names of the options that the methods of an index pass to `ImageEmbedder.embed`."""
 
 
+class VectorsAlone(ImageEmbedder):
+    """What an index has in the place of a model if its vectors came without one: it embeds no image."""
+
+    has_chosen_heads = False  # so there is no threshold
+    dimension = 0
+    fingerprint = ""
+
+    def __init__(self, dimension: int) -> None:
+        self.dimension, self.ball, self.device = dimension, None, torch.device("cpu")
+        self.settings = ModelSettings({"data": {}}, "no model")
+
+    def __repr__(self) -> str:
+        return "no model"
+
+    def embed(self, *_: Any, **__: Any) -> Any:
+        """Refuse to embed."""
+        raise InputError(
+            "the index was built of vectors, without a model, so it embeds no image: search by vectors (Q, D), or open "
+            "the index with the model, dml.Index.load(FOLDER, model)"
+        )
+
+    encode = preprocess = save_pretrained = push_to_hub = export = __call__ = embed
+
+
 class Index:
-    """Images with their vectors, and the model that embedded them.
+    """Images with their vectors, and the model that embedded them, or none.
 
     The vectors of an index are all of one model: those of another would be compared without meaning.
 
@@ -72,13 +97,27 @@ class Index:
 
     @classmethod
     def build(
-        cls, model: ImageEmbedder, source: Source, *, factory: str = EXACT, parameters: str = "", **options: Any
+        cls,
+        model: ImageEmbedder | None = None,
+        source: Source | None = None,
+        *,
+        vectors: Any = None,
+        paths: Source | None = None,
+        labels: Sequence[Any] | NDArray[Any] | None = None,
+        factory: str = EXACT,
+        parameters: str = "",
+        **options: Any,
     ) -> "Index":
-        """Embed images and make an index of them.
+        """Embed images and make an index of them; or make one of vectors that are there, with or without a model.
 
         Args:
-            model: model that embeds images.
+            model: model that embeds images, or that made the vectors. Without a model, queries are vectors too.
             source: folder of images, list of them (.csv, .tsv, .txt or .parquet), paths of images, or an `ImageTable`.
+            vectors: (N, D) vectors of images, in place of ``source``; an array, a tensor or lists, which are
+                L2-normalized, or points of the model's Poincare ball.
+            paths: images of the vectors, in their order; paths, which needn't exist, or anything else that ``source``
+                takes.
+            labels: (N,) names of the classes of the vectors; None takes those of ``paths``.
             factory: kind of the index, in the language of FAISS's ``index_factory``. "Flat" is exact; others, such as
                 "IVF1024,Flat" or "HNSW32", are faster for many images and may miss neighbors.
             parameters: search parameters of an approximate index, such as "nprobe=32".
@@ -88,24 +127,34 @@ class Index:
         Raises:
             InputError: if there is no image, or an argument can't be used.
         """
-        items = _list_items(source)
+        images: Any = paths if source is None else source
+        points = to_vectors(vectors)
+        if model is None and isinstance(points, np.ndarray) and points.ndim:
+            model = VectorsAlone(points.shape[-1])
+        is_twice = source is not None and paths is not None
+        if model is None or is_twice or (vectors is not None and (images is None or options)):
+            raise InputError("Index.build: give a model and images, or vectors=... and paths=... alone")
+        items = _list_items(images, labels=labels)
         dimension = _count_dimensions(model)
         VectorIndex.check(dimension, factory, parameters, min(len(items), MOST_TRAINING_VECTORS))
-        vectors = VectorIndex(dimension, factory)
-        if model.ball and not vectors.keeps_products:
+        searchable = VectorIndex(dimension, factory)
+        if model.ball and not searchable.keeps_products:
             raise InputError(
                 f"factory={factory}: it doesn't keep the distances in the model's Poincare ball; {EXACT} does"
             )
         if model.ball:
-            vectors.encode_whole_vectors()
-        vectors.set_parameters(parameters)
-        items, searched = _embed_items(model, items, options)
-        if vectors.needs_training:
+            searchable.encode_whole_vectors()
+        searchable.set_parameters(parameters)
+        if vectors is None:
+            items, searched = _embed_items(model, items, options)
+        else:
+            searched = _to_searched(_check_vectors(points, model, len(items)), model)
+        if searchable.needs_training:
             chosen = np.random.default_rng(0).permutation(len(searched))[:MOST_TRAINING_VECTORS]
-            vectors.train(searched[np.sort(chosen)])
-        vectors.add(searched, items.ids)
-        vectors.search(searched[:1], k=1)  # codes of more than 8 bits weren't tried before
-        return cls(model, vectors, items)
+            searchable.train(searched[np.sort(chosen)])
+        searchable.add(searched, items.ids)
+        searchable.search(searched[:1], k=1)  # codes of more than 8 bits weren't tried before
+        return cls(model, searchable, items)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self)} images, factory={self.vectors.factory}, {self.model!r})"
@@ -163,27 +212,9 @@ class Index:
             raise InputError(f"k={k}: the index holds {len(self)} images; k is from 1 to that number")
         images = to_vectors(images)
         is_vectors = isinstance(images, np.ndarray) and images.dtype.kind == "f"
-        queries = np.atleast_2d(images) if is_vectors else self._embed_queries(images)
-        if queries.ndim != 2 or queries.shape[1] != self.model.dimension:
-            raise InputError(
-                f"vectors of shape {queries.shape}: the index has vectors of {self.model.dimension} dimensions"
-            )
-        if not np.isfinite(queries).all():
-            raise InputError("vectors: a number in them is NaN or infinite")
-        if is_vectors:
-            queries = self._normalize(queries)
+        queries = _check_vectors(np.atleast_2d(images), self.model) if is_vectors else self._embed_queries(images)
         scores, ids = self._search(queries, int(k))
         return np.where(ids < 0, -np.inf, scores), self.items.positions(ids)
-
-    def _normalize(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Scale vectors (Q, D) to unit length, those of `ImageEmbedder.embed` excepted; check points of a ball."""
-        if self.model.ball:
-            UnitEmbeddings.normalize(vectors, "vectors", self.model.ball.curvature)
-            return vectors
-        if not vectors.any(axis=1).all():
-            raise InputError("vectors: one is zero, so it has no direction that could be compared")
-        is_unit = np.abs(np.linalg.norm(vectors, axis=1, keepdims=True) - 1) < UNIT_TOLERANCE
-        return np.where(is_unit, vectors, UnitEmbeddings.normalize(vectors, "vectors").rows.numpy())
 
     def _embed_queries(self, images: Any) -> NDArray[np.float32]:
         """Embed queries (Q, D); the error line of an unreadable one names no argument, which `search` doesn't take."""
@@ -283,14 +314,15 @@ class Index:
         names = {
             "vectors": f"vectors-{version}.faiss",
             "items": f"items-{version}.parquet",
-            "model": f"model-{version}",
+            "model": f"model-{version}" if self.model.fingerprint else "",
         }
         try:
             with replacing(path / names["vectors"], on_disk=True) as partial:
                 self.vectors.write(partial)
             with replacing(path / names["items"], on_disk=True) as partial:
                 self.items.write(partial)
-            self.model.save_pretrained(path / names["model"])
+            if names["model"]:
+                self.model.save_pretrained(path / names["model"])
             description = {
                 "format": FORMAT,
                 "fingerprint": self.model.fingerprint,
@@ -315,7 +347,8 @@ class Index:
 
         Args:
             folder: folder that `save` wrote.
-            model: model that embeds the queries; None opens the one in the folder.
+            model: model that embeds the queries; None opens the one in the folder. An index of vectors without a model
+                takes any of their size.
             device: device that embeds the queries, if ``model`` is None.
             trust: whether the model may be built of unknown code, see `dml.load`.
 
@@ -337,10 +370,12 @@ class Index:
     def _open(
         cls, path: Path, description: dict[str, Any], model: ImageEmbedder | None, *, device: str, trust: bool
     ) -> "Index":
+        if not (fingerprint := description["fingerprint"]):
+            model = model or VectorsAlone(description["dimension"])
         model = model or load(path / description["files"]["model"], device=device, trust=trust)
-        if model.fingerprint != description["fingerprint"]:
+        if fingerprint and model.fingerprint != fingerprint:
             raise InputError(
-                f"{printable(path)}: its vectors are of the model {printable(description['fingerprint'])}, not of "
+                f"{printable(path)}: its vectors are of the model {printable(fingerprint)}, not of "
                 f"{model.fingerprint}; search with that model, or build the index again"
             )
         check_files(path, description)
@@ -378,18 +413,39 @@ def _count_dimensions(model: ImageEmbedder) -> int:
     return model.dimension + (2 if model.ball else 0)
 
 
-def _list_items(source: Source, first_id: int = 0) -> IndexItems:
+def _list_items(source: Source, first_id: int = 0, labels: Iterable[Any] | None = None) -> IndexItems:
     """List images by their absolute paths, which are the same in every working folder."""
-    paths, labels = list_source(source)
-    return IndexItems.number(map(absolute_path, paths), labels, first_id)
+    paths, names = list_source(source)
+    names = names if labels is None else [*map(str, labels)]
+    if len(names) != len(paths):
+        raise InputError(f"labels: {len(names)} for {len(paths)} images")
+    return IndexItems.number(map(absolute_path, paths), names, first_id)
+
+
+def _check_vectors(vectors: Any, model: ImageEmbedder, count: int | None = None) -> NDArray[np.float32]:
+    """Scale vectors (N, D) to unit length, those of `ImageEmbedder.embed` excepted; check points of a ball.
+
+    Raises:
+        InputError: if they aren't ``count`` vectors of the model's size, or can't be compared.
+    """
+    shape, expected = np.shape(vectors), (len(vectors) if count is None else count, model.dimension)
+    if shape != expected or vectors.dtype.kind != "f":
+        whose = "the index has vectors of" if count is None else f"expected floats, {count:,} of them, one an image, of"
+        raise InputError(f"vectors of shape {shape}: {whose} {model.dimension} dimensions")
+    if not np.isfinite(vectors).all():
+        raise InputError("vectors: a number in them is NaN or infinite")
+    if model.ball:
+        return UnitEmbeddings.normalize(vectors, "vectors", model.ball.curvature).rows.numpy()
+    if not vectors.any(axis=1).all():
+        raise InputError("vectors: one is zero, so it has no direction that could be compared")
+    is_unit = np.abs(np.linalg.norm(vectors, axis=1, keepdims=True) - 1) < UNIT_TOLERANCE
+    return np.where(is_unit, vectors, UnitEmbeddings.normalize(vectors, "vectors").rows.numpy())
 
 
 def _embed_items(
     model: ImageEmbedder, items: IndexItems, options: dict[str, Any]
 ) -> tuple[IndexItems, NDArray[np.float32]]:
     """Embed images -> the readable ones, and their vectors for the search by inner product.
-
-    These are the embeddings (N, D) themselves, or vectors (N, D + 2) for the points of a Poincare ball.
 
     Raises:
         InputError: if not one image can be read, an option is unknown, or the options name other views than those of
@@ -404,5 +460,9 @@ def _embed_items(
     embedded = model.embed(items.paths.tolist(), **options)
     is_read = ~np.isnan(embedded[:, 0])
     check_readable(int(is_read.sum()), len(items))
-    items, embedded = items.take(is_read), embedded[is_read]
-    return items, Geometry.from_ball(model.ball).gallery_vectors(torch.from_numpy(embedded)).numpy()
+    return items.take(is_read), _to_searched(embedded[is_read], model)
+
+
+def _to_searched(points: NDArray[np.float32], model: ImageEmbedder) -> NDArray[np.float32]:
+    """Return the vectors that a search by inner product takes: (N, D), or (N, D + 2) for points of a Poincare ball."""
+    return Geometry.from_ball(model.ball).gallery_vectors(torch.from_numpy(points)).numpy()

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,15 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import nn
 
 from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.model_settings import ModelSettings
-from dml.inference.saved_folder import DESCRIPTION, WEIGHTS, SavedModel, is_saved_folder, read_folder
+from dml.inference.pretrained import pretrained
+from dml.inference.saved_folder import DESCRIPTION, FILES, WEIGHTS, SavedModel, is_saved_folder, read_folder
 from dml.models.adapters import merge_updates
 from dml.run import resolvers  # noqa: F401 (it registers the resolvers that configurations call)
+from dml.run.given import giving
 from dml.run.settings import list_keys
 from dml.run.stages import find_stage, resolve_parts
 from dml.run.stored_configuration import extract_configuration, open_stored
@@ -25,6 +29,9 @@ from dml.runtime.paths import expand_home
 from dml.runtime.run_folder import RunFolder, newest_runs
 from dml.runtime.text import printable
 from dml.training.checkpoints import TrainingProgress, lacks_weights, load_model, load_state, read_checkpoint
+
+HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
+"""The name of a repository on the Hugging Face hub, unless the part before the slash is a folder here."""
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +44,8 @@ def load(
     device: str = "auto",
     trust: bool = False,
     weights: str | Path | None = None,
+    module: nn.Module | None = None,
+    revision: str = "main",
 ) -> ImageEmbedder:
     """Open a trained model, without a change of torch's random numbers.
 
@@ -47,7 +56,8 @@ def load(
 
     Args:
         place: folder of a run, whose tested checkpoint is taken; a folder of runs, of which the newest is taken; a
-            checkpoint; or a folder of `save_pretrained`.
+            checkpoint; a folder of `save_pretrained`; or, where no such file is there, "user/repository" of the Hugging
+            Face hub, to which `ImageEmbedder.push_to_hub` uploads. "pretrained:NAME" is `dml.pretrained` of a name.
         heads: names of the heads whose embeddings are concatenated, such as ["M", "H"]; None takes those that the
             training chose, see ``choose_heads``, or all.
         device: device that embeds, such as "cpu" or "cuda"; "auto" takes a GPU if there is one.
@@ -55,18 +65,26 @@ def load(
             Only say so of files whose origin you trust.
         weights: file of the pretrained weights that the training began with, in place of the one that it names. Only
             runs with an adapter need it, whose checkpoints lack the frozen weights.
+        module: network of `ImageEmbedder.from_module`, of which a saved folder holds the weights and not the code.
+        revision: branch, tag or commit of the repository on the hub.
 
     Raises:
-        InputError: if there is no model, it is damaged, or it can't be built or used; or if the pretrained weights
-            aren't those of the training.
+        InputError: if there is no model, the hub can't be reached, or the model is damaged, or can't be built or used;
+            or if the pretrained weights aren't those of the training.
     """
+    if (name := str(place).removeprefix("pretrained:")) != str(place):
+        embedder = pretrained(name, weights=None if weights is None else str(weights), device=device)
+        return embedder if heads is None else ImageEmbedder(embedder.model, embedder.settings, heads, device)
     path = expand_home(place)
     if not path.exists():
         clean_up(path)
+    if HUB_NAME.fullmatch(str(place)) and not os.path.exists(path.parent):
+        path = _download(str(place), revision)
     if is_saved_folder(path):
         saved = read_folder(path, trust=trust)
         saved.settings.check(place)
-        return _build_saved(saved, heads, device)
+        with giving({} if module is None else {"module": module}):
+            return _build_saved(saved, heads, device)
     if not path.exists():
         raise InputError(f"{printable(path)}: nothing is there; give a run's folder, a saved model or a checkpoint")
     if os.path.isdir(path):
@@ -80,6 +98,24 @@ def load(
     load_model(model, path)
     merge_updates(model)
     return ImageEmbedder(model, settings, heads, device)
+
+
+def _download(repository: str, revision: str) -> Path:
+    """Download a saved model from the Hugging Face hub, or find it in the hub's cache, and return the folder."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = Path(snapshot_download(repository, revision=revision, allow_patterns=[*FILES]))
+    except (OSError, ValueError) as error:
+        # an error of this kind tells that no copy is in the cache, and its cause why the hub wasn't reached
+        reason = error.__cause__ if isinstance(error, FileNotFoundError) else error
+        raise InputError(
+            f"{repository}: nothing is there, and the Hugging Face hub gives no revision {printable(revision)} of it "
+            f"({type(reason).__name__}); give a run's folder, a saved model or a checkpoint"
+        ) from error
+    if not is_saved_folder(folder):
+        raise InputError(f"{repository}: on the Hugging Face hub, but it holds nothing that push_to_hub uploaded")
+    return folder
 
 
 def _build_saved(saved: SavedModel, heads: Sequence[str] | None, device: str) -> ImageEmbedder:

@@ -1,15 +1,20 @@
-"""Pretrained networks as they are: their features embed images before any training."""
+"""Networks as they are, those of libraries and of one's own: their features embed images, without a training by dml."""
+
+from collections.abc import Sequence
+from copy import deepcopy
 
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig
+from torch import Tensor, nn
 
 from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.model_settings import ModelSettings
+from dml.models.embedding import SIZE_ERRORS
 from dml.run.building import build
 from dml.run.config_folders import CONF
-from dml.run.settings import list_keys
+from dml.run.given import giving
 from dml.run.stages import resolve_parts
 from dml.runtime.errors import InputError
 
@@ -33,23 +38,53 @@ def pretrained(name: str, *, image_size: int = 224, weights: str | None = None, 
     is_choice = (CONF / "model" / f"{name}.yaml").exists()
     words = [f"model={name}"] if is_choice else ["model=timm", f"model.backbone.name={name}"]
     words += [] if weights is None else [f"model.backbone.weights={weights}"]
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("train", overrides=["transform=imagenet", f"transform.size={image_size}", *words])
+    config = _compose(image_size, words)
     try:
         with torch.random.fork_rng(devices=()):
-            _use_features(config)
-            model = build(config.model)
+            network = build(config.model.backbone).eval()
+            with torch.inference_mode():
+                features = network(torch.zeros(1, 3, image_size, image_size))[0].flatten(1)
+            return _embed_by_features(config, features.shape[1], name, device)
     except InstantiationException as error:
         raise InputError(str(error.__cause__ or error)) from error
-    parts = resolve_parts(config, [str(key) for key in config if key not in list_keys("is_saved")])
-    settings = ModelSettings(parts, name, {"step": 0})
-    return ImageEmbedder(model, settings, device=device)
 
 
-def _use_features(config: DictConfig) -> None:
-    """Let a model have one head, which returns the pooled features."""
-    network = build(config.model.backbone).eval()
-    with torch.inference_mode():
-        size = network(torch.zeros(1, 3, config.transform.size, config.transform.size))[0].flatten(1).shape[1]
-    config.model.heads, config.model.embed_dim, config.model.taps = ["H"], size, {"H": "pooled"}
+def wrap_module(
+    module: nn.Module, image_size: int, mean: Sequence[float], std: Sequence[float], name: str | None, device: str
+) -> ImageEmbedder:
+    """Do the work of `dml.inference.image_embedder.ImageEmbedder.from_module`."""
+    kind, size = type(module).__name__, (2, 3, image_size, image_size)
+    network = deepcopy(module).float().cpu().eval()
+    try:
+        with torch.inference_mode():
+            embeddings = network(torch.zeros(size))
+    except SIZE_ERRORS as error:
+        line = " ".join(str(error).split())
+        raise InputError(f"image_size={image_size}: {kind} can't take images {size} ({line})") from error
+    if not isinstance(embeddings, Tensor) or embeddings.ndim != 2 or len(embeddings) != 2:
+        result = f"shape {(*embeddings.shape,)}" if isinstance(embeddings, Tensor) else type(embeddings).__name__
+        raise InputError(f"module: {kind} gives {result} for images {size}, expected embeddings (2, D)")
+    config = _compose(image_size, ["model=timm"])
+    config.model.backbone = {
+        "_target_": "dml.models.backbone.Backbone",
+        "network": {"_target_": "dml.run.given.take", "part": "module", "name": kind},
+        "mean": [*map(float, mean)],
+        "std": [*map(float, std)],
+        "channels_last": False,  # the digits of the module itself
+    }
+    with giving({"module": network}):
+        return _embed_by_features(config, embeddings.shape[1], name or kind, device)
+
+
+def _compose(image_size: int, words: Sequence[str]) -> DictConfig:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("train", overrides=["transform=imagenet", f"transform.size={image_size}", *words])
+
+
+def _embed_by_features(config: DictConfig, dimension: int, name: str, device: str) -> ImageEmbedder:
+    """Build a model whose one head returns the backbone's pooled features (B, dimension)."""
+    config.model.heads, config.model.embed_dim, config.model.taps = ["H"], dimension, {"H": "pooled"}
     config.model.head = {"H": {"_target_": "dml.models.heads.RawHead", "_partial_": True}}
+    # there was no training, so the settings say nothing of a data set, a loss or a test
+    parts = resolve_parts(config, [str(key) for key in config if key not in ("model", "transform", "data")])
+    return ImageEmbedder(build(config.model), ModelSettings(parts, name), device=device)

@@ -48,6 +48,8 @@ WEIGHTS, CONFIG, DESCRIPTION, CARD, PICTURE = (
     "README.md",
     "retrieval.png",
 )
+FILES = (WEIGHTS, CONFIG, DESCRIPTION, PICTURE)
+"""The files that a model is read from."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,7 @@ def write_card(embedder: ImageEmbedder, license_id: str | None) -> str:
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
     settings, errors = embedder.settings, embedder.threshold_errors
-    dataset = name_dataset(settings.config)
+    dataset = name_dataset(settings.config) if "dataset" in settings.config else ""
     shown = select_shown(_select_metrics(embedder))
     results = [
         EvalResult("image-retrieval", dataset, dataset, metric_type=name, metric_value=round(value, 4))
@@ -228,11 +230,12 @@ def _list_facts(embedder: ImageEmbedder, license_id: str | None) -> Iterable[tup
     yield "vector", f"{embedder.dimension} dimensions; geometry: {embedder.geometry}"
     yield "input", f"RGB images of any size, which become {width} x {height} pixels"
     yield "background of transparent images", settings.limits.background
-    yield "trained on", f"{name_dataset(config)}, {len(settings.class_names) or 'an unknown number of'} classes"
-    yield "loss", str((config.get("loss") or {}).get("_target_", "unknown")).rpartition(".")[2]
-    yield "steps", str(training.get("step", "unknown"))
-    yield "checkpoint chosen on", selection
-    yield "seed", str(config.get("seed", "unknown"))
+    if "dataset" in config:  # a network that dml didn't train has none
+        yield "trained on", f"{name_dataset(config)}, {len(settings.class_names) or 'an unknown number of'} classes"
+        yield "loss", str((config.get("loss") or {}).get("_target_", "unknown")).rpartition(".")[2]
+        yield "steps", str(training.get("step", "unknown"))
+        yield "checkpoint chosen on", selection
+        yield "seed", str(config.get("seed", "unknown"))
     yield "fingerprint", f"`{embedder.fingerprint}`"
     yield "license of the weights", license_id or "none was stated; pretrained weights and data have their own"
 

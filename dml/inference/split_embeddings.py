@@ -38,6 +38,8 @@ def read_data_set(model: ImageEmbedder, *, root: str | None = None) -> tuple[Set
     Raises:
         InputError: if the data can't be read, or unknown code would read it.
     """
+    if "dataset" not in model.settings.config:
+        raise InputError(f"{model.settings.name}: dml didn't train it, so it names no data set; give a trained model")
     plain: dict[str, Any] = deepcopy({**model.settings.config})
     plain["evaluation"] = plain.get("evaluation", {}) | {"metrics": METRICS, "level_weights": None}
     settings = read_settings(OmegaConf.create({**plain, "recurrent": None}), Settings)

@@ -47,7 +47,8 @@ def metrics_by_part(run: ReportedRun) -> dict[str, dict[str, float]]:
     Returns:
         {"before training", "head L", ..., "all heads", "+ alpha-QE", ...: metrics}.
     """
-    whole_label = "all heads" if any(MetricName.parse(name).heads for name in run.metrics) else "after training"
+    trained_label = "after training" if run.is_trained else "the vectors"
+    whole_label = "all heads" if any(MetricName.parse(name).heads for name in run.metrics) else trained_label
     parts = split_parts(run.metrics, "before training", whole_label)
     rows = {name: select_joint_metrics(part) for name, part in parts.items()}
     return {name: values for name, values in rows.items() if values}

@@ -3,17 +3,20 @@
 import functools
 from collections.abc import Mapping, Sequence
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from dml.data.image_files.images import read_image
 from dml.data.image_files.limits import ImageLimits
 from dml.data.table import UNKNOWN, ImageTable
+from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.geometry import UnitEmbeddings
-from dml.evaluation.per_query import join_lists, score_queries, write_queries
+from dml.evaluation.per_query import QueryTable, join_lists, score_queries, write_queries
 from dml.evaluation.ranking import PerQuery
 from dml.report.audit import AuditReport, make_finding_sections
 from dml.report.charts import make_charts, make_threshold_section
@@ -35,7 +38,9 @@ from dml.report.side_by_side import (
     compare_settings,
     count_outcomes,
 )
-from dml.runtime.files import replacing
+from dml.retrieval.rows import Embeddings
+from dml.runtime.files import replacing, write_text
+from dml.runtime.paths import expand_home
 from dml.runtime.run_folder import RunFolder
 from dml.runtime.text import printable
 
@@ -65,6 +70,46 @@ def run_report(run: ReportedRun, read: ReadPicture | None = None) -> str:
         "confusions": find_confusions(table, tiles),
     }
     return _render("run.html.j2", content, tiles, read or run.read_picture, map_tiles)
+
+
+def report(vectors: Embeddings, table: ImageTable, folder: str | Path, *, neighbors: int = 10) -> Path:
+    """Write the report of any vectors of images, and return the path of report.html; ``dml.report`` is this function.
+
+    The metrics are those of `dml.evaluation.evaluate`.
+
+    Args:
+        vectors: (N, D) vectors of the rows of the table, in their order, which are L2-normalized.
+        table: images with labels: those of one split, each of which is searched among the others, or of "query" and
+            "gallery".
+        folder: folder to write to; it is made, and a report in it is replaced.
+        neighbors: number of neighbors of each query.
+
+    Raises:
+        InputError: if the vectors aren't those of the table, can't be compared, or a picture can't be read.
+    """
+    path, unit = expand_home(folder).absolute(), UnitEmbeddings.normalize(vectors, "vectors")
+    lists, metrics = Evaluator(table).evaluate(unit, neighbors=neighbors)
+    splits = " and ".join(np.unique(table.split).tolist())
+    facts = {"split": splits, "vector": f"{unit.rows.shape[1]:,} dimensions, {unit.geometry.name}"}
+    run = ReportedRun(
+        name="/".join(path.parts[-2:]),
+        metrics=metrics | facts,
+        queries=_make_queries(table, lists, neighbors, unit),
+        config=yaml.safe_dump({"dataset": {"name": path.name}}, allow_unicode=True),
+        is_trained=False,
+    )
+    write_text(path / "report.html", run_report(run))
+    return path / "report.html"
+
+
+def _make_queries(
+    table: ImageTable, lists: Sequence[PerQuery], neighbors: int, mapped: UnitEmbeddings | None = None, seed: int = 0
+) -> QueryTable:
+    """Make the table of the queries of some lists, with their places on the map of embeddings, if there is one."""
+    queries = np.concatenate([part.queries for part in lists])
+    positions = None if mapped is None else embedding_map(mapped.take(queries), seed=seed)
+    described = {"levels": table.levels, "names": table.names, "made_with": collect_versions()}
+    return join_lists(table, lists, neighbors, **described, positions=positions)
 
 
 def comparison_report(a: ReportedRun, b: ReportedRun, read: ReadPicture | None = None) -> str:
@@ -150,9 +195,8 @@ def write_pictures(
     ``lists`` are the queries of each benchmark list. ``sheet`` and ``report`` are ``evaluation.sheet`` and
     ``evaluation.report``; None writes no such files.
     """
-    described = {"levels": table.levels, "names": table.names, "made_with": collect_versions()}
     if sheet:
-        ranked = join_lists(table, lists[:1], sheet.neighbors, **described)
+        ranked = _make_queries(table, lists[:1], sheet.neighbors)
         level = int((ranked.labels >= 0).all(axis=0).argmax())  # a list of a coarse level has no finer classes
         queries = choose_queries(len(ranked), min(sheet.queries, len(ranked)), sheet.seed).tolist()
         read = functools.partial(read_image, limits=limits)
@@ -161,10 +205,8 @@ def write_pictures(
     else:
         folder.picture_file.unlink(missing_ok=True)
     if report:
-        queries = np.concatenate([part.queries for part in lists])
-        positions = embedding_map(embeddings.take(queries), seed=report.seed) if report.map else None
-        queries_table = join_lists(table, lists, report.neighbors, **described, positions=positions)
-        write_queries(folder.queries_file, queries_table)
+        mapped = embeddings if report.map else None
+        write_queries(folder.queries_file, _make_queries(table, lists, report.neighbors, mapped, report.seed))
         with replacing(folder.report_file) as partial:
             partial.write_text(run_report(read_run(folder.path, metrics)), encoding="utf-8")
     else:

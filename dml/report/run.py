@@ -39,6 +39,7 @@ class ReportedRun:
         threshold_curves: {split: (2, P) FMR and FNMR} of thresholds on the similarity.
         compression: contents of compression.json, which ``dml compress`` writes: metrics of smaller vectors by name.
         start_folder: working folder in which the run was started; empty if it is unknown.
+        is_trained: whether the vectors are of a training, and not any that `dml.report` was given.
     """
 
     name: str
@@ -50,6 +51,7 @@ class ReportedRun:
     threshold_curves: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
     compression: Mapping[str, Any] = field(default_factory=dict)
     start_folder: str = ""
+    is_trained: bool = True
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -64,9 +66,9 @@ class ReportedRun:
 
     @property
     def title(self) -> str:
-        """The loss and the data set of the run."""
+        """The loss and the data set of the run; the latter alone for vectors that dml didn't train."""
         loss = self.choices.get("loss") or _last_part(self.settings.get("loss", {}).get("_target_"))
-        return f"{loss} on {name_dataset(self.settings)}"
+        return f"{loss} on {name_dataset(self.settings)}" if self.is_trained else name_dataset(self.settings)
 
     @property
     def remarks(self) -> dict[str, str]:

@@ -31,13 +31,18 @@ def take(part: str, name: str) -> Any:
     """Return a copy of the object that stands for a part of the configuration: each head has a loss of its own.
 
     Args:
-        part: part of the configuration, such as "loss".
+        part: part of the configuration, such as "loss"; "module" for the network of `ImageEmbedder.from_module`.
         name: class of the object, by which a configuration tells runs with different objects apart.
 
     Raises:
         InputError: if none is given, as when the shell resumes a run of Python.
     """
     if part not in _given_objects.get():
+        if part == "module":
+            raise InputError(
+                f"its network is a {name} from Python, which no file holds; dml.load(FOLDER, module=...) takes it, and "
+                "for an index dml.Index.load(FOLDER, model)"
+            )
         raise InputError(f"{part}: the run was trained with a {name} from Python; dml.train(objects={{'{part}': ...}})")
     return copy.deepcopy(_given_objects.get()[part])
 

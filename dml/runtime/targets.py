@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 TARGET = "_target_"
 
 _READER = "dml.data.readers.*.read"
-_GIVEN = "dml.run.given.take"  # it returns what the user's own Python gave to dml.train
+_GIVEN = "dml.run.given.take"  # it returns what the user's own Python gave to dml.train or dml.load
 
 KNOWN = {
     "adapter": ("dml.models.adapters.*",),
@@ -48,6 +48,7 @@ KNOWN = {
     ),
     "model": (
         _GIVEN,
+        "dml.models.backbone.Backbone",
         "dml.models.embedding.*",
         "dml.models.heads.*",
         "dml.models.networks.*",

@@ -22,6 +22,7 @@ from PIL import Image
 from small_embedders import SETTINGS, make_model
 
 import dml
+from dml.__main__ import dispatch
 from dml.data.image_files.images import UnreadableImageError
 from dml.data.readers import csv, folder
 from dml.data.table import ImageTable
@@ -799,3 +800,54 @@ def test_labels_tell_the_share_of_pairs_of_one_class(labels: list[str], share: f
     """None where no pair is of one class, or all are: a probability would be 0 or 1 at any similarity."""
     items = IndexItems.number([f"{number}.png" for number in range(len(labels))], labels)
     assert items.same_share == pytest.approx(share)
+
+
+def test_vectors_that_are_there_are_searched_without_a_model(
+    index: dml.Index, model: dml.ImageEmbedder, photos: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    vectors = model.embed(photos)
+    paths, labels = index.items.paths.tolist(), index.items.labels.tolist()
+    alone = dml.Index.build(vectors=torch.from_numpy(3 * vectors), paths=paths, labels=labels)
+    assert (len(alone), repr(alone)) == (len(vectors), f"Index({len(vectors)} images, factory=Flat, no model)")
+    for opened in (alone, dml.Index.load(alone.save(tmp_path / "alone"))):
+        scores, found = opened.search(vectors, k=3)
+        np.testing.assert_allclose(scores, index.search(vectors, k=3)[0], atol=1e-6)
+        np.testing.assert_array_equal(found, index.search(vectors, k=3)[1])
+        assert opened.items.labels.tolist() == labels
+        assert (opened.threshold, opened.calibration) == (None, None)
+        for use in (opened.search, opened.upsert):
+            with pytest.raises(InputError, match="built of vectors, without a model, so it embeds no image: search by"):
+                use(paths[0])
+    with pytest.raises(SystemExit):
+        dispatch(["index", str(tmp_path / "alone"), str(photos)])
+    with pytest.raises(SystemExit):
+        dispatch(["search", str(tmp_path / "alone"), paths[0]])
+    with pytest.raises(SystemExit):
+        dispatch(["serve", str(tmp_path / "alone"), "--port", "0"])
+    *uses, serving = capfd.readouterr().err.splitlines()
+    assert len(uses) == 2
+    assert all("error: the index was built of vectors, without a model" in use for use in uses)
+    assert "built of vectors alone; --model MODEL embeds queries" in serving
+    assert opened.remove(paths[0]) == 1
+    with_model = dml.Index.load(tmp_path / "alone", model)
+    np.testing.assert_array_equal(with_model.search(paths[3], k=1)[1], [[paths[3]]])
+    assert dml.Index.build(model, vectors=vectors, paths=photos).search(paths[3], k=1)[1][0, 0] == paths[3]
+
+
+def test_vectors_must_fit_their_paths(model: dml.ImageEmbedder) -> None:
+    paths = ["a.png", "b.png"]
+    for arguments, line in (
+        (
+            {"vectors": np.eye(3), "paths": paths},
+            r"vectors of shape \(3, 3\): expected floats, 2 of them, one an image, of 3 dim",
+        ),
+        ({"vectors": np.eye(2), "paths": paths, "model": model}, "of 8 dimensions"),
+        ({"vectors": np.eye(2), "paths": paths, "labels": ["a"]}, "labels: 1 for 2 images"),
+        ({"vectors": np.zeros((2, 4)), "paths": paths}, "one is zero"),
+        ({"vectors": np.eye(2, dtype=int), "paths": paths}, r"vectors of shape \(2, 2\): expected floats"),
+        ({"vectors": np.eye(2)}, "give a model and images, or vectors"),
+        ({"vectors": np.eye(2), "paths": paths, "batch_size": 2}, "give a model and images, or vectors"),
+        ({"source": paths}, "give a model and images, or vectors"),
+    ):
+        with pytest.raises(InputError, match=line):
+            dml.Index.build(**arguments)  # type: ignore[arg-type]

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 
 import dml
+from dml.__main__ import dispatch
 from dml.models.heads import RawHead
 from dml.runtime.errors import InputError
 
@@ -32,6 +34,25 @@ def test_it_is_saved_and_searched_as_a_trained_model(model: dml.ImageEmbedder, t
     opened = dml.load(tmp_path / "model", device="cpu")
     assert opened.fingerprint == model.fingerprint
     np.testing.assert_array_equal(opened.embed(IMAGES), model.embed(IMAGES))
+
+
+def test_commands_take_its_name(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    place = "pretrained:tf_efficientnet_lite0"
+    model = dml.load(place, device="cpu")
+    assert model.fingerprint == dml.pretrained("tf_efficientnet_lite0").fingerprint
+    Image.fromarray(IMAGES[0]).save(tmp_path / "photo.png")
+    dispatch(["embed", place, str(tmp_path), "--output", str(tmp_path / "vectors.npz"), "--workers", "0"])
+    with np.load(tmp_path / "vectors.npz") as arrays:
+        np.testing.assert_array_equal(arrays["vectors"], model.embed(IMAGES[:1]))
+    with pytest.raises(SystemExit):
+        dispatch(["compress", place, "--output", str(tmp_path / "compression.json")])
+    assert "error: tf_efficientnet_lite0: dml didn't train it, so it names no data set" in capfd.readouterr().err
+    model.save_pretrained(tmp_path / "model")
+    assert "not trained by dml" in (tmp_path / "model" / "README.md").read_text()
+    with pytest.raises(InputError, match="no_such_network"):
+        dml.load("pretrained:no_such_network")
+    with pytest.raises(InputError, match="this model has the heads H"):
+        dml.load(place, heads=["M"])
 
 
 def test_mistakes_are_told() -> None:
