@@ -4,6 +4,7 @@ import json
 import re
 from logging import WARNING, getLogger
 from pathlib import Path
+from shutil import copyfile
 
 from sphinx.application import Sphinx
 from sphinx.util import logging
@@ -14,6 +15,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 source_suffix = {".md": "markdown", ".ipynb": "markdown"}
 html_theme = "furo"
 html_title = "dml"
+html_extra_path = ["llms.txt"]
 exclude_patterns = ["images"]
 myst_heading_anchors = 3
 autodoc_member_order = "bysource"
@@ -32,7 +34,7 @@ REPOSITORY_LINK = re.compile(r"\[([^]]+)\]\((\.\./[^)#]+)\)")
 
 def show_notebook(app: Sphinx, name: str, source: list[str]) -> None:
     """Turn a notebook into a page: its text, its code, and the pictures that are stored in it."""
-    if app.env.doc2path(name).suffix != ".ipynb":
+    if Path(app.env.doc2path(name)).suffix != ".ipynb":
         return
     parts = []
     for cell in json.loads(source[0])["cells"]:
@@ -59,7 +61,16 @@ def check_repository_links(_app: Sphinx, name: str, source: list[str]) -> None:
     source[0] = REPOSITORY_LINK.sub(path_of, source[0])
 
 
+def copy_sources(app: Sphinx, error: Exception | None) -> None:
+    """Copy each page's source beside the page: llms.txt names the sources, and notebooks are there to run."""
+    if error is None:
+        for name in app.env.found_docs:
+            source = Path(app.env.doc2path(name))
+            copyfile(source, Path(app.outdir) / source.relative_to(DOCS))
+
+
 def setup(app: Sphinx) -> None:
-    """Register the change of notebooks, and then the check of links, with Sphinx."""
+    """Register with Sphinx: the change of notebooks, then the check of links, and the copies at the end."""
     app.connect("source-read", show_notebook)
     app.connect("source-read", check_repository_links)
+    app.connect("build-finished", copy_sources)
