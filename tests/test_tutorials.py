@@ -11,7 +11,7 @@ from conftest import ONE_HEAD, ROOT
 from nbclient import NotebookClient
 
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
-QUICK = ("own_loop", "search_photos")
+QUICK = ("search_photos",)
 LARGEST_PICTURE = 60_000
 """Characters of a stored picture in base64."""
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.pipeline
 
 
 @pytest.fixture(autouse=True)
-def _found(monkeypatch: pytest.MonkeyPatch) -> None:
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a notebook's ``!dml`` find the command, and ``import dml`` the package, as an active environment does."""
     monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
