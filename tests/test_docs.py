@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "tutorials").glob("*.ipynb")])
+PAGES += [ROOT / "docs" / "llms.txt"]
 NAME = re.compile(r"`(dml(?:\.\w+)+)`")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -52,3 +53,11 @@ def resolve(name: str) -> object:
             found = getattr(found, attribute)
         return found
     raise AssertionError(name)
+
+
+def test_the_list_for_language_models_names_each_page_once() -> None:
+    text = (ROOT / "docs" / "llms.txt").read_text(encoding="utf-8")
+    links = LINK.findall(text)
+    assert text.startswith("# dml\n\n> ")
+    assert len(links) == len({*links}) > 20
+    assert len(links) == len(re.findall(r"^- \[[^]]+\]\([^)]+\): .+$", text, re.MULTILINE))

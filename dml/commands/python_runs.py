@@ -59,12 +59,16 @@ class Run:
         return _train([f"resume={self.folder}", *overrides], None, self.given_objects, quiet)
 
     def _repr_html_(self) -> str:
+        from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES
+
+        metrics = self.metrics
         rows = "".join(
             f"<tr><td>{escape(name)}</td><td>{value:.4f}</td></tr>"
-            for name, value in self.metrics.items()
-            if isinstance(value, float) and name.startswith("level0/")
+            for name, value in metrics.items()
+            if name.startswith("level0/") and not name.endswith(QUERIES_WITHOUT_POSITIVES)
         )
-        return f"<p>{escape(str(self.folder))}</p><table>{rows}</table>"
+        result = f"<table>{rows}</table>" if metrics else "<p>stopped before its test; run.resume() goes on</p>"
+        return f"<p>{escape(str(self.folder))}</p>{result}"
 
 
 def train(

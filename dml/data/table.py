@@ -102,8 +102,8 @@ class ImageTable:
     def from_frame(cls, frame: Any) -> "ImageTable":
         """Make a table of a pandas DataFrame.
 
-        Its columns are those of ``dataset=csv``: path, label (or level0, level1, ... from fine to coarse) and split;
-        without the last one all images are for training.
+        Its columns are those of ``dataset=csv``: path, label (or level0, level1, ... from fine to coarse) and split.
+        Without the last one, a training draws classes for test and validation, as ``dataset=csv`` does.
 
         Raises:
             InputError: if a column is missing, or a value can't be used.
@@ -113,7 +113,7 @@ class ImageTable:
         if missing := {"path", *levels} - {*columns}:
             raise InputError(f"table: no column {', '.join(sorted(missing))}; path, and label or level0, level1, ...")
         named = [np.unique([str(value) for value in frame[level]], return_inverse=True) for level in levels]
-        splits = [str(value) for value in frame["split"]] if "split" in columns else ["train"] * len(frame)
+        splits = [str(value) for value in frame["split"]] if "split" in columns else [""] * len(frame)
         return cls(
             paths=np.array([str(path) for path in frame["path"]], dtype=np.str_),
             labels=np.stack([labels for _, labels in named], axis=1).astype(np.int64),

@@ -7,6 +7,7 @@ from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any
 
+from dml.data.splits import complete_splits
 from dml.data.table import ImageTable
 from dml.runtime.errors import InputError
 
@@ -47,13 +48,15 @@ def take(part: str, name: str) -> Any:
     return copy.deepcopy(_given_objects.get()[part])
 
 
-def take_table(_root: str | None) -> ImageTable:
+def take_table(_root: str | None, *, test_fraction: float | None, val_fraction: float, seed: int) -> ImageTable:
     """Return the table of images that `dml.train` was called with; a reader of ``conf/dataset/table.yaml``.
 
+    The other arguments are those of `dml.data.splits.complete_splits`, which draws the splits that the table lacks.
+
     Raises:
-        InputError: if none is given.
+        InputError: if none is given, or it has too few classes to draw splits of.
     """
     if "table" not in _given_objects.get():
         raise InputError("dataset=table: the images are a table from Python; dml.train(table=...) gives it")
     table: ImageTable = _given_objects.get()["table"]
-    return table
+    return complete_splits(table, test_fraction=test_fraction, val_fraction=val_fraction, seed=seed)

@@ -12,14 +12,22 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from dml.runtime.text import ProgressMeter, in_markup
 
-PLAIN: dict[str, Any] = {"highlight": False, "soft_wrap": True, "emoji": False}  # a path's ":x:" is no emoji
+PLAIN: dict[str, Any] = {
+    "highlight": False,
+    "soft_wrap": True,
+    "emoji": False,  # a path's ":x:" is no emoji
+    "force_jupyter": False,  # Rich would display each line as HTML, past sys.stdout and also if it is meant for a file
+}
 
 
 class RunConsole(Console):
-    """A console whose lines also stand, as plain text, in the log of a run, once the run has begun."""
+    """A console whose lines also stand, as plain text, in the log of a run, once the run has begun.
+
+    A notebook is no terminal, although Jupyter sets FORCE_COLOR: what was printed can't be overwritten by a bar.
+    """
 
     def __init__(self) -> None:
-        super().__init__(**PLAIN)
+        super().__init__(**PLAIN, force_terminal=False if Console().is_jupyter else None)
         self._log_file: Path | None = None
         self._pending: list[str] = []
 

@@ -15,8 +15,7 @@ from dml.report.provenance import join_facts
 from dml.report.statistics import ClassSums, adjust_p_values, bootstrap_p_value, mean_interval
 from dml.runtime.configuration import key_of
 from dml.runtime.errors import InputError, suggest
-from dml.runtime.files import write_text
-from dml.runtime.text import format_count, markdown_table, replace_between
+from dml.runtime.text import format_count, markdown_table
 from dml.studies.charts import Points, draw_intervals
 from dml.studies.results import TEST, Results, RowResult
 from dml.studies.study import REFERENCE, Study
@@ -55,10 +54,6 @@ def render(template: str, filters: Mapping[str, Callable[..., Any]] | None = Non
 def render_page(study: Study, results: Results, **values: Any) -> str:
     """Render the page of a study by its own template, else by that of all studies."""
     template = f"{study.name}.md.j2" if (REFERENCE / f"{study.name}.md.j2").exists() else "study.md.j2"
-    return _render(template, study, results, **values)
-
-
-def _render(template: str, study: Study, results: Results, **values: Any) -> str:
     functions = {
         "rows": partial(list_rows, study, results),
         "compared": partial(list_compared, study, results),
@@ -68,16 +63,6 @@ def _render(template: str, study: Study, results: Results, **values: Any) -> str
         "table": lambda rows, columns=None: format_table(columns or study.content.get("columns", COLUMNS), rows),
     }
     return render(template, **{**study.content, **functions, "study": study, "results": results, **values})
-
-
-def write_summary(study: Study, results: Results, docs: Path) -> None:
-    """Write the summary of a study into the file that it names, between its markers, if the file has them."""
-    path = docs.parent / study.content["summary"]
-    if path.is_file():
-        markers = (f"<!-- {study.name} -->", f"<!-- /{study.name} -->")
-        summary = _render("summary.md.j2", study, results).rstrip()
-        if replaced := replace_between(path.read_text(encoding="utf-8"), markers, summary):
-            write_text(path, replaced)
 
 
 def list_rows(

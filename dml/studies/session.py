@@ -12,7 +12,7 @@ from dml.runtime.files import write_text
 from dml.runtime.text import write_csv
 from dml.studies import claims, figures, table_pages
 from dml.studies.engine import Engine
-from dml.studies.pages import draw_conditions, render_page, write_summary
+from dml.studies.pages import draw_conditions, render_page
 from dml.studies.results import Result, Results, merge_results, read_results, store_results
 from dml.studies.runs import Plan, format_command
 from dml.studies.study import Study
@@ -99,8 +99,6 @@ class Session:
             claims.draw_claims(study, results, self._docs)
         if "chart" in study.content:
             draw_conditions(study, results, self._docs / "images" / f"{self._name}.png")
-        if "summary" in study.content:
-            write_summary(study, results, self._docs)
         print_line(f"written: {path}")
 
     def _render(self, results: Results) -> str:

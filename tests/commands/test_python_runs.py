@@ -1,5 +1,6 @@
 """``dml.train``: the words of the shell from Python, with tables and objects in place of choices."""
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -57,6 +58,7 @@ def test_it_is_the_run_of_the_shell(run: dml.Run, here: Here, tmp_path: Path) ->
     assert run.metrics == RunFolder(tmp_path / "run").metrics()
     assert run.load().dimension == 8
     assert "level0/recall@1" in run._repr_html_()
+    assert "queries_without" not in run._repr_html_()
     with pytest.raises(InputError, match=r"report\.html: not there"):
         run.report()
 
@@ -91,6 +93,22 @@ def test_a_table_trains_as_its_data_set_does(run: dml.Run, tmp_path: Path) -> No
         dml.ImageTable.from_frame(Frame(["label"], {"label": ["a"]}))
 
 
+def test_a_table_without_splits_has_those_of_a_csv_file(small_emoji: Path, tmp_path: Path) -> None:
+    table = emoji.read(small_emoji)
+    cells = {"path": table.paths.tolist(), "label": [table.name_class(label) for label in table.labels[:, 0]]}
+    rows = zip(*cells.values(), strict=True)
+    (tmp_path / "mine.csv").write_text("".join(f"{path},{label}\n" for path, label in [("path", "label"), *rows]))
+    frame: Any = Frame(["path", "label"], cells)
+    words = [*SMALL, "trainer.max_steps=1"]
+    runs = [
+        dml.train(words, table=dml.ImageTable.from_frame(frame), folder=tmp_path / "table", quiet=True),
+        dml.train([*words, "dataset=csv", f"dataset.root={tmp_path}/mine.csv"], folder=tmp_path / "csv", quiet=True),
+    ]
+    splits = [json.loads((run.folder / "splits.json").read_text()).keys() for run in runs]
+    assert splits[0] == splits[1]
+    assert {name.partition("/")[0] for name in splits[0]} >= {"train", "val", "test"}
+
+
 def test_ctrl_c_returns_the_run_which_goes_on(
     run: dml.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -104,6 +122,7 @@ def test_ctrl_c_returns_the_run_which_goes_on(
     monkeypatch.setattr(MetricLearner, "training_step", interrupted)
     stopped = dml.train([*SMALL, "dataset=emoji"], folder=tmp_path / "run", quiet=True)
     assert not stopped.metrics
+    assert "run.resume()" in stopped._repr_html_()
     assert "resume=" in capfd.readouterr().err
     assert stopped.resume(quiet=True).metrics == run.metrics
 

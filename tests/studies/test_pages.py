@@ -25,11 +25,9 @@ def test_a_page_of_the_repository_is_that_of_its_results(name: str, tmp_path: Pa
     docs.mkdir()
     for file in (name, "leaderboard"):
         shutil.copy(ROOT / "docs" / f"{file}.parquet", docs)
-    shutil.copy(ROOT / "README.md", tmp_path)
     run_study([name, "page", "--docs", str(docs), "--outputs", str(tmp_path / "none")])
     assert (docs / f"{name}.md").read_text() == (ROOT / "docs" / f"{name}.md").read_text(), f"dml study {name} page"
     assert (docs / f"{name}.parquet").read_bytes() == (ROOT / "docs" / f"{name}.parquet").read_bytes()
-    assert (tmp_path / "README.md").read_text() == (ROOT / "README.md").read_text()
 
 
 def test_results_are_small() -> None:

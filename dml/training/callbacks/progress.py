@@ -7,7 +7,7 @@ from pytorch_lightning.callbacks.progress.rich_progress import ProcessingSpeedCo
 from rich.console import Console
 
 from dml.evaluation.names import choose_shown_metrics, describe_metric, format_value
-from dml.runtime.console import console
+from dml.runtime.console import PLAIN, console
 from dml.runtime.text import LINE_EVERY, ProgressMeter, printable
 
 FIRST_ESTIMATE = 10
@@ -86,7 +86,7 @@ class ProgressLines(ProgressBar):
     def __init__(self, seconds_between_lines: float = LINE_EVERY) -> None:
         super().__init__()
         self.seconds_between_lines = seconds_between_lines
-        self.console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+        self.console = Console(markup=False, **PLAIN)
         self._is_enabled = True
         self._training = self._evaluation = ProgressMeter(seconds_between_lines)
         self._validation_began = 0.0
