@@ -80,7 +80,8 @@ test-oldest:
 	$(OLDEST)/uv pip install --quiet --python $(OLDEST)/python --resolution lowest-direct --editable . \
 		'hypothesis>=6.100' 'pytest>=8' 'pytest-timeout>=2.3' 'pytest-xdist>=3.7' 'setuptools>=77' 'six>=1.16'
 	$(OLDEST)/python -m pytest -W default --numprocesses 2 --dist worksteal -m 'not thorough' tests/test_end_to_end.py \
-		tests/inference/test_image_index.py tests/inference/test_loading.py tests/losses/test_laws.py tests/retrieval
+		tests/inference/test_image_index.py tests/inference/test_loading.py tests/inference/test_saved_files.py \
+		tests/losses/test_laws.py tests/retrieval
 
 test-fast: setup
 	HYPOTHESIS_PROFILE=fast $(PYTEST) -m 'not thorough and not pipeline and not distributed and not data_sets and not networks'
