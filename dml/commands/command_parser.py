@@ -35,10 +35,10 @@ class CommandParser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
 
-    def add_model(self, others: str = "") -> None:
+    def add_model(self, alternative: str = "") -> None:
         """Add the argument that `dml.load` takes."""
         place = "folder of a run or of a saved model, a checkpoint, USER/REPOSITORY of the hub, or pretrained:NAME"
-        self.add_argument("model", metavar="MODEL", help=place + others)
+        self.add_argument("model", metavar="MODEL", help=place + alternative)
 
     def add_number(self, option: str, default: int, meaning: str) -> None:
         """Add an option that is a whole number above 0."""
