@@ -93,7 +93,7 @@ def _choose_folder(place: Path) -> "RunFolder":
     from dml.runtime.run_folder import RunFolder
 
     if not os.path.exists(place):
-        raise InputError(f"{printable(place)}: no such file or folder")
+        raise InputError(f"{printable(place)}: no such file or folder; a run names the data set that is searched")
     if os.path.isdir(place):
         return RunFolder(place)
     folder = RunFolder.from_checkpoint(place)

@@ -13,8 +13,9 @@ from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.model_settings import ModelSettings
 from dml.models.embedding import SIZE_ERRORS
 from dml.run.building import build
-from dml.run.config_folders import CONF
+from dml.run.config_folders import CONF, list_network_overrides
 from dml.run.given import giving
+from dml.run.model_builders import count_features, use_features
 from dml.run.stages import resolve_parts
 from dml.runtime.errors import InputError
 
@@ -35,16 +36,11 @@ def pretrained(name: str, *, image_size: int = 224, weights: str | None = None, 
     Raises:
         InputError: if no network has this name, or the weights can't be had.
     """
-    is_choice = (CONF / "model" / f"{name}.yaml").exists()
-    words = [f"model={name}"] if is_choice else ["model=timm", f"model.backbone.name={name}"]
-    words += [] if weights is None else [f"model.backbone.weights={weights}"]
+    words = [*list_network_overrides(name), *([] if weights is None else [f"model.backbone.weights={weights}"])]
     config = _compose(image_size, words)
     try:
         with torch.random.fork_rng(devices=()):
-            network = build(config.model.backbone).eval()
-            with torch.inference_mode():
-                features = network(torch.zeros(1, 3, image_size, image_size))[0].flatten(1)
-            return _embed_by_features(config, features.shape[1], name, device)
+            return _embed_by_features(config, count_features(config.model.backbone, image_size), name, device)
     except InstantiationException as error:
         raise InputError(str(error.__cause__ or error)) from error
 
@@ -83,8 +79,7 @@ def _compose(image_size: int, words: Sequence[str]) -> DictConfig:
 
 def _embed_by_features(config: DictConfig, dimension: int, name: str, device: str) -> ImageEmbedder:
     """Build a model whose one head returns the backbone's pooled features (B, dimension)."""
-    config.model.heads, config.model.embed_dim, config.model.taps = ["H"], dimension, {"H": "pooled"}
-    config.model.head = {"H": {"_target_": "dml.models.heads.RawHead", "_partial_": True}}
+    use_features(config.model, dimension)
     # there was no training, so the settings say nothing of a data set, a loss or a test
     parts = resolve_parts(config, [str(key) for key in config if key not in ("model", "transform", "data")])
     return ImageEmbedder(build(config.model), ModelSettings(parts, name), device=device)

@@ -154,7 +154,7 @@ def list_remarks(metrics: Mapping[str, Any], settings: Mapping[str, Any]) -> dic
     """Return {word: sentence} of what a reader of metrics.json has to know: was it quick, or worse than untrained?"""
     remarks = {"quick": QUICK} if settings.get("quick") else {}
     network, remedy = "the trained network", "a smaller optimizer.lr or another loss"
-    if metrics.get("step") == 0:
+    if metrics.get("step") == 0 and "selection" in metrics:  # and not a network that was never to be trained
         remarks["unchanged"] = (
             "no validation was better than the one before the first step, so that best.ckpt is the network as it was; "
             f"a smaller optimizer.lr may help, {SEE}"

@@ -164,6 +164,7 @@ def read_run(path: Path, metrics: Mapping[str, Any] | None = None) -> ReportedRu
         threshold_curves=folder.threshold_curves(),
         compression=folder.compression(),
         start_folder=folder.start_folder,
+        is_trained=metrics.get("step") != 0 or "selection" in metrics,
     )
 
 

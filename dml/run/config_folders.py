@@ -18,11 +18,20 @@ CONF = PACKAGE / "conf" if IS_INSTALLED else PACKAGE.parent / "conf"
 GROUPS = frozenset(path.name for path in CONF.iterdir() if path.is_dir())
 """The keys that choose a configuration of a group."""
 
+PRETRAINED = "pretrained:"
+"""The beginning of a place of a model that is the name of a pretrained network."""
+
 REFERENCE = re.compile(r"\$\{[\w.\[\]-]*\}")
 """An interpolation of another value of the configuration, as opposed to one that calls a resolver."""
 
 PLAIN_WORD = re.compile(r"(?!(null|true|false|inf|nan)$)[a-z_/][\w./@+-]*", re.ASCII | re.IGNORECASE)
 """A text that Hydra reads back as it is without quotes."""
+
+
+def list_network_overrides(name: str) -> list[str]:
+    """Return the overrides that choose a network: a choice of ``conf/model``, or any other name of timm."""
+    is_choice = (CONF / "model" / f"{name}.yaml").exists()
+    return [f"model={name}"] if is_choice else ["model=timm", f"model.backbone.name={quote(name)}"]
 
 
 def list_overrides(hydra: Any, config: DictConfig) -> list[str]:

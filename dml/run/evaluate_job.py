@@ -13,8 +13,10 @@ from dml.data.split_overview import summarize_data
 from dml.data.splits import describe_splits
 from dml.data.table import ImageTable
 from dml.run import builders, loop
+from dml.run.config_folders import PRETRAINED
 from dml.run.evaluators import check_tested_settings, choose_tested_split
 from dml.run.final_test import run_test
+from dml.run.model_builders import count_features, use_features
 from dml.run.resumed_settings import check_tested_data
 from dml.run.settings import EvaluateSettings, Settings, read_settings
 from dml.run.stages import Stage, find_stage, make_evaluation_config
@@ -36,6 +38,8 @@ from dml.training.checkpoints import TrainingProgress, lacks_weights, load_model
 def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> dict[str, Any]:
     """Test a checkpoint again -> the contents of metrics.json.
 
+    ``checkpoint=pretrained:NAME`` tests the features of a pretrained network, as `dml.pretrained` gives them.
+
     It takes neither a loss nor a sampler. It takes the pretrained weights that the training began with only if the
     checkpoint lacks those that an adapter left as they were.
 
@@ -43,10 +47,50 @@ def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> dic
         InputError: if the folder is a run's, whose configuration and metrics the test would replace.
     """
     path = expand_home(read_settings(config, EvaluateSettings).checkpoint)
+    is_pretrained = str(path).startswith(PRETRAINED)
     if folder.has_configuration and not folder.is_evaluation:
         raise InputError(
             f"hydra.run.dir={folder.path}: holds a run; choose another folder for the test of a checkpoint"
         )
+    if is_pretrained:
+        stored, description = None, dict[str, Any](step=0)
+        use_features(config.model, count_features(config.model.backbone, config.transform.size))
+        stage = Stage("", make_evaluation_config(config, lacks_weights=True))
+    else:
+        stage, stored, description = _read_stage(path, config, overrides)
+    settings = read_settings(stage.config, EvaluateSettings)
+    seed_everything(settings.seed, verbose=False)
+    table = builders.build_table(settings, needs_fold=settings.split in ("train", "val"))
+    check_tested_settings(settings, table)
+    split = _choose_split(settings, table)
+    if stored is not None:
+        check_tested_data(config, split, table, stored)
+    tested = table.select_evaluated(split)
+    share = ", all that there are" if len(tested) == len(table) else ""
+    line = f"{settings.dataset.name}: {describe_splits(tested)}{share}"
+    rank_zero_only(console.print)(f"[bold]data[/]     {in_markup(line)}")
+    images = builders.build_evaluation_data(settings, table)
+    model = builders.build_model(settings)
+    if not is_pretrained:
+        load_model(model, path)
+    rank_zero_only(write_configuration)(folder, config, overrides)
+    trainer = loop.build_testing_trainer(settings, default_root_dir=folder.path)
+    return run_test(
+        stage,
+        trainer,
+        builders.build_embedder(settings, model),
+        images,
+        folder,
+        split=split,
+        description=description,
+        neighbors_file=RunFolder.from_checkpoint(path).fixed_neighbors_file,
+    )
+
+
+def _read_stage(
+    path: Path, config: DictConfig, overrides: list[str]
+) -> tuple[Stage, StoredConfiguration, dict[str, Any]]:
+    """Return the stage whose checkpoint is tested, what its run stored, and what describes it in metrics.json."""
     parts = ("dataset", "transform", "model", "adapter", "recurrent", "stages", "evaluation")
     checkpoint = read_checkpoint(path, lazily=True)
     stored = extract_configuration(checkpoint)
@@ -61,31 +105,7 @@ def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> dic
     )
     if selection := _find_selection(path, stored):
         description["selection"] = stage.config.evaluation.selection = selection
-    settings = read_settings(stage.config, EvaluateSettings)
-    seed_everything(settings.seed, verbose=False)
-    table = builders.build_table(settings, needs_fold=settings.split in ("train", "val"))
-    check_tested_settings(settings, table)
-    split = _choose_split(settings, table)
-    check_tested_data(config, split, table, stored)
-    tested = table.select_evaluated(split)
-    share = ", all that there are" if len(tested) == len(table) else ""
-    line = f"{settings.dataset.name}: {describe_splits(tested)}{share}"
-    rank_zero_only(console.print)(f"[bold]data[/]     {in_markup(line)}")
-    images = builders.build_evaluation_data(settings, table)
-    model = builders.build_model(settings)
-    load_model(model, path)
-    rank_zero_only(write_configuration)(folder, config, overrides)
-    trainer = loop.build_testing_trainer(settings, default_root_dir=folder.path)
-    return run_test(
-        stage,
-        trainer,
-        builders.build_embedder(settings, model),
-        images,
-        folder,
-        split=split,
-        description=description,
-        neighbors_file=RunFolder.from_checkpoint(path).fixed_neighbors_file,
-    )
+    return stage, stored, description
 
 
 def _take_other_data_whole(config: DictConfig, overrides: list[str], stored: StoredConfiguration) -> None:

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+import torch
+from omegaconf import DictConfig, open_dict
+
 from dml.data.transforms import Crops, Pipeline, and_mirrored
 from dml.models.embedding import EmbeddingModel
 from dml.models.recurrent import AnyModel
@@ -27,6 +30,20 @@ def build_embedding_model(settings: Settings) -> EmbeddingModel:
     if settings.adapter is not None:
         build(settings.adapter)(built)
     return built
+
+
+@torch.inference_mode()
+def count_features(backbone: DictConfig, image_size: int) -> int:
+    """Build a backbone, and return the number of its pooled features."""
+    features = build(backbone).eval()(torch.zeros(1, 3, image_size, image_size))[0].flatten(1)
+    return int(features.shape[1])
+
+
+def use_features(model: DictConfig, dimension: int) -> None:
+    """Let the model of a configuration have one head, which returns the backbone's pooled features (B, dimension)."""
+    with open_dict(model):
+        model.heads, model.embed_dim, model.taps = ["H"], dimension, {"H": "pooled"}
+        model.head = {"H": {"_target_": "dml.models.heads.RawHead", "_partial_": True}}
 
 
 def build_crops_transform(settings: Settings) -> Pipeline | None:

@@ -1,5 +1,6 @@
 """`dml.pretrained`: a network's own features, used as a trained model's embeddings are."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from PIL import Image
 
 import dml
 from dml.__main__ import dispatch
+from dml.evaluation import evaluate
 from dml.models.heads import RawHead
 from dml.runtime.errors import InputError
 
@@ -34,6 +36,25 @@ def test_it_is_saved_and_searched_as_a_trained_model(model: dml.ImageEmbedder, t
     opened = dml.load(tmp_path / "model", device="cpu")
     assert opened.fingerprint == model.fingerprint
     np.testing.assert_array_equal(opened.embed(IMAGES), model.embed(IMAGES))
+
+
+def test_evaluate_has_the_digits_of_its_vectors(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    labels, paths = np.arange(24) % 6, [tmp_path / f"{number}.png" for number in range(24)]
+    for path, label in zip(paths, labels, strict=True):
+        noise = np.random.default_rng(int(path.stem)).integers(0, 160, (40, 40, 3))
+        Image.fromarray((noise + 16 * label).astype(np.uint8)).save(path)
+    rows = [f"{path},{label},test" for path, label in zip(paths, labels, strict=True)]
+    (tmp_path / "images.csv").write_text("\n".join(["path,label,split", *rows]))
+    data = ["dataset=csv", f"dataset.root={tmp_path / 'images.csv'}", "dataset.reader.test_fraction=null"]
+    words = [*data, "transform.size=32", f"hydra.run.dir={tmp_path / 'run'}"]
+    dispatch(["evaluate", "checkpoint=pretrained:tf_efficientnet_lite0", *words])
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    model = dml.pretrained("tf_efficientnet_lite0", image_size=32, device="cpu")
+    expected = evaluate(torch.from_numpy(model.embed(paths)), torch.from_numpy(labels))
+    assert metrics["level0/map@r"] == pytest.approx(expected["level0/map@r"], abs=1e-6)
+    assert metrics["level0/recall@1"] == pytest.approx(expected["level0/recall@1"])
+    assert (metrics["step"], metrics["split"]) == (0, "test")
+    assert "unchanged" not in capfd.readouterr().out
 
 
 def test_commands_take_its_name(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
