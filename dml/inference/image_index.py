@@ -162,6 +162,17 @@ class Index:
     def __len__(self) -> int:
         return len(self.items)
 
+    def __getitem__(self, rows: Any) -> "Index":
+        """Return an index of some of the images, such as ``index[:100]``, in the order of this one, which stays.
+
+        Raises:
+            InputError: if vectors can't be removed from this kind of index.
+        """
+        is_kept, vectors = np.zeros(len(self), dtype=np.bool_), self.vectors.copy()
+        is_kept[rows] = True
+        vectors.remove(self.items.ids[~is_kept])
+        return Index(self.model, vectors, self.items.take(is_kept), self._next_id)
+
     @property
     def threshold(self) -> float | None:
         """The model's threshold; None if it has none, or if scores may differ from cosine similarities by 0.01 or more.

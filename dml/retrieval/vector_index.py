@@ -1,5 +1,6 @@
 """An index of vectors that can be changed, saved and opened again: FAISS with ids of one's choice."""
 
+import copy
 import logging
 import os
 import re
@@ -290,6 +291,14 @@ class VectorIndex:
         opened = cls.__new__(cls)
         opened.factory, opened.parameters, opened._index, opened._is_mapped = factory, "", index, True
         return opened
+
+    def copy(self) -> "VectorIndex":
+        """Return a copy in memory."""
+        copied = copy.copy(self)
+        copied._forget_copy()
+        copied._is_mapped = True
+        copied.make_changeable()
+        return copied
 
     def make_changeable(self) -> None:
         """Read an index that stays on the disk into memory, so that it can be changed."""

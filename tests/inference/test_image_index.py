@@ -851,3 +851,21 @@ def test_vectors_must_fit_their_paths(model: dml.ImageEmbedder) -> None:
     ):
         with pytest.raises(InputError, match=line):
             dml.Index.build(**arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("factory", ["Flat", "IVF2,Flat"])
+def test_a_slice_is_an_index_of_some_of_the_images(factory: str) -> None:
+    vectors, paths = np.random.default_rng(0).normal(size=(20, 8)), [f"/{number}.png" for number in range(20)]
+    whole = dml.Index.build(vectors=vectors, paths=paths, labels=range(20), factory=factory, parameters="")
+    part = whole[5:15]
+    assert (len(whole), len(part), len(part[3])) == (20, 10, 1)
+    assert part.items.paths.tolist() == paths[5:15]
+    scores, found = part.search(vectors[[7, 16]], k=1)
+    assert found[0, 0] == "/7.png"
+    assert scores[0, 0] == pytest.approx(1, abs=1e-6)
+    assert found[1, 0] in paths[5:15]
+    assert whole.search(vectors[16], k=1)[1][0, 0] == "/16.png"
+    with pytest.raises(InputError, match="can't remove"):
+        dml.Index.build(vectors=vectors, paths=paths, factory="HNSW8")[:3]
+    with pytest.raises(IndexError):
+        whole[20]
