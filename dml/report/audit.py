@@ -62,8 +62,8 @@ def make_finding_sections(report: AuditReport, tiles: Tiles) -> list[dict[str, A
         tiles: sheet of the page's pictures, to which those of the findings are added.
 
     Returns:
-        For each kind its "issue", "title" and "explanation", the "count" of all findings, the first "findings", and
-        whether two of these fit beside each other: "is_compact".
+        For each kind its "issue", "title" and "explanation", the "count" of all findings, the first "findings", and by
+        "is_compact" whether two of these fit beside each other.
     """
     sections = []
     for issue in ISSUES:
