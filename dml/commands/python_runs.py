@@ -15,8 +15,16 @@ if TYPE_CHECKING:
     from dml.data.table import ImageTable
     from dml.inference.image_embedder import ImageEmbedder
 
-PARTS = ("loss", "sampler", "model", "optimizer")
+PARTS = ("loss", "sampler", "model", "optimizer", "transform.train", "transform.test")
 """The parts of a configuration that an object may stand for."""
+
+
+class _Report(type(Path())):  # type: ignore[misc]  # of the system's kind of paths
+    """The path of a report, which a notebook shows."""
+
+    def _repr_html_(self) -> str:
+        page = escape(self.read_text(encoding="utf-8"))
+        return f'<iframe srcdoc="{page}" style="width: 100%; height: 800px; border: 0"></iframe>'
 
 
 @dataclass(frozen=True)
@@ -38,13 +46,15 @@ class Run:
         return run.metrics() if run.is_finished else {}
 
     def load(self, **arguments: Any) -> "ImageEmbedder":
-        """Open the trained model; the arguments are those of `dml.load`."""
+        """Open the trained model, with the objects of the training; the arguments are those of `dml.load`."""
         from dml.inference import load
+        from dml.run.given import giving
 
-        return load(self.folder, **arguments)
+        with giving(self.given_objects):
+            return load(self.folder, **arguments)
 
     def report(self) -> Path:
-        """Return the path of report.html.
+        """Return the path of report.html, which a notebook shows as the page.
 
         Raises:
             InputError: if the run was stopped before its test, or tested with ``evaluation.report=null``.
@@ -52,7 +62,7 @@ class Run:
         path = RunFolder(self.folder).report_file
         if not path.is_file():
             raise InputError(f"{path}: not there; a finished run with evaluation.report has one")
-        return path
+        return _Report(path)
 
     def resume(self, overrides: Sequence[str] = (), *, quiet: bool = False) -> "Run":
         """Go on where the run stopped -> the same run; see `train` for the arguments."""
@@ -91,8 +101,9 @@ def train(
     Args:
         overrides: words of the command line, such as ["loss=rll", "seed=1"].
         table: images with their labels and splits, in place of ``dataset``; see `dml.ImageTable.from_frame`.
-        objects: objects of one's own in place of the choices of "loss", "sampler", "model" and "optimizer": what the
-            ``_target_`` of that part makes, such as a module for the loss, of which each head gets a copy.
+        objects: objects of one's own in place of "loss", "sampler", "model", "optimizer", "transform.train" and
+            "transform.test": what the ``_target_`` of that part makes, such as a module for the loss, of which each
+            head gets a copy.
         folder: folder of the run; None takes the one that ``dml train`` would.
         quiet: whether to print nothing.
 

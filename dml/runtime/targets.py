@@ -74,6 +74,7 @@ KNOWN = {
         "pytorch_lightning.strategies.DDPStrategy",
     ),
     "transform": (
+        _GIVEN,
         "dml.data.transforms.*",
         "torchvision.transforms.InterpolationMode",
         "torchvision.transforms.v2.*",

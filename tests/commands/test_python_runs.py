@@ -6,8 +6,11 @@ import signal
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
+import torch
 from conftest import Here
+from torchvision.transforms import v2
 
 import dml
 from dml.data.readers import emoji
@@ -133,3 +136,13 @@ def test_mistakes_are_exceptions_of_one_line(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="objects: transforms; an object stands for one of loss, sampler"):
         dml.train(objects={"transforms": None})
     assert not (tmp_path / "run").exists()
+
+
+def test_transforms_of_ones_own_train_and_are_used_by_the_model(tmp_path: Path) -> None:
+    transforms = {"transform.train": v2.Resize((16, 16)), "transform.test": v2.Resize((16, 16), antialias=False)}
+    run = dml.train([*SMALL, "dataset=emoji"], objects=transforms, folder=tmp_path / "run", quiet=True)
+    image = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
+    model = run.load(device="cpu")
+    assert torch.equal(model.preprocess(image), transforms["transform.test"](torch.from_numpy(image).permute(2, 0, 1)))
+    with pytest.raises(InputError, match=r"transform.test: the run was trained with a Resize from Python"):
+        dml.load(run.folder)
