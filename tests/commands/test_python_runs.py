@@ -146,3 +146,10 @@ def test_transforms_of_ones_own_train_and_are_used_by_the_model(tmp_path: Path) 
     assert torch.equal(model.preprocess(image), transforms["transform.test"](torch.from_numpy(image).permute(2, 0, 1)))
     with pytest.raises(InputError, match=r"transform.test: the run was trained with a Resize from Python"):
         dml.load(run.folder)
+
+
+def test_a_notebook_shows_the_report(tmp_path: Path) -> None:
+    RunFolder(tmp_path).report_file.write_text('<p class="a">é</p>', encoding="utf-8")
+    path = dml.Run(tmp_path).report()
+    assert path.read_text(encoding="utf-8") == '<p class="a">é</p>'
+    assert 'srcdoc="&lt;p class=&quot;a&quot;&gt;é&lt;/p&gt;"' in path._repr_html_()  # type: ignore[attr-defined]
