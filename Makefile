@@ -77,7 +77,7 @@ OLDEST = build/oldest/bin
 test-oldest:
 	$(PYTHON) -m venv build/oldest
 	$(OLDEST)/pip install --quiet --disable-pip-version-check uv
-	$(OLDEST)/uv pip install --quiet --python $(OLDEST)/python --resolution lowest-direct --editable . \
+	$(OLDEST)/uv pip install --quiet --python $(OLDEST)/python --resolution lowest-direct --editable '.[serve]' \
 		'hypothesis>=6.100' 'pytest>=8' 'pytest-timeout>=2.3' 'pytest-xdist>=3.7' 'setuptools>=77' 'six>=1.16'
 	$(OLDEST)/python -m pytest -W default --numprocesses 2 --dist worksteal -m 'not thorough' tests/test_end_to_end.py \
 		tests/inference/test_image_index.py tests/inference/test_loading.py tests/inference/test_saved_files.py \
