@@ -93,7 +93,9 @@ def _choose_folder(place: Path) -> "RunFolder":
     from dml.runtime.run_folder import RunFolder
 
     if not os.path.exists(place):
-        raise InputError(f"{printable(place)}: no such file or folder; a run names the data set that is searched")
+        raise InputError(
+            f"{printable(place)}: no such file or folder; for pretrained:NAME, --output FILE says where to write"
+        )
     if os.path.isdir(place):
         return RunFolder(place)
     folder = RunFolder.from_checkpoint(place)
@@ -125,7 +127,11 @@ def _parser() -> CommandParser:
         help="dimensions of each head in the prefixes (default: halves of the largest head, from 8 on)",
     )
     parser.add_number("--rescore", 100, "neighbors that are sorted again by float32 vectors")
-    parser.add_argument("--root", metavar="FOLDER", help="folder of the data set (default: as the model was trained)")
+    parser.add_argument(
+        "--root",
+        metavar="FOLDER",
+        help="folder of the data set (default: as the model was trained); for pretrained:NAME one with a folder for each class",
+    )
     parser.add_argument(
         "--output",
         type=expand_home,

@@ -72,9 +72,14 @@ def wrap_module(
         return _embed_by_features(config, embeddings.shape[1], name or kind, device)
 
 
-def _compose(image_size: int, words: Sequence[str]) -> DictConfig:
+def compose_training(words: Sequence[str]) -> DictConfig:
+    """Compose the configuration of ``dml train`` with these words of the command line."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("train", overrides=["transform=imagenet", f"transform.size={image_size}", *words])
+        return compose("train", overrides=[*words])
+
+
+def _compose(image_size: int, words: Sequence[str]) -> DictConfig:
+    return compose_training(["transform=imagenet", f"transform.size={image_size}", *words])
 
 
 def _embed_by_features(config: DictConfig, dimension: int, name: str, device: str) -> ImageEmbedder:

@@ -11,9 +11,12 @@ from omegaconf import OmegaConf
 from dml.data.table import ImageTable
 from dml.evaluation.evaluator import Evaluator
 from dml.inference.image_embedder import ImageEmbedder
+from dml.inference.pretrained import compose_training
 from dml.run.builders import build_table
+from dml.run.config_folders import quote
 from dml.run.evaluators import build_metric_config
 from dml.run.settings import Settings, read_settings
+from dml.run.stages import resolve_parts
 from dml.runtime.errors import InputError
 
 METRICS = ["recall", "map@r"]
@@ -35,12 +38,21 @@ class EmbeddedTable(NamedTuple):
 def read_data_set(model: ImageEmbedder, *, root: str | None = None) -> tuple[Settings, ImageTable]:
     """Read the table of the data set that a model was trained on -> the settings of its training, the table.
 
+    That of a network which dml didn't train is ``root``, as ``dataset=folder`` reads it.
+
     Raises:
         InputError: if the data can't be read, or unknown code would read it.
     """
-    if "dataset" not in model.settings.config:
-        raise InputError(f"{model.settings.name}: dml didn't train it, so it names no data set; give a trained model")
     plain: dict[str, Any] = deepcopy({**model.settings.config})
+    if "dataset" not in plain:
+        if root is None:
+            raise InputError(
+                f"{model.settings.name}: dml didn't train it, so it names no data set; --root FOLDER gives images, "
+                "in a folder for each class"
+            )
+        composed = compose_training(["dataset=folder", f"dataset.root={quote(root)}"])
+        parts = ("dataset", "data", "evaluation", "heads", "model", "transform")
+        plain = resolve_parts(composed, [str(key) for key in composed if key not in parts]) | plain
     plain["evaluation"] = plain.get("evaluation", {}) | {"metrics": METRICS, "level_weights": None}
     settings = read_settings(OmegaConf.create({**plain, "recurrent": None}), Settings)
     if root is not None:

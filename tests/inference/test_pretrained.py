@@ -81,3 +81,20 @@ def test_mistakes_are_told() -> None:
         dml.pretrained("no_such_network")
     with pytest.raises(InputError, match=r"embed_dim=8 for features of shape \(16, 1, 1\)"):
         RawHead((16, 1, 1), embed_dim=8)
+
+
+def test_compress_takes_its_name_with_images_in_a_folder_for_each_class(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for label in range(12):
+        (folder := tmp_path / "images" / f"class {label}").mkdir(parents=True)
+        for number in range(5):
+            noise = np.random.default_rng(10 * label + number).integers(0, 160, (40, 40, 3))
+            Image.fromarray((noise + 8 * label).astype(np.uint8)).save(folder / f"{number}.png")
+    words = ["compress", "pretrained:tf_efficientnet_lite0", "--output", str(tmp_path / "small.json")]
+    dispatch([*words, "--root", str(tmp_path / "images")])
+    assert "| prefix1280 | 1280 | float32 |" in capfd.readouterr().out
+    assert (tmp_path / "small.json").is_file()
+    with pytest.raises(SystemExit):
+        dispatch(words)
+    assert "it names no data set; --root FOLDER gives images" in capfd.readouterr().err
