@@ -130,7 +130,7 @@ def _parser() -> CommandParser:
     parser.add_argument(
         "--root",
         metavar="FOLDER",
-        help="folder of the data set (default: as the model was trained); for pretrained:NAME one with a folder for each class",
+        help="folder of the data set (default: as in training); for pretrained:NAME, of a folder for each class",
     )
     parser.add_argument(
         "--output",
