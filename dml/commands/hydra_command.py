@@ -36,7 +36,7 @@ from dml.commands.error_lines import explain, is_users_mistake, one_line_errors,
 from dml.commands.required_values import check_parts, check_values, select_used_parts
 from dml.commands.start import follow, import_from_working_folder, quiet
 from dml.run import building, sweeps
-from dml.run.config_folders import CONF, GROUPS, PRETRAINED, list_network_overrides, list_overrides, quote
+from dml.run.config_folders import CONF, GROUPS, list_network_overrides, list_overrides, pretrained_name, quote
 from dml.run.settings import list_keys
 from dml.run.stored_configuration import (
     keep_transform,
@@ -326,10 +326,9 @@ def _with_stored_overrides(arguments: Sequence[str]) -> list[str]:
         run = RunFolder(folder)
         merged = _merge(read_stored_configuration(run).overrides, arguments, run.choices)
         return put_options_first([*merged, f"hydra.run.dir={quote(folder)}"])
-    checkpoint = find_path(arguments, "checkpoint")
-    if checkpoint and (name := str(checkpoint).removeprefix(PRETRAINED)) != str(checkpoint):
-        return put_options_first(_merge(["transform=imagenet", *list_network_overrides(name)], arguments, {}))
-    if checkpoint:
+    if checkpoint := find_path(arguments, "checkpoint"):
+        if (name := pretrained_name(checkpoint)) is not None:
+            return put_options_first(_merge(["transform=imagenet", *list_network_overrides(name)], arguments, {}))
         stored = read_checkpoint_configuration(checkpoint)
         return put_options_first([*_merge(stored.overrides, arguments, {}), *keep_transform(stored, arguments)])
     return list(arguments)

@@ -112,14 +112,16 @@ class ImageTable:
         levels = sorted(column for column in columns if re.fullmatch(r"level\d+", column)) or ["label"]
         if missing := {"path", *levels} - {*columns}:
             raise InputError(f"table: no column {', '.join(sorted(missing))}; path, and label or level0, level1, ...")
-        named = [np.unique([str(value) for value in frame[level]], return_inverse=True) for level in levels]
+        from dml.data.splits import number_classes  # late: it imports this module
+
+        labels, names = zip(*(number_classes(map(str, frame[level])) for level in levels), strict=True)
         splits = [str(value) for value in frame["split"]] if "split" in columns else [""] * len(frame)
         return cls(
             paths=np.array([str(path) for path in frame["path"]], dtype=np.str_),
-            labels=np.stack([labels for _, labels in named], axis=1).astype(np.int64),
+            labels=np.stack(labels, axis=1),
             split=np.array(splits, dtype=np.str_),
             levels=tuple(levels),
-            names=tuple(tuple(names.tolist()) for names, _ in named),
+            names=names,
             source="table",
         )
 

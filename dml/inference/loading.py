@@ -18,7 +18,7 @@ from dml.inference.pretrained import pretrained
 from dml.inference.saved_folder import DESCRIPTION, FILES, WEIGHTS, SavedModel, is_saved_folder, read_folder
 from dml.models.adapters import merge_updates
 from dml.run import resolvers  # noqa: F401 (it registers the resolvers that configurations call)
-from dml.run.config_folders import PRETRAINED
+from dml.run.config_folders import pretrained_name
 from dml.run.given import giving
 from dml.run.settings import list_keys
 from dml.run.stages import find_stage, resolve_parts
@@ -73,7 +73,7 @@ def load(
         InputError: if there is no model, the hub can't be reached, or the model is damaged, or can't be built or used;
             or if the pretrained weights aren't those of the training.
     """
-    if (name := str(place).removeprefix(PRETRAINED)) != str(place):
+    if (name := pretrained_name(place)) is not None:
         embedder = pretrained(name, weights=None if weights is None else str(weights), device=device)
         return embedder if heads is None else ImageEmbedder(embedder.model, embedder.settings, heads, device)
     path = expand_home(place)

@@ -51,8 +51,7 @@ def read_data_set(model: ImageEmbedder, *, root: str | None = None) -> tuple[Set
                 "in a folder for each class"
             )
         composed = compose_training(["dataset=folder", f"dataset.root={quote(root)}"])
-        parts = ("dataset", "data", "evaluation", "heads", "model", "transform")
-        plain = resolve_parts(composed, [str(key) for key in composed if key not in parts]) | plain
+        plain |= resolve_parts(composed, [str(key) for key in composed if key not in ("dataset", "evaluation")])
     plain["evaluation"] = plain.get("evaluation", {}) | {"metrics": METRICS, "level_weights": None}
     settings = read_settings(OmegaConf.create({**plain, "recurrent": None}), Settings)
     if root is not None:

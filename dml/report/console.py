@@ -143,9 +143,8 @@ def print_result(
     selection = str(settings["evaluation"]["selection"])
     if metrics.get("selection") == "last" and selection != "last":
         chosen += f"; no validation chose one, though evaluation.selection={in_markup(selection)}"
-    console.print(
-        f"[bold]{in_markup(metrics['split'])}[/] of step {metrics['step']:,}{chosen}; {in_markup(metrics['vector'])}"
-    )
+    step = f" of step {metrics['step']:,}" if "step" in metrics else ""  # a network that dml didn't train has none
+    console.print(f"[bold]{in_markup(metrics['split'])}[/]{step}{chosen}; {in_markup(metrics['vector'])}")
     files = [name for name in ("metrics.json", "retrieval.png", "report.html") if (folder / name).exists()]
     console.print(f"[bold]written[/]  {in_markup(folder)}: {', '.join(files)}")
 
@@ -154,7 +153,7 @@ def list_remarks(metrics: Mapping[str, Any], settings: Mapping[str, Any]) -> dic
     """Return {word: sentence} of what a reader of metrics.json has to know: was it quick, or worse than untrained?"""
     remarks = {"quick": QUICK} if settings.get("quick") else {}
     network, remedy = "the trained network", "a smaller optimizer.lr or another loss"
-    if metrics.get("step") == 0 and "selection" in metrics:  # and not a network that was never to be trained
+    if metrics.get("step") == 0:
         remarks["unchanged"] = (
             "no validation was better than the one before the first step, so that best.ckpt is the network as it was; "
             f"a smaller optimizer.lr may help, {SEE}"

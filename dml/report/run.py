@@ -39,7 +39,7 @@ class ReportedRun:
         threshold_curves: {split: (2, P) FMR and FNMR} of thresholds on the similarity.
         compression: contents of compression.json, which ``dml compress`` writes: metrics of smaller vectors by name.
         start_folder: working folder in which the run was started; empty if it is unknown.
-        is_trained: whether the vectors are of a training, and not any that `dml.report` was given.
+        is_trained: whether the vectors are of a training: neither a network as it is, nor `dml.report`, has a step.
     """
 
     name: str
@@ -164,7 +164,7 @@ def read_run(path: Path, metrics: Mapping[str, Any] | None = None) -> ReportedRu
         threshold_curves=folder.threshold_curves(),
         compression=folder.compression(),
         start_folder=folder.start_folder,
-        is_trained=metrics.get("step") != 0 or "selection" in metrics,
+        is_trained="step" in metrics,
     )
 
 

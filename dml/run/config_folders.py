@@ -18,14 +18,17 @@ CONF = PACKAGE / "conf" if IS_INSTALLED else PACKAGE.parent / "conf"
 GROUPS = frozenset(path.name for path in CONF.iterdir() if path.is_dir())
 """The keys that choose a configuration of a group."""
 
-PRETRAINED = "pretrained:"
-"""The beginning of a place of a model that is the name of a pretrained network."""
-
 REFERENCE = re.compile(r"\$\{[\w.\[\]-]*\}")
 """An interpolation of another value of the configuration, as opposed to one that calls a resolver."""
 
 PLAIN_WORD = re.compile(r"(?!(null|true|false|inf|nan)$)[a-z_/][\w./@+-]*", re.ASCII | re.IGNORECASE)
 """A text that Hydra reads back as it is without quotes."""
+
+
+def pretrained_name(place: str | Path) -> str | None:
+    """Return NAME if the place of a model is "pretrained:NAME", and else None."""
+    prefix, separator, name = str(place).partition(":")
+    return name if (prefix, separator) == ("pretrained", ":") else None
 
 
 def list_network_overrides(name: str) -> list[str]:

@@ -13,7 +13,7 @@ from dml.data.split_overview import summarize_data
 from dml.data.splits import describe_splits
 from dml.data.table import ImageTable
 from dml.run import builders, loop
-from dml.run.config_folders import PRETRAINED
+from dml.run.config_folders import pretrained_name
 from dml.run.evaluators import check_tested_settings, choose_tested_split
 from dml.run.final_test import run_test
 from dml.run.model_builders import count_features, use_features
@@ -47,13 +47,12 @@ def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> dic
         InputError: if the folder is a run's, whose configuration and metrics the test would replace.
     """
     path = expand_home(read_settings(config, EvaluateSettings).checkpoint)
-    is_pretrained = str(path).startswith(PRETRAINED)
     if folder.has_configuration and not folder.is_evaluation:
         raise InputError(
             f"hydra.run.dir={folder.path}: holds a run; choose another folder for the test of a checkpoint"
         )
-    if is_pretrained:
-        stored, description = None, dict[str, Any](step=0)
+    if pretrained_name(path) is not None:
+        stored, description = None, dict[str, Any]()
         use_features(config.model, count_features(config.model.backbone, config.transform.size))
         stage = Stage("", make_evaluation_config(config, lacks_weights=True))
     else:
@@ -71,7 +70,7 @@ def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> dic
     rank_zero_only(console.print)(f"[bold]data[/]     {in_markup(line)}")
     images = builders.build_evaluation_data(settings, table)
     model = builders.build_model(settings)
-    if not is_pretrained:
+    if stored is not None:
         load_model(model, path)
     rank_zero_only(write_configuration)(folder, config, overrides)
     trainer = loop.build_testing_trainer(settings, default_root_dir=folder.path)

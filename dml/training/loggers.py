@@ -275,7 +275,7 @@ def log_final_metrics(loggers: Iterable[Logger], metrics: Mapping[str, Any], fol
     }
     for logger in loggers:
         if not isinstance(logger, History):
-            logger.log_metrics(numbers, metrics["step"])
+            logger.log_metrics(numbers, metrics.get("step"))
         if isinstance(logger, RunFolderWandbLogger):
             picture, queries = folder.picture_file, folder.queries_file
             logger.log_retrieval(

@@ -17,7 +17,7 @@ def test_a_training_that_makes_it_worse_says_so_and_what_to_try() -> None:
 
 
 def test_untrained_heads_that_find_less_than_the_backbone_are_told() -> None:
-    remarks = list_remarks({"raw/level0/recall@1": 0.812, "level0/recall@1": 0.688, "step": 0, "selection": "val"}, {})
+    remarks = list_remarks({"raw/level0/recall@1": 0.812, "level0/recall@1": 0.688, "step": 0}, {})
     assert [*remarks] == ["unchanged", "worse"]
     assert "untrained heads: recall@1 went from 81.2 % to 68.8 %; more numbers (model.embed_dim)" in remarks["worse"]
 
