@@ -143,8 +143,9 @@ def print_result(
     selection = str(settings["evaluation"]["selection"])
     if metrics.get("selection") == "last" and selection != "last":
         chosen += f"; no validation chose one, though evaluation.selection={in_markup(selection)}"
-    step = f" of step {metrics['step']:,}" if "step" in metrics else ""  # a network that dml didn't train has none
-    console.print(f"[bold]{in_markup(metrics['split'])}[/]{step}{chosen}; {in_markup(metrics['vector'])}")
+    if "step" in metrics:  # a network that dml didn't train has none
+        chosen = f" of step {metrics['step']:,}{chosen}"
+    console.print(f"[bold]{in_markup(metrics['split'])}[/]{chosen}; {in_markup(metrics['vector'])}")
     files = [name for name in ("metrics.json", "retrieval.png", "report.html") if (folder / name).exists()]
     console.print(f"[bold]written[/]  {in_markup(folder)}: {', '.join(files)}")
 
