@@ -46,6 +46,7 @@ SHORT_RUN = [
     "evaluation.report=null",
     "heads.initial=null",
     "checkpoints.beginning=false",
+    "checkpoints.interpolation=null",
     "heads.choose=false",
 ]
 """Overrides that make a run of any network take seconds."""

@@ -107,13 +107,14 @@ QUICK = "a short run on a part of the data; its metrics say nothing about a meth
 SEE = 'see "If training makes it worse" in docs/own_data.md'
 
 
-def print_raw_metrics(metrics: Mapping[str, float]) -> None:
+def print_raw_metrics(metrics: Mapping[str, float], split: str) -> None:
     """Print the first metric of the backbone's features before the training, as they are and after a PCA."""
     if name := choose_first_metric(metrics):
         label, projected = name.removeprefix("level0/"), metrics.get(f"{PCA}/{name}")
         more = "" if projected is None else f"; {projected:.1%} as {metrics[f'{PCA}/size']:,} principal components"
         console.print(
             f"[bold]before[/]   {in_markup(label)} {metrics[name]:.1%} (the backbone's own features{in_markup(more)})"
+            + (", in the test, not in a validation, whose classes are others" if split == "test" else "")
         )
 
 
@@ -144,7 +145,8 @@ def print_result(
     if metrics.get("selection") == "last" and selection != "last":
         chosen += f"; no validation chose one, though evaluation.selection={in_markup(selection)}"
     if "step" in metrics:  # a network that dml didn't train has none
-        chosen = f" of step {metrics['step']:,}{chosen}"
+        share = f", {metrics['interpolation']:.0%} of the way there" if metrics.get("interpolation") else ""
+        chosen = f" of step {metrics['step']:,}{share}{chosen}"
     console.print(f"[bold]{in_markup(metrics['split'])}[/]{chosen}; {in_markup(metrics['vector'])}")
     files = [name for name in ("metrics.json", "retrieval.png", "report.html") if (folder / name).exists()]
     console.print(f"[bold]written[/]  {in_markup(folder)}: {', '.join(files)}")
@@ -160,19 +162,26 @@ def list_remarks(metrics: Mapping[str, Any], settings: Mapping[str, Any]) -> dic
             f"a smaller optimizer.lr may help, {SEE}"
         )
         network, remedy = "the untrained heads", "more numbers (model.embed_dim) or more training images"
-    losses = []
+    losses: list[str] = []
+    coarser: list[str] = []
     monitor = (settings.get("checkpoints") or {}).get("monitor", "level0/recall@1")
-    for name in dict.fromkeys(["level0/recall@1", monitor]):
+    coarse_names = [
+        name.removeprefix("raw/") for name in metrics if name.startswith("raw/level") and name.endswith("/map@r")
+    ]
+    for name in dict.fromkeys(["level0/recall@1", monitor, *coarse_names]):
         metric = describe_metric(name, describe_stored_metrics(settings))
         before, after = (metrics.get(key) for key in (f"raw/{MetricName.parse(name).metric}", name))
         if before is None or after is None or before == after or (after > before) == metric.higher_is_better:
             continue
         old, new = (format_value(value, metric) + " %" * metric.shown_in_percent for value in (before, after))
-        losses.append(f"{name.removeprefix('level0/')} went from {old} to {new}")
+        is_fine = name == monitor or name.startswith("level0/")
+        (losses if is_fine else coarser).append(f"{name.removeprefix('level0/')} went from {old} to {new}")
     if losses:
         remarks["worse"] = (
             f"the backbone's own features find more than {network}: {', '.join(losses)}; {remedy} may help, {SEE}"
         )
+    if coarser:
+        remarks["coarser"] = f"the loss trains other levels than these: {', '.join(coarser)}; loss=happier trains all"
     return remarks
 
 

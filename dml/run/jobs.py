@@ -25,6 +25,7 @@ from dml.run.evaluators import check_evaluation, check_share, choose_selection, 
 from dml.run.feature_source import FeatureSource, build_feature_source
 from dml.run.final_test import run_test
 from dml.run.initial_weights import load_beginning
+from dml.run.interpolation import choose_between_first_and_last
 from dml.run.resumed_settings import (
     check_resumed_data,
     check_resumed_settings,
@@ -130,6 +131,8 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
             if is_pruned := _is_run_ended(trainer):
                 break
     assert progress is not None  # a run has a stage at least
+    if len(stages) == 1 and choose_selection(settings, table) == "val" and not is_pruned:
+        choose_between_first_and_last(parts.settings, trainer, parts.learner, parts.images, parts.frozen)
     checkpoint, tested, selection = _choose_checkpoint(parts.stage, folder, table, progress)
     load_model(parts.model, checkpoint)
     description = raw | tested.describe(parts.epoch_length) | {"selection": selection}

@@ -171,6 +171,7 @@ class CheckpointSettings:
     tie_breaker: str | None = key(fixed=CHOICE)
     patience: Count | None = key()
     beginning: bool = key()
+    interpolation: list[Any] | None = key(fixed=CHOICE, unset=None, formerly=None)
 
 
 @dataclass(frozen=True)

@@ -190,8 +190,9 @@ def _complete(overrides: list[str], config: dict[str, Any]) -> StoredConfigurati
         part, _, name = key.partition(".")
         values = config.get(part)
         if facts.formerly is not MISSING and isinstance(values, dict) and name not in values:
-            config = config | {part: values | {name: facts.formerly}}
-            added.append(f"{key}={facts.formerly}")
+            if facts.formerly is not facts.unset:  # which the configuration of any run lacks
+                config = config | {part: values | {name: facts.formerly}}
+            added.append(f"{key}={'null' if facts.formerly is None else facts.formerly}")
     return StoredConfiguration([*added, *overrides], config)
 
 

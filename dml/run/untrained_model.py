@@ -75,7 +75,7 @@ def evaluate_raw_features(
                 metrics |= {f"{PCA}/{name}": value for name, value in projected.items()}
                 metrics[f"{PCA}/size"] = component_count
         rank_zero_only(folder.write_raw_metrics)(metrics, configuration)
-    rank_zero_only(print_raw_metrics)(metrics)
+    rank_zero_only(print_raw_metrics)(metrics, choose_tested_split(settings, images.table))
     return {f"raw/{name}": value for name, value in metrics.items()}
 
 

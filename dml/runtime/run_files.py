@@ -37,6 +37,11 @@ class RunPaths:
         return self.path / "checkpoints" / "best.ckpt"
 
     @property
+    def first_checkpoint(self) -> Path:
+        """The path of the checkpoint from before the first step."""
+        return self.path / "checkpoints" / "first.ckpt"
+
+    @property
     def metrics_file(self) -> Path:
         """The path of the final metrics, which are written after all other files."""
         return self.path / "metrics.json"

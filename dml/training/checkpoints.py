@@ -26,6 +26,9 @@ from dml.runtime.reading import check_plain
 ENTRY = "frozen"
 """The entry of a checkpoint about the weights that it lacks."""
 
+INTERPOLATION = "interpolation"
+"""The entry of a checkpoint that `dml.run.interpolation` chose: the share of the last weights, and their step."""
+
 STATES = ("state_dict", "current_model_state")
 """The entries of a checkpoint that hold weights; the second is in those of runs with ``ema``."""
 
@@ -112,12 +115,14 @@ class TrainingProgress:
         first_step: number of optimizer steps of all earlier stages.
         step: number of optimizer steps of this stage.
         history_checksum: value of `History.checksum` at that step; "" if the checkpoint has none.
+        share: share of the weights of that step in those of the checkpoint, see `dml.run.interpolation`.
     """
 
     stage: str
     first_step: int
     step: int
     history_checksum: str = ""
+    share: float = 1.0
 
     @classmethod
     def read(cls, path: Path) -> "TrainingProgress":
@@ -133,6 +138,7 @@ class TrainingProgress:
             first_step=run.get("first_step", 0),
             step=checkpoint["global_step"],
             history_checksum=checkpoint.get("history", ""),
+            share=checkpoint.get(INTERPOLATION, {}).get("share", 1.0),
         )
 
     @property
@@ -140,17 +146,17 @@ class TrainingProgress:
         """The number of optimizer steps of the run, with those of all earlier stages."""
         return self.first_step + self.step
 
-    def describe(self, run: Mapping[str, Any]) -> dict[str, int]:
-        """Return the epoch of the stage and the step of the run, for metrics.json.
+    def describe(self, run: Mapping[str, Any]) -> dict[str, float]:
+        """Return the epoch of the stage, the step of the run and the share of its weights below 1, for metrics.json.
 
         Args:
             run: entry "run" of the checkpoint, with "batches_per_epoch" and "batches_per_step". Old checkpoints lack
                 these; then the epoch is missing.
         """
+        described = {"step": self.total_steps} | ({} if self.share == 1 else {INTERPOLATION: self.share})
         if "batches_per_epoch" not in run:
-            return {"step": self.total_steps}
-        epoch = self.step * run["batches_per_step"] // run["batches_per_epoch"]
-        return {"epoch": epoch, "step": self.total_steps}
+            return described
+        return {"epoch": self.step * run["batches_per_step"] // run["batches_per_epoch"]} | described
 
     @property
     def stage_entries(self) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The writing of a run's checkpoints: the last one, and the one of the best validation."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -207,6 +208,20 @@ def _is_signaled(trainer: Trainer) -> bool:
 def _describe_run(module: Any) -> dict[str, Any]:
     description: dict[str, Any] = module.run_description
     return description
+
+
+class FirstCheckpoint(Callback):
+    """Writes ``checkpoints/first.ckpt`` before the first step of a run, whose weights `dml.run.interpolation` mixes."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the checkpoint, unless the run has taken a step."""
+        if not trainer.global_step and not _describe_run(pl_module).get("first_step"):
+            trainer.save_checkpoint(RunFolder(trainer.default_root_dir).first_checkpoint)
+
+
+def make_first_checkpoint(interpolation: Sequence[float] | None) -> FirstCheckpoint | None:
+    """Make the callback of ``checkpoints.interpolation``; return None if it is null or empty."""
+    return FirstCheckpoint() if interpolation else None
 
 
 class BestCheckpoint(ModelCheckpoint):

@@ -1,0 +1,182 @@
+"""Weights between the first and the last ones of a training, of which the validation classes choose (WiSE-FT)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from pytorch_lightning import Trainer
+from pytorch_lightning.utilities import rank_zero_only
+from torch import Tensor
+
+from dml.evaluation.evaluator import Evaluator
+from dml.evaluation.geometry import ranking_device
+from dml.evaluation.names import MetricName, describe_metric, join_head_names, split_head_names
+from dml.report.statistics import mean_interval
+from dml.run.settings import Settings
+from dml.runtime.console import console, warn
+from dml.runtime.run_folder import RunFolder
+from dml.runtime.text import in_markup
+from dml.training.callbacks.checkpoints import AtomicCheckpointIO
+from dml.training.checkpoints import INTERPOLATION, PREFIX, FrozenWeights, load_model, read_checkpoint
+from dml.training.data import DataModule
+from dml.training.embedders import CHOSEN_HEADS
+from dml.training.module import MetricLearner
+
+State = dict[str, Tensor]
+ByClass = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Weights with the heads whose embedding is evaluated.
+
+    Args:
+        share: share of the last weights.
+        heads: heads that are concatenated.
+        by_class: (C,) mean of the monitored metric over the queries of each validation class, the larger the better.
+        file: checkpoint of the weights; None for a mixture.
+    """
+
+    share: float
+    heads: tuple[str, ...]
+    by_class: ByClass
+    file: Path | None = None
+
+    @property
+    def mean(self) -> float:
+        """The mean over the classes."""
+        return float(self.by_class.mean())
+
+
+def mix_weights(first: State, last: State, share: float) -> State:
+    """Return weights at a share of the way from the first to the last ones; integers are the last ones.
+
+    >>> import torch
+    >>> mix_weights({"a": torch.tensor([0.0])}, {"a": torch.tensor([8.0])}, 0.25)
+    {'a': tensor([2.])}
+    """
+    return {
+        name: first[name].lerp(value, share) if value.is_floating_point() else value for name, value in last.items()
+    }
+
+
+def choose_candidate(candidates: Sequence[Candidate]) -> Candidate:
+    """Choose the candidate with the largest share that the validation classes can't tell from the best one.
+
+    That is one whose mean over the classes is below that of the best by the standard error of the difference at most
+    (Breiman et al., Classification and Regression Trees, 1984, section 3.4.3), and not below that of the first weights.
+    A few validation classes among themselves overrate weights that have learned little.
+    """
+    best = max(candidates, key=lambda candidate: candidate.mean)
+    least = max([candidate.mean for candidate in candidates if candidate.share == 0], default=-np.inf)
+
+    def is_as_good(candidate: Candidate) -> bool:
+        lacks = best.by_class - candidate.by_class
+        error = lacks.std(ddof=1) / len(lacks) ** 0.5 if len(lacks) > 1 else 0.0
+        return bool(candidate.mean >= least and lacks.mean() <= error)
+
+    return max(filter(is_as_good, candidates), key=lambda candidate: (candidate.share, candidate.mean))
+
+
+def choose_between_first_and_last(
+    settings: Settings, trainer: Trainer, learner: MetricLearner, images: DataModule, frozen: FrozenWeights | None
+) -> None:
+    """Write the best of the weights of ``checkpoints.interpolation`` to best.ckpt, unless it holds them.
+
+    A network that was trained on few classes tells those apart, and has forgotten some of what tells others apart. On
+    the straight line to where it began it often finds more than at both ends (Wortsman et al., Robust fine-tuning of
+    zero-shot models, 2022, section 4). The first and the last weights, and those of the best validation, are candidates
+    too; `choose_candidate` chooses.
+
+    Args:
+        settings: settings of the only stage of a run.
+        trainer: trainer that has ended the training, in whose folder are first.ckpt, best.ckpt and last.ckpt.
+        learner: the model with its losses.
+        images: images of the validation.
+        frozen: the frozen weights that checkpoints needn't hold.
+    """
+    folder = RunFolder(trainer.default_root_dir)
+    if not settings.checkpoints.interpolation or not folder.best_checkpoint.exists():  # no validation wrote one
+        return
+    if not folder.first_checkpoint.exists():
+        warn(f"{folder.first_checkpoint}: no such file; weights between the first and the last ones aren't tried")
+        return
+    best, last = (read_checkpoint(path, lazily=True) for path in (folder.best_checkpoint, folder.last_checkpoint))
+    if best.get(INTERPOLATION, {}).get("last_step") == last["global_step"]:  # chosen before the run was stopped
+        return
+    model, states = learner.model, []
+    for path in (folder.first_checkpoint, folder.last_checkpoint):
+        load_model(model, path)
+        states.append({name: value.detach().cpu().clone() for name, value in model.state_dict().items()})
+    candidates: list[Candidate] = []
+    if INTERPOLATION not in best and 0 < best["global_step"] < last["global_step"]:
+        load_model(model, folder.best_checkpoint)
+        candidates += _evaluate(settings, trainer, learner, images, 1.0, folder.best_checkpoint)
+    for share in sorted({0.0, *settings.checkpoints.interpolation, 1.0}):
+        model.load_state_dict(mix_weights(states[0], states[1], share))
+        candidates += _evaluate(settings, trainer, learner, images, share)
+    chosen = choose_candidate(candidates)
+    first = max((part for part in candidates if part.share == 0), key=lambda part: part.mean)
+    rank_zero_only(_print_choice)(chosen, first, learner.monitor)
+    if chosen.file is None:
+        model.load_state_dict(mix_weights(states[0], states[1], chosen.share))
+        checkpoint = read_checkpoint(folder.last_checkpoint if chosen.share else folder.first_checkpoint)
+        checkpoint["state_dict"] |= {f"{PREFIX}{name}": value for name, value in model.state_dict().items()}
+        checkpoint["chosen_heads"] = [*chosen.heads]
+        checkpoint[INTERPOLATION] = {"share": chosen.share, "last_step": last["global_step"]}
+        rank_zero_only(AtomicCheckpointIO(model, frozen).save_checkpoint)(checkpoint, folder.best_checkpoint)
+
+
+def _evaluate(
+    settings: Settings,
+    trainer: Trainer,
+    learner: MetricLearner,
+    images: DataModule,
+    share: float,
+    file: Path | None = None,
+) -> list[Candidate]:
+    """Evaluate the weights that the model has on the validation classes, with each set of heads to choose from."""
+    images.tested_on = "val"
+    trainer.test(learner, images, verbose=False)
+    evaluator, rows, monitor = learner.evaluate, learner.embedded.rows, MetricName.parse(learner.monitor)
+    assert isinstance(evaluator, Evaluator)
+    evaluator = replace(evaluator, table=evaluator.table.take(rows.numpy()))
+    sign = 1.0 if settings.checkpoints.mode == "max" else -1.0
+    candidates = []
+    for name in learner.head_choice.candidates if learner.head_choice else [monitor.heads or CHOSEN_HEADS]:
+        embeddings = learner.embedded.embeddings[name].to(ranking_device(learner.device))
+        heads = split_head_names(name) if learner.head_choice else learner.model.chosen_heads
+        by_class = sign * _average_by_class(evaluator, embeddings, monitor.metric)
+        candidates.append(Candidate(share, tuple(heads), by_class, file))
+    return candidates
+
+
+def _average_by_class(evaluator: Evaluator, embeddings: Tensor, metric: str) -> ByClass:
+    """Return the mean of a metric over the queries of each class (C,); of a metric without queries its value (1,)."""
+    evaluated = evaluator.evaluate(embeddings)
+    for part in evaluated.lists:
+        if metric in part.values:
+            values, labels = part.values[metric], evaluator.table.labels[part.queries, 0]
+            classes = np.unique(labels[~np.isnan(values)])
+            return np.array([np.nanmean(values[labels == label]) for label in classes])
+    return np.array([evaluated.metrics[metric]])
+
+
+def _print_choice(chosen: Candidate, first: Candidate, monitor: str) -> None:
+    """Print the share, and by how much its weights find more than the first ones in the validation classes."""
+    if not chosen.share:
+        console.print(
+            f"[bold]chosen[/]   the first weights: in {len(first.by_class):,} validation classes no others find more"
+        )
+        return
+    metric = describe_metric(monitor)
+    factor, unit = (100, " points") if metric.shown_in_percent else (1, "")
+    gain = mean_interval((factor * (chosen.by_class - first.by_class)).tolist())
+    doubt = "" if abs(gain.mean) > gain.half_width else ", so they can't tell"
+    console.print(
+        f"[bold]chosen[/]   {chosen.share:.0%} of the way from the first to the last weights, heads "
+        f"{in_markup(join_head_names(chosen.heads))}: {in_markup(metric.label)} {gain.mean:+.3g} ± "
+        f"{gain.half_width:.2g}{unit} beside the first, by {gain.runs:,} validation classes{doubt}"
+    )
