@@ -22,6 +22,7 @@ DEFAULT = [
     "PrincipalHeads",
     "EmbeddingBankUpdates",
     "ProxiesAtClassMeans",
+    "FirstCheckpoint",
     "FirstValidation",
     "FinalValidation",
     "ProgressLines",
@@ -58,6 +59,7 @@ def test_all_options_are_built_in_order() -> None:
     assert names(*ALL_OPTIONS) == [
         "StepSeed",
         *moving,
+        "FirstCheckpoint",
         "FirstValidation",
         "FinalValidation",
         "ProgressLines",
@@ -68,7 +70,9 @@ def test_all_options_are_built_in_order() -> None:
 
 def test_the_keys_of_the_options_reach_the_callbacks() -> None:
     built_callbacks = build_callbacks(settings_of(composed(*ALL_OPTIONS, "seed=5")))
-    seeding, schedule, _, stored, _, averaging, _, _, _, best, last = (vars(callback) for callback in built_callbacks)
+    seeding, schedule, _, stored, _, averaging, _, _, _, _, best, last = (
+        vars(callback) for callback in built_callbacks
+    )
     assert seeding["seed"] == 5
     assert (schedule["attribute"], schedule["start"], schedule["end"]) == ("temperature", 1, 2)
     assert stored["every_n_steps"] == 7
