@@ -175,8 +175,10 @@ def _print_choice(chosen: Candidate, first: Candidate, monitor: str) -> None:
     factor, unit = (100, " points") if metric.shown_in_percent else (1, "")
     gain = mean_interval((factor * (chosen.by_class - first.by_class)).tolist())
     doubt = "" if abs(gain.mean) > gain.half_width else ", so they can't tell"
+    way = f"{chosen.share:.0%} of the way from the first to the last weights"
+    weights = "the weights of the best validation" if chosen.file else way
     console.print(
-        f"[bold]chosen[/]   {chosen.share:.0%} of the way from the first to the last weights, heads "
+        f"[bold]chosen[/]   {in_markup(weights)}, heads "
         f"{in_markup(join_head_names(chosen.heads))}: {in_markup(metric.label)} {gain.mean:+.3g} ± "
         f"{gain.half_width:.2g}{unit} beside the first, by {gain.runs:,} validation classes{doubt}"
     )
