@@ -177,8 +177,8 @@ def _print_choice(chosen: Candidate, first: Candidate, monitor: str) -> None:
     doubt = "" if abs(gain.mean) > gain.half_width else ", so they can't tell"
     way = f"{chosen.share:.0%} of the way from the first to the last weights"
     weights = "the weights of the best validation" if chosen.file else way
-    console.print(
-        f"[bold]chosen[/]   {in_markup(weights)}, heads "
-        f"{in_markup(join_head_names(chosen.heads))}: {in_markup(metric.label)} {gain.mean:+.3g} ± "
-        f"{gain.half_width:.2g}{unit} beside the first, by {gain.runs:,} validation classes{doubt}"
+    found = (
+        f"{gain.mean:+.3g} ± {gain.half_width:.2g}{unit} beside the first, by {gain.runs:,} validation classes{doubt}"
     )
+    line = f"{weights}, heads {join_head_names(chosen.heads)}: {metric.label} {found}"
+    console.print(f"[bold]chosen[/]   {in_markup(line)}")
