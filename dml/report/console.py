@@ -181,7 +181,7 @@ def list_remarks(metrics: Mapping[str, Any], settings: Mapping[str, Any]) -> dic
             f"the backbone's own features find more than {network}: {', '.join(losses)}; {remedy} may help, {SEE}"
         )
     if coarser:
-        remarks["coarser"] = f"the loss trains other levels than these: {', '.join(coarser)}; loss=happier trains all"
+        remarks["coarser"] = f"find less than before the training: {', '.join(coarser)}; loss=happier trains all levels"
     return remarks
 
 

@@ -17,7 +17,7 @@ from dml.report.statistics import mean_interval
 from dml.run.settings import Settings
 from dml.runtime.console import console, warn
 from dml.runtime.run_folder import RunFolder
-from dml.runtime.text import in_markup
+from dml.runtime.text import format_count, in_markup
 from dml.training.callbacks.checkpoints import AtomicCheckpointIO
 from dml.training.checkpoints import INTERPOLATION, PREFIX, FrozenWeights, load_model, read_checkpoint
 from dml.training.data import DataModule
@@ -127,6 +127,7 @@ def choose_between_first_and_last(
         checkpoint["chosen_heads"] = [*chosen.heads]
         checkpoint[INTERPOLATION] = {"share": chosen.share, "last_step": last["global_step"]}
         rank_zero_only(AtomicCheckpointIO(model, frozen).save_checkpoint)(checkpoint, folder.best_checkpoint)
+    trainer.strategy.barrier()  # the other processes read the file next
 
 
 def _evaluate(
@@ -167,9 +168,7 @@ def _average_by_class(evaluator: Evaluator, embeddings: Tensor, metric: str) -> 
 def _print_choice(chosen: Candidate, first: Candidate, monitor: str) -> None:
     """Print the share, and by how much its weights find more than the first ones in the validation classes."""
     if not chosen.share:
-        console.print(
-            f"[bold]chosen[/]   the first weights: in {len(first.by_class):,} validation classes no others find more"
-        )
+        console.print("[bold]chosen[/]   the first weights, as no others find more in the validation classes")
         return
     metric = describe_metric(monitor)
     factor, unit = (100, " points") if metric.shown_in_percent else (1, "")
@@ -177,8 +176,9 @@ def _print_choice(chosen: Candidate, first: Candidate, monitor: str) -> None:
     doubt = "" if abs(gain.mean) > gain.half_width else ", so they can't tell"
     way = f"{chosen.share:.0%} of the way from the first to the last weights"
     weights = "the weights of the best validation" if chosen.file else way
-    found = (
-        f"{gain.mean:+.3g} ± {gain.half_width:.2g}{unit} beside the first, by {gain.runs:,} validation classes{doubt}"
+    spread = f" ± {gain.half_width:.2g}" if gain.runs > 1 else ""
+    line = (
+        f"{weights}, heads {join_head_names(chosen.heads)}: {metric.label} {gain.mean:+.3g}{spread}{unit} beside the "
+        f"first, by {format_count(gain.runs, 'class', 'classes')} of the validation{doubt}"
     )
-    line = f"{weights}, heads {join_head_names(chosen.heads)}: {metric.label} {found}"
     console.print(f"[bold]chosen[/]   {in_markup(line)}")

@@ -47,6 +47,14 @@ def test_both_metrics_stand_in_one_line() -> None:
     assert "recall@1 went from 50.0 % to 40.0 %, map@r went from 30.0 % to 20.0 %; a smaller" in worse
 
 
+def test_coarser_levels_that_find_less_have_a_line_of_their_own() -> None:
+    metrics = {"raw/level0/map@r": 0.3, "level0/map@r": 0.5, "raw/level2/map@r": 0.615, "level2/map@r": 0.427}
+    assert list_remarks(metrics, MONITOR) == {
+        "coarser": "find less than before the training: level2/map@r went from 61.5 % to 42.7 %; "
+        "loss=happier trains all levels"
+    }
+
+
 @pytest.mark.parametrize(
     "metrics",
     [

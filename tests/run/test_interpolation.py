@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import PLAIN, Here
+from conftest import PLAIN, Here, Refused
 from runs import kill_at
 
 from dml.run.interpolation import Candidate, choose_candidate, mix_weights
@@ -107,3 +107,10 @@ def test_heads_alone_and_a_moving_average_have_a_path(here: Here, small_emoji: P
         tested = RunFolder(folder / "again").metrics()
         for metric in ("level0/recall@1", "level0/map@r", "step", "vector"):
             assert tested[metric] == RunFolder(folder).metrics()[metric]
+
+
+@pytest.mark.parametrize("share", ["2", "-0.5", "half"])
+def test_what_is_no_share_is_refused(refused: Refused, small_emoji: Path, tmp_path: Path, share: str) -> None:
+    arguments = [f"dataset.root={small_emoji}", f"hydra.run.dir={tmp_path / 'run'}"]
+    line = refused(*PATH, *arguments, f"checkpoints.interpolation=[{share}]")
+    assert f"checkpoints.interpolation: {share} is no share of the last weights, from 0 to 1" in line

@@ -220,7 +220,14 @@ class FirstCheckpoint(Callback):
 
 
 def make_first_checkpoint(interpolation: Sequence[float] | None) -> FirstCheckpoint | None:
-    """Make the callback of ``checkpoints.interpolation``; return None if it is null or empty."""
+    """Make the callback of ``checkpoints.interpolation``; return None if it is null or empty.
+
+    Raises:
+        InputError: if a share isn't a number between 0 and 1.
+    """
+    for share in interpolation or ():
+        if not isinstance(share, int | float) or not 0 <= share <= 1:
+            raise InputError(f"checkpoints.interpolation: {share} is no share of the last weights, from 0 to 1")
     return FirstCheckpoint() if interpolation else None
 
 
