@@ -83,7 +83,7 @@ def choose_candidate(candidates: Sequence[Candidate]) -> Candidate:
 def choose_between_first_and_last(
     settings: Settings, trainer: Trainer, learner: MetricLearner, images: DataModule, frozen: FrozenWeights | None
 ) -> None:
-    """Write the best of the weights of ``checkpoints.interpolation`` to best.ckpt, unless it holds them.
+    """Write the best of the weights of ``checkpoints.interpolation`` to best.ckpt, with the heads that are best.
 
     A network that was trained on few classes tells those apart, and has forgotten some of what tells others apart. On
     the straight line to where it began it often finds more than at both ends (Wortsman et al., Robust fine-tuning of
@@ -120,13 +120,14 @@ def choose_between_first_and_last(
     chosen = choose_candidate(candidates)
     first = max((part for part in candidates if part.share == 0), key=lambda part: part.mean)
     rank_zero_only(_print_choice)(chosen, first, learner.monitor)
+    end = folder.last_checkpoint if chosen.share else folder.first_checkpoint
+    checkpoint = read_checkpoint(chosen.file or end)
     if chosen.file is None:
-        model.load_state_dict(mix_weights(states[0], states[1], chosen.share))
-        checkpoint = read_checkpoint(folder.last_checkpoint if chosen.share else folder.first_checkpoint)
-        checkpoint["state_dict"] |= {f"{PREFIX}{name}": value for name, value in model.state_dict().items()}
-        checkpoint["chosen_heads"] = [*chosen.heads]
-        checkpoint[INTERPOLATION] = {"share": chosen.share, "last_step": last["global_step"]}
-        rank_zero_only(AtomicCheckpointIO(model, frozen).save_checkpoint)(checkpoint, folder.best_checkpoint)
+        mixed = mix_weights(states[0], states[1], chosen.share)
+        checkpoint["state_dict"] |= {f"{PREFIX}{name}": value for name, value in mixed.items()}
+    checkpoint["chosen_heads"] = [*chosen.heads]
+    checkpoint[INTERPOLATION] = {"share": chosen.share, "last_step": last["global_step"]}
+    rank_zero_only(AtomicCheckpointIO(model, frozen).save_checkpoint)(checkpoint, folder.best_checkpoint)
     trainer.strategy.barrier()  # the other processes read the file next
 
 

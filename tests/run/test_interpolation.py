@@ -81,6 +81,20 @@ def assert_same(first: Path, second: Path) -> None:
     assert RunFolder(first).metrics() == RunFolder(second).metrics()
 
 
+def test_the_best_validation_may_be_chosen_with_other_heads(
+    here: Here, small_emoji: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def choose(candidates: list[Candidate]) -> Candidate:
+        return next(part for part in candidates if part.file is not None and part.heads == ("H",))
+
+    monkeypatch.setattr("dml.run.interpolation.choose_candidate", choose)
+    unmoved = ["optimizer=sgd", "optimizer.lr=0", "scheduler=constant", "checkpoints.beginning=false"]
+    here("train", *PATH, *unmoved, f"dataset.root={small_emoji}", f"hydra.run.dir={tmp_path}")
+    best = read_checkpoint(RunFolder(tmp_path).best_checkpoint)
+    assert (best["global_step"], best["chosen_heads"], best[INTERPOLATION]["share"]) == (3, ["H"], 1)
+    assert RunFolder(tmp_path).metrics()["chosen_heads"] == "H"
+
+
 def test_a_longer_run_chooses_anew(here: Here, small_emoji: Path, tmp_path: Path) -> None:
     here("train", *PATH, f"dataset.root={small_emoji}", f"hydra.run.dir={tmp_path}")
     here("train", f"resume={tmp_path}", "trainer.max_steps=9")
