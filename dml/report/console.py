@@ -165,10 +165,10 @@ def list_remarks(metrics: Mapping[str, Any], settings: Mapping[str, Any]) -> dic
     losses: list[str] = []
     coarser: list[str] = []
     monitor = (settings.get("checkpoints") or {}).get("monitor", "level0/recall@1")
-    coarse_names = [
+    level_names = [
         name.removeprefix("raw/") for name in metrics if name.startswith("raw/level") and name.endswith("/map@r")
     ]
-    for name in dict.fromkeys(["level0/recall@1", monitor, *coarse_names]):
+    for name in dict.fromkeys(["level0/recall@1", monitor, *level_names]):
         metric = describe_metric(name, describe_stored_metrics(settings))
         before, after = (metrics.get(key) for key in (f"raw/{MetricName.parse(name).metric}", name))
         if before is None or after is None or before == after or (after > before) == metric.higher_is_better:

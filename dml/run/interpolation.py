@@ -1,7 +1,7 @@
 """Weights between the first and the last ones of a training, of which the validation classes choose (WiSE-FT)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import Tensor
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.geometry import ranking_device
 from dml.evaluation.names import MetricName, describe_metric, join_head_names, split_head_names
-from dml.report.statistics import mean_interval
+from dml.report.statistics import mean_interval, sum_by_class
 from dml.run.settings import Settings
 from dml.runtime.console import console, warn
 from dml.runtime.run_folder import RunFolder
@@ -144,25 +144,24 @@ def _evaluate(
     trainer.test(learner, images, verbose=False)
     evaluator, rows, monitor = learner.evaluate, learner.embedded.rows, MetricName.parse(learner.monitor)
     assert isinstance(evaluator, Evaluator)
-    evaluator = replace(evaluator, table=evaluator.table.take(rows.numpy()))
     sign = 1.0 if settings.checkpoints.mode == "max" else -1.0
     candidates = []
     for name in learner.head_choice.candidates if learner.head_choice else [monitor.heads or CHOSEN_HEADS]:
         embeddings = learner.embedded.embeddings[name].to(ranking_device(learner.device))
         heads = split_head_names(name) if learner.head_choice else learner.model.chosen_heads
-        by_class = sign * _average_by_class(evaluator, embeddings, monitor.metric)
+        by_class = sign * _average_by_class(evaluator, embeddings, rows, monitor.metric)
         candidates.append(Candidate(share, tuple(heads), by_class, file))
     return candidates
 
 
-def _average_by_class(evaluator: Evaluator, embeddings: Tensor, metric: str) -> ByClass:
+def _average_by_class(evaluator: Evaluator, embeddings: Tensor, rows: Tensor, metric: str) -> ByClass:
     """Return the mean of a metric over the queries of each class (C,); of a metric without queries its value (1,)."""
-    evaluated = evaluator.evaluate(embeddings)
+    evaluated = evaluator.evaluate(embeddings, rows)
     for part in evaluated.lists:
         if metric in part.values:
-            values, labels = part.values[metric], evaluator.table.labels[part.queries, 0]
-            classes = np.unique(labels[~np.isnan(values)])
-            return np.array([np.nanmean(values[labels == label]) for label in classes])
+            labels = evaluator.table.labels[rows.numpy()[part.queries], 0]
+            counts, sums = sum_by_class(labels, {metric: part.values[metric]})
+            return np.divide(sums[metric], counts)
     return np.array([evaluated.metrics[metric]])
 
 
