@@ -6,8 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
+from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.per_query import read_queries
+from dml.retrieval.rows import Embeddings
 from dml.runtime.errors import InputError
 from dml.runtime.run_folder import RunFolder
 
@@ -128,6 +131,20 @@ def sum_by_class(
     _, classes = np.unique(labels[has_value], return_inverse=True)
     sums = {name: np.bincount(classes, column[has_value]).tolist() for name, column in values.items()}
     return np.bincount(classes).tolist(), sums
+
+
+def average_by_class(evaluator: Evaluator, embeddings: Embeddings, rows: Tensor, metric: str) -> Values:
+    """Compute the mean of a metric over the queries of each class (C,); of a metric without queries its value (1,).
+
+    ``rows`` (N,) are those of the evaluator's table to which the embeddings (N, D) belong.
+    """
+    evaluated = evaluator.evaluate(embeddings, rows)
+    for part in evaluated.lists:
+        if metric in part.values:
+            labels = evaluator.table.labels[rows.numpy()[part.queries], 0]
+            counts, sums = sum_by_class(labels, {metric: part.values[metric]})
+            return np.divide(sums[metric], counts)
+    return np.array([evaluated.metrics[metric]])
 
 
 def shorten(values: Iterable[float]) -> list[float]:

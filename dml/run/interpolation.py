@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from pytorch_lightning import Trainer
 from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor
@@ -13,7 +12,7 @@ from torch import Tensor
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.geometry import ranking_device
 from dml.evaluation.names import MetricName, describe_metric, join_head_names, split_head_names
-from dml.report.statistics import mean_interval, sum_by_class
+from dml.report.statistics import Values, average_by_class, mean_interval
 from dml.run.settings import Settings
 from dml.runtime.console import console, warn
 from dml.runtime.run_folder import RunFolder
@@ -25,7 +24,6 @@ from dml.training.embedders import CHOSEN_HEADS
 from dml.training.module import MetricLearner
 
 State = dict[str, Tensor]
-ByClass = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class Candidate:
 
     share: float
     heads: tuple[str, ...]
-    by_class: ByClass
+    by_class: Values
     file: Path | None = None
 
     @property
@@ -149,20 +147,9 @@ def _evaluate(
     for name in learner.head_choice.candidates if learner.head_choice else [monitor.heads or CHOSEN_HEADS]:
         embeddings = learner.embedded.embeddings[name].to(ranking_device(learner.device))
         heads = split_head_names(name) if learner.head_choice else learner.model.chosen_heads
-        by_class = sign * _average_by_class(evaluator, embeddings, rows, monitor.metric)
+        by_class = sign * average_by_class(evaluator, embeddings, rows, monitor.metric)
         candidates.append(Candidate(share, tuple(heads), by_class, file))
     return candidates
-
-
-def _average_by_class(evaluator: Evaluator, embeddings: Tensor, rows: Tensor, metric: str) -> ByClass:
-    """Return the mean of a metric over the queries of each class (C,); of a metric without queries its value (1,)."""
-    evaluated = evaluator.evaluate(embeddings, rows)
-    for part in evaluated.lists:
-        if metric in part.values:
-            labels = evaluator.table.labels[rows.numpy()[part.queries], 0]
-            counts, sums = sum_by_class(labels, {metric: part.values[metric]})
-            return np.divide(sums[metric], counts)
-    return np.array([evaluated.metrics[metric]])
 
 
 def _print_choice(chosen: Candidate, first: Candidate, monitor: str) -> None:

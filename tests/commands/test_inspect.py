@@ -16,8 +16,11 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from PIL import Image
 
+from dml.commands.inspect import describe_gains, measure_gains
+from dml.data.table import ImageTable
 from dml.models.embedding import EmbeddingModel
 from dml.run.config_folders import CONF
+from dml.run.settings import InspectSettings, read_settings
 from dml.training.frozen import FeatureEmbedder
 
 SETTINGS = ["model=small_cnn", "transform=imagenet", "transform.size=16", "processes=1", "data.num_workers=0"]
@@ -48,6 +51,13 @@ def inspect(here: Here, mine: Path, capfd: pytest.CaptureFixture[str]) -> Callab
         return capfd.readouterr().out
 
     return inspect
+
+
+@pytest.fixture
+def inspect_settings() -> InspectSettings:
+    """The settings of ``dml inspect`` for a folder of images."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return read_settings(compose("inspect", overrides=["dataset=folder", *SETTINGS]), InspectSettings)
 
 
 def embed_by_hand(mine: Path, split: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
@@ -214,3 +224,35 @@ def test_a_list_of_files_that_are_elsewhere_is_told_as_such(command: str, refuse
     line = refused("dataset=csv", f"dataset.root={listed}", "processes=1", command=command)
     first = f"{tmp_path}/old/0.jpg: no such file"
     assert line == f"error: {listed}: none of 12 images can be read, the first: {first}"
+
+
+def test_a_linear_map_says_whether_a_training_pays(inspect: Callable[..., str], mine: Path) -> None:
+    printed = " ".join(inspect("sheet=null").split())
+    assert "a linear map" not in printed  # six classes are too few
+    for number in range(6, 10):
+        (mine / "test" / f"class{number}").rename(mine / "train" / f"class{number}")
+    printed = " ".join(inspect("sheet=null").split())
+    line = r"small_cnn: a linear map that was learned from other classes changes MAP@R by [+-]\S+ ± \S+ points, by 10 "
+    assert re.search(line, printed)
+    assert "400 steps with 64 images take less than a minute on this processor." in printed
+
+
+def test_gains_are_those_of_classes_that_the_map_does_not_know(inspect_settings: InspectSettings) -> None:
+    """Where noise along one axis hides the classes, the map finds them; where all axes are alike, it can't."""
+    generator = np.random.default_rng(0)
+    labels = np.repeat(np.arange(12), 10)
+    table = ImageTable(
+        np.array([f"{i}.png" for i in range(120)]),
+        labels[:, None],
+        np.where(labels < 9, "train", "val"),
+        ("class",),
+    )
+    means = 0.3 * generator.normal(size=(12, 64))[labels]
+    noise = 0.5 * generator.normal(size=(120, 64))
+    hidden = means + noise * np.array([20.0, *[1.0] * 63])
+    gains = measure_gains(inspect_settings, table, np.arange(12), torch.from_numpy(hidden).float())
+    assert len(gains) == 12
+    assert np.mean(gains) > 0.1
+    assert "Train the whole network" in describe_gains(gains)
+    alike = measure_gains(inspect_settings, table, np.arange(12), torch.from_numpy(means + noise).float())
+    assert "That can't tell whether a training pays" in describe_gains(alike)

@@ -8,7 +8,12 @@ import torch
 from dml.data.table import ImageTable
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.metric import MetricConfig
-from dml.evaluation.raw_features import PrincipalComponents, describe_best, evaluate_projections
+from dml.evaluation.raw_features import (
+    PrincipalComponents,
+    describe_best,
+    evaluate_projections,
+    normalize_within_classes,
+)
 
 CONFIG = MetricConfig(metrics=("recall", "map@r"), recall_at=(1,), clustering=False)
 
@@ -89,3 +94,23 @@ def test_the_verdict_names_the_best_and_counts_what_it_misses() -> None:
     )
     results["b, raw"]["level0/recall@1"] = 1.0
     assert describe_best(results, 10).endswith("of 0 is of another class; little is left to gain by a training.")
+
+
+def test_known_classes_vary_alike_in_all_directions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a smoothing near 0 the covariance around the means of the known classes becomes the unit matrix."""
+    monkeypatch.setattr("dml.evaluation.raw_features.SMOOTHING", 1e-9)
+    generator = np.random.default_rng(0)
+    labels = np.repeat([7, 2, 5], 40)
+    noise = generator.normal(size=(120, 4)) @ generator.normal(size=(4, 4))
+    features = torch.from_numpy(noise + 30 * generator.normal(size=(3, 4))[np.repeat([0, 1, 2], 40)])
+    mapped = normalize_within_classes(features, labels, features).double().numpy()
+    centered = np.concatenate([part - part.mean(axis=0) for part in (mapped[labels == c] for c in (7, 2, 5))])
+    np.testing.assert_allclose(centered.T @ centered / 120, np.eye(4), atol=1e-4)
+    np.testing.assert_allclose(mapped.mean(axis=0), 0, atol=1e-4)
+
+
+def test_smoothing_shrinks_the_covariance_towards_its_mean_variance() -> None:
+    """By hand: deviations of 3 and 1 along the axes have variances 9 and 1, smoothed to 0.1 times them + 0.9 * 5."""
+    features = torch.tensor([[3.0, 1.0], [-3.0, -1.0], [-3.0, 1.0], [3.0, -1.0]])
+    mapped = normalize_within_classes(features, np.zeros(4, dtype=np.int64), features).abs()
+    np.testing.assert_allclose(mapped.sort(dim=1).values, [[1 / 4.6**0.5, 3 / 5.4**0.5]] * 4, rtol=1e-6)
