@@ -5,7 +5,7 @@ the student gets a space of its own. Only `EmbeddingDistillationLoss` leads into
 student can then search.
 """
 
-from collections.abc import Iterator
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -100,23 +100,15 @@ class RelationalAngleLoss(Loss):
         size = len(student)
         if size < 3:
             return 0.0 * student.sum()
-        parts = list(_split_vertices(size, size * max(size, student.shape[1], teacher.shape[1]), student.device))
-        if len(parts) == 1:
-            total = _add_angles(student, teacher, parts[0])
-        else:
-            sums: list[Any] = [
-                checkpoint(_add_angles, student, teacher, vertices, use_reentrant=False) for vertices in parts
-            ]
-            total = torch.stack(sums).sum()
+        numbers_per_vertex = size * max(size, student.shape[1], teacher.shape[1])
+        parts = torch.arange(size, device=student.device).split(max(1, LARGEST_PART // numbers_per_vertex))
+        add: Any = _add_angles if len(parts) == 1 else partial(checkpoint, _add_angles, use_reentrant=False)
+        total: Tensor = torch.stack([add(student, teacher, vertices) for vertices in parts]).sum()
         return total / (size * (size - 1) * (size - 2))
 
 
 LARGEST_PART = 2**24
 """The largest number of cosines, or of numbers in differences, that an angle loss has in memory for one model."""
-
-
-def _split_vertices(size: int, numbers_per_vertex: int, device: torch.device) -> Iterator[Tensor]:
-    yield from torch.arange(size, device=device).split(max(1, LARGEST_PART // numbers_per_vertex))
 
 
 def _add_angles(student: Tensor, teacher: Tensor, vertices: Tensor) -> Tensor:

@@ -164,12 +164,20 @@ def build_embedder(settings: Settings, embedding_model: AnyModel) -> ModelEmbedd
     return embedder
 
 
-def build_learner(settings: Settings, images: DataModule, embedding_model: AnyModel) -> MetricLearner:
-    """The model with its losses, optimizer and schedule; with ``training.frozen`` its backbone is frozen."""
+def build_learner(
+    settings: Settings,
+    images: DataModule,
+    embedding_model: AnyModel,
+    head_losses: Mapping[str, nn.Module] | None = None,
+) -> MetricLearner:
+    """The model with its losses, optimizer and schedule; with ``training.frozen`` its backbone is frozen.
+
+    The losses by head are those of `build_losses` unless they are given.
+    """
     if settings.training.frozen:
         embedding_model.backbone.requires_grad_(False).eval()
     labels, embed_dims = images.train_table.labels, embedding_model.embed_dims
-    head_losses = build_losses(settings, embed_dims, labels)
+    head_losses = build_losses(settings, embed_dims, labels) if head_losses is None else head_losses
     sampler, first_loss = images.sampler, next(iter(head_losses.values()))
     check_pairs(first_loss, getattr(sampler, "images_per_class", 2), getattr(sampler, "classes_per_batch", 2))
     if loss_schedule := make_loss_schedule(settings.scheduler.loss):

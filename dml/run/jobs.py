@@ -41,6 +41,7 @@ from dml.run.stored_configuration import (
     write_configuration,
 )
 from dml.run.sweeps import build_pruning
+from dml.run.teachers import add_teachers
 from dml.run.untrained_model import evaluate_raw_features, store_fixed_neighbors
 from dml.runtime import signals
 from dml.runtime.console import console
@@ -205,7 +206,9 @@ def _build_parts(stage: Stage, table: ImageTable) -> StageParts:
     settings = stage.settings
     model = builders.build_model(settings)
     frozen = builders.build_frozen_weights(settings, model)
-    learner = builders.build_learner(settings, images, model)
+    losses = builders.build_losses(settings, model.embed_dims, images.train_table.labels)
+    losses = add_teachers(settings, images.train_table, losses, model.embed_dims)
+    learner = builders.build_learner(settings, images, model, losses)
     source: FeatureSource | None = None
     if isinstance(model, EmbeddingModel) and settings.training.frozen:
         source = build_feature_source(settings, model)
@@ -341,6 +344,9 @@ def print_setup(settings: Settings, images: DataModule, learner: MetricLearner, 
     )
     loss = in_markup(type(next(iter(learner.losses.values()))).__name__)
     console.print(f"[bold]loss[/]     {loss}, {settings.trainer.max_steps:,} steps")
+    for key, place in (("teacher", settings.distill.teacher), ("old", settings.compatible.with_)):
+        if place is not None:
+            console.print(f"[bold]{key:<8}[/] {in_markup(place)}")
     if parse_compile(settings.training.compile) is not None:
         console.print("[bold]compile[/]  the first step compiles the network, which can take minutes")
     pace = builders.build_pace(settings, len(images.sampler))
