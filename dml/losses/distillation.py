@@ -1,4 +1,4 @@
-"""Losses that let embeddings learn from those of another model, the teacher: (student (B, D), teacher (B, E)) -> scalar.
+"""Losses that let embeddings learn from those of another model: (student (B, D), teacher (B, E)) -> scalar.
 
 `SimilarityDistillationLoss`, `RelationalDistanceLoss` and `RelationalAngleLoss` compare relations inside the batch, so
 the student gets a space of its own. Only `EmbeddingDistillationLoss` leads into the teacher's space, whose vectors a

@@ -1,7 +1,8 @@
-"""Other models that a training learns from, ``distill.teacher`` and ``compatible.with``, as terms of each head's loss."""
+"""Other models that a training learns from, ``distill.teacher`` and ``compatible.with``: terms of each head's loss."""
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
@@ -65,8 +67,8 @@ def add_teachers(
         vectors = _read_vectors("distill.teacher", distill.teacher, settings, table)
         for head, part in _split_by_head(vectors, embed_dims).items():
             sizes = {"embedding_dim": embed_dims[head], "teacher_dim": part.shape[1]}
-            sizes = {key: size for key, size in sizes.items() if key in distill.loss}
-            terms[head]["teacher"] = TeacherLoss(building.build(distill.loss, **sizes), part)
+            filled_in = {key: sizes[key] for key in distill.loss if OmegaConf.is_missing(distill.loss, key)}
+            terms[head]["teacher"] = TeacherLoss(building.build(distill.loss, **filled_in), part)
     if compatible.with_ is not None:
         for head, part in _split_by_head(_read_old_vectors(settings, table, embed_dims), embed_dims).items():
             means = class_means(part, torch.from_numpy(table.labels[:, 0]))
@@ -137,7 +139,8 @@ def _read_file(key: str, place: str, table: ImageTable) -> Tensor:
 
 def _open_pretrained(name: str) -> tuple[Settings, AnyModel]:
     """Build a pretrained network whose pooled features are the embedding, as `dml.pretrained` does."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    is_in_command = GlobalHydra.instance().is_initialized()
+    with nullcontext() if is_in_command else initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("train", overrides=["transform=imagenet", *list_network_overrides(name)])
     use_features(config.model, count_features(config.model.backbone, config.transform.size))
     teacher = read_settings(config, Settings)
