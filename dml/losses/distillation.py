@@ -1,8 +1,7 @@
 """Losses that let embeddings learn from those of another model: (student (B, D), teacher (B, E)) -> scalar.
 
-`SimilarityDistillationLoss`, `RelationalDistanceLoss` and `RelationalAngleLoss` compare relations inside the batch, so
-the student gets a space of its own. Only `EmbeddingDistillationLoss` leads into the teacher's space, whose vectors a
-student can then search.
+Only `EmbeddingDistillationLoss` leads into the teacher's space, whose vectors a student can then search. The others
+compare relations inside the batch, so the student gets a space of its own.
 """
 
 from functools import partial
@@ -15,7 +14,6 @@ from torch.utils.checkpoint import checkpoint
 
 from dml.losses.loss_contract import Loss
 from dml.ops.precision import full_precision
-from dml.runtime.errors import InputError
 
 
 class SimilarityDistillationLoss(Loss):
@@ -28,9 +26,6 @@ class SimilarityDistillationLoss(Loss):
     0.2222
     """
 
-    def __init__(self) -> None:  # otherwise the signature is nn.Module's *args, **kwargs
-        super().__init__()
-
     @full_precision
     def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Compute the loss of embeddings (B, D) and the teacher's (B, E) -> scalar."""
@@ -42,19 +37,12 @@ class RelationalDistanceLoss(Loss):
     """The distance loss of relational knowledge distillation, RKD-D (Park et al., 2019), Eq. 5 to 7.
 
     It is the Huber loss of the Euclidean distances, each divided by the mean distance of its batch. The embeddings are
-    compared as they are, not L2-normalized.
+    compared as they are, not L2-normalized. The means are over the pairs of different images, as in the paper; the
+    release's last mean is over all B^2 entries, with the zeros of the diagonal.
 
-    Departure: the mean is over the pairs of different images, as in the paper. The release has the mean over all B^2
-    entries, with the zeros of the diagonal, which is (B - 1) / B of it.
-
-    >>> teacher = torch.tensor([[0.0, 0.0], [3.0, 0.0], [0.0, 4.0]])
-    >>> student = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
-    >>> round(RelationalDistanceLoss()(student, teacher).item(), 4)
-    0.0052
+    >>> RelationalDistanceLoss()(3 * torch.eye(4), torch.eye(4)).item()
+    0.0
     """
-
-    def __init__(self) -> None:
-        super().__init__()
 
     @full_precision
     def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
@@ -67,9 +55,11 @@ class RelationalDistanceLoss(Loss):
 def _relative_distances(rows: Tensor) -> Tensor:
     """Compute the distances of all pairs (B (B - 1) / 2,), divided by their mean; 0 if all rows are the same."""
     distances = F.pdist(rows)
-    mean = distances.mean()
-    return distances / torch.where(mean > 0, mean, torch.ones_like(mean))
+    return distances / distances.mean().clamp(min=torch.finfo(rows.dtype).tiny)
 
+
+LARGEST_PART = 2**24
+"""The largest number of cosines, or of numbers in differences, that an angle loss has in memory for one model."""
 
 SHORTEST_SQUARE = 1e-24
 """The squared length below which a difference counts as 0, so that its direction has no gradient."""
@@ -79,20 +69,14 @@ class RelationalAngleLoss(Loss):
     """The angle loss of relational knowledge distillation, RKD-A (Park et al., 2019), Eq. 8 and 9.
 
     It is the Huber loss of the cosine of the angle at each image j between the directions to two others, i and k. The
-    embeddings are compared as they are, not L2-normalized. At equal embeddings the cosine is 0.
+    embeddings are compared as they are, not L2-normalized; at equal ones the cosine is 0. The mean is over the
+    B (B - 1) (B - 2) triplets of different images, as in the paper; that of the release is over all B^3 entries.
+    In a large batch the angles are computed at some images j at a time, and again in the backward pass, so that at most
+    `LARGEST_PART` cosines are in memory, and not B^3.
 
-    Departure: the mean is over the B (B - 1) (B - 2) triplets of different images, as in the paper. The release has the
-    mean over all B^3 entries, most of whose others are 0. The angles are computed for some images j at a time, and
-    again in the backward pass, so that at most `LARGEST_PART` cosines are in memory, and not B^3.
-
-    >>> teacher = torch.tensor([[0.0, 0.0], [3.0, 0.0], [0.0, 4.0]])
-    >>> student = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
-    >>> round(RelationalAngleLoss()(student, teacher).item(), 5)
-    0.00335
+    >>> RelationalAngleLoss()(3 * torch.eye(4), torch.eye(4)).item() < 1e-12
+    True
     """
-
-    def __init__(self) -> None:
-        super().__init__()
 
     @full_precision
     def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
@@ -105,10 +89,6 @@ class RelationalAngleLoss(Loss):
         add: Any = _add_angles if len(parts) == 1 else partial(checkpoint, _add_angles, use_reentrant=False)
         total: Tensor = torch.stack([add(student, teacher, vertices) for vertices in parts]).sum()
         return total / (size * (size - 1) * (size - 2))
-
-
-LARGEST_PART = 2**24
-"""The largest number of cosines, or of numbers in differences, that an angle loss has in memory for one model."""
 
 
 def _add_angles(student: Tensor, teacher: Tensor, vertices: Tensor) -> Tensor:
@@ -129,9 +109,8 @@ def _cosines_at(rows: Tensor, vertices: Tensor) -> Tensor:
 class EmbeddingDistillationLoss(Loss):
     """The mean of 1 - cos(W s, t) of the student's embeddings s and the teacher's t, EmbedDistill (Kim et al., 2023).
 
-    If both have the same size there is no W, and the student's embeddings can search the teacher's vectors. Otherwise W
-    is a learned linear map without a bias, which the checkpoint of a training holds with the loss; only mapped
-    embeddings can search the teacher's vectors.
+    If both have the same size there is no W, and the student can search the teacher's vectors. Otherwise W is a learned
+    linear map, which the checkpoint holds with the loss; only mapped embeddings can search the teacher's vectors.
 
     >>> round(EmbeddingDistillationLoss(2, 2)(torch.tensor([[0.6, 0.8]]), torch.tensor([[1.0, 0.0]])).item(), 4)
     0.4
@@ -154,9 +133,7 @@ class EmbeddingDistillationLoss(Loss):
 
 
 class TeacherLoss(Loss):
-    """Compares embeddings with the vectors of the same images by another model, to be a term of a `WeightedSum`.
-
-    A search compares cosines, so both are L2-normalized first. The vectors aren't saved with the loss.
+    """Compares L2-normalized embeddings with the vectors of the same images by another model; a term of a loss.
 
     >>> loss = TeacherLoss(EmbeddingDistillationLoss(2, 2), torch.tensor([[0.0, 3.0], [2.0, 0.0]]))
     >>> loss(torch.tensor([[5.0, 0.0]]), labels=torch.tensor([0]), indices=torch.tensor([1])).item()
@@ -164,11 +141,10 @@ class TeacherLoss(Loss):
 
     Args:
         loss: loss of (student (B, D), teacher (B, E)).
-        vectors: (N, E) the teacher's vectors of the N training images.
+        vectors: (N, E) the other model's vectors of the N training images; they aren't saved with the loss.
     """
 
     needs_indices: ClassVar[bool] = True
-    needs_positives: ClassVar[bool] = False
 
     def __init__(self, loss: nn.Module, vectors: Tensor) -> None:
         super().__init__()
@@ -177,14 +153,8 @@ class TeacherLoss(Loss):
         self.vectors = F.normalize(vectors, dim=1)
 
     @full_precision
-    def forward(self, embeddings: Tensor, labels: Tensor, indices: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        """Compute the loss of embeddings (B, D) of the training images ``indices`` (B,) -> scalar.
-
-        Raises:
-            InputError: if there are no indices.
-        """
-        if indices is None:
-            raise InputError(f"{len(self.vectors)} vectors of a teacher: needs the batch's row indices")
+    def forward(self, embeddings: Tensor, labels: Tensor, indices: Tensor) -> Tensor:  # noqa: ARG002
+        """Compute the loss of embeddings (B, D) of the training images ``indices`` (B,) -> scalar."""
         self.vectors = self.vectors.to(embeddings.device)
         value: Tensor = self.loss(F.normalize(embeddings, dim=1), self.vectors[indices].to(embeddings.dtype))
         return value

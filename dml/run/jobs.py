@@ -3,6 +3,7 @@
 import shlex
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -206,9 +207,8 @@ def _build_parts(stage: Stage, table: ImageTable) -> StageParts:
     settings = stage.settings
     model = builders.build_model(settings)
     frozen = builders.build_frozen_weights(settings, model)
-    losses = builders.build_losses(settings, model.embed_dims, images.train_table.labels)
-    losses = add_teachers(settings, images.train_table, losses, model.embed_dims)
-    learner = builders.build_learner(settings, images, model, losses)
+    add_terms = partial(add_teachers, settings, images.train_table, model.embed_dims)
+    learner = builders.build_learner(settings, images, model, add_terms)
     source: FeatureSource | None = None
     if isinstance(model, EmbeddingModel) and settings.training.frozen:
         source = build_feature_source(settings, model)
@@ -344,9 +344,6 @@ def print_setup(settings: Settings, images: DataModule, learner: MetricLearner, 
     )
     loss = in_markup(type(next(iter(learner.losses.values()))).__name__)
     console.print(f"[bold]loss[/]     {loss}, {settings.trainer.max_steps:,} steps")
-    for key, place in (("teacher", settings.distill.teacher), ("old", settings.compatible.with_)):
-        if place is not None:
-            console.print(f"[bold]{key:<8}[/] {in_markup(place)}")
     if parse_compile(settings.training.compile) is not None:
         console.print("[bold]compile[/]  the first step compiles the network, which can take minutes")
     pace = builders.build_pace(settings, len(images.sampler))

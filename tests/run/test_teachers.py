@@ -54,7 +54,7 @@ def table(arguments: list[str]) -> ImageTable:
 
 def add(arguments: list[str], table: ImageTable, dims: dict[str, int], *overrides: str) -> dict[str, torch.nn.Module]:
     settings = settings_of(compose(*arguments, *overrides))
-    return teachers.add_teachers(settings, table, builders.build_losses(settings, dims, table.labels), dims)
+    return teachers.add_teachers(settings, table, dims, builders.build_losses(settings, dims, table.labels))
 
 
 def vectors_of(data: Path) -> list[Path]:
@@ -114,7 +114,7 @@ def test_a_file_of_vectors_is_a_teacher(
     line = f"distill.teacher={file}: lacks 1 of {len(names)} training images, such as {names[0]}"
     assert line in refused(*arguments, f"distill.teacher={file}", f"hydra.run.dir={tmp_path / 'run'}")
     file.write_text("no table")
-    with pytest.raises(InputError, match="not a file that dml embed wrote, or damaged"):
+    with pytest.raises(InputError, match="not such a file, or damaged"):
         add(arguments, table, {"H": 8}, f"distill.teacher={file}")
 
 
@@ -151,9 +151,18 @@ def test_new_embeddings_stay_comparable(
     both = [*arguments, compatible, f"distill.teacher={teacher}", "trainer.max_steps=2"]
     here("train", *both, f"hydra.run.dir={tmp_path / 'run'}")
     line = refused(*arguments, compatible, "model.embed_dim=6", f"hydra.run.dir={tmp_path / 'other'}")
-    assert "its embeddings have 8 numbers, the new ones 6 (H 6); choose model.heads and model.embed_dim" in line
-    with pytest.raises(InputError, match=r"heads.choose=true may leave out heads.*; heads.choose=false"):
+    assert "its embeddings have 8 numbers, those of the heads {'H': 6}; choose model.heads and model.embed_dim" in line
+    with pytest.raises(InputError, match=r"heads.choose=true may leave out some of it; heads.choose=false"):
         add(arguments, table, {"M": 4, "H": 4}, compatible, "heads.choose=true")
+
+
+def test_a_strangers_model_is_refused(arguments: list[str], table: ImageTable, teacher: Path, tmp_path: Path) -> None:
+    checkpoint = torch.load(teacher / "checkpoints" / "last.ckpt", weights_only=True)
+    checkpoint["run"]["config"]["model"]["_target_"] = "os.system"
+    torch.save(checkpoint, tmp_path / "strange.ckpt")
+    line = r"strange.ckpt: model._target_=os.system is not known and could run any code; trust=true if you trust this"
+    with pytest.raises(InputError, match=line):
+        add(arguments, table, {"H": 8}, f"distill.teacher={tmp_path / 'strange.ckpt'}")
 
 
 def test_a_pretrained_network_is_a_teacher(here: Here, arguments: list[str], tmp_path: Path) -> None:
