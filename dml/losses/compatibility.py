@@ -1,7 +1,5 @@
 """Losses that keep embeddings comparable with those of an earlier model: classifiers that don't learn."""
 
-from typing import ClassVar
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -26,8 +24,6 @@ class InfluenceLoss(Loss):
         classifier: (C, D) a row for each class, such as `class_means`; zeros for a class that isn't known.
         scale: factor of the cosines before the softmax.
     """
-
-    needs_positives: ClassVar[bool] = False
 
     def __init__(self, classifier: Tensor, scale: float = 16.0) -> None:
         super().__init__()

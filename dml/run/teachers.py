@@ -56,9 +56,7 @@ def add_teachers(
         vectors = _read_vectors(key, place, settings, table)
         adds_up = sum(sizes) == vectors.shape[1]
         if key == "compatible.with" and not adds_up:
-            line = (
-                f"{key}={place}: its embeddings have {vectors.shape[1]} numbers, those of the heads {dict(embed_dims)}"
-            )
+            line = f"{key}={place}: its embeddings have {vectors.shape[1]} numbers, the heads' {dict(embed_dims)}"
             raise InputError(f"{line}; choose model.heads and model.embed_dim so that they add up")
         if key == "compatible.with" and settings.heads.choose and len(sizes) > 1:
             raise InputError(f"{key}={place}: heads.choose=true may leave out some of it; heads.choose=false")
@@ -106,8 +104,8 @@ def _read_file(key: str, place: str, table: ImageTable) -> Tensor:
     row_of_path = {os.path.abspath(name): row for row, name in enumerate(paths)}
     rows = [row_of_path.get(os.path.abspath(name), -1) for name in table.paths.tolist()]
     if missing := rows.count(-1):
-        example = printable(table.paths[rows.index(-1)])
-        raise InputError(f"{key}={place}: lacks {missing:,} of {len(rows):,} training images, such as {example}")
+        line = f"{key}={place}: lacks {missing:,} of {len(rows):,} training images"
+        raise InputError(f"{line}, such as {printable(table.paths[rows.index(-1)])}")
     return torch.from_numpy(vectors[rows]).float()
 
 

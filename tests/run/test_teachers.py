@@ -151,7 +151,7 @@ def test_new_embeddings_stay_comparable(
     both = [*arguments, compatible, f"distill.teacher={teacher}", "trainer.max_steps=2"]
     here("train", *both, f"hydra.run.dir={tmp_path / 'run'}")
     line = refused(*arguments, compatible, "model.embed_dim=6", f"hydra.run.dir={tmp_path / 'other'}")
-    assert "its embeddings have 8 numbers, those of the heads {'H': 6}; choose model.heads and model.embed_dim" in line
+    assert "its embeddings have 8 numbers, the heads' {'H': 6}; choose model.heads and model.embed_dim" in line
     with pytest.raises(InputError, match=r"heads.choose=true may leave out some of it; heads.choose=false"):
         add(arguments, table, {"M": 4, "H": 4}, compatible, "heads.choose=true")
 
