@@ -51,7 +51,7 @@ class RelationalDistanceLoss(Loss):
             return 0.0 * student.sum()
         distances = [F.pdist(rows) for rows in (student, teacher)]
         relative = [part / part.mean().clamp(min=torch.finfo(part.dtype).tiny) for part in distances]
-        return F.huber_loss(*relative)
+        return F.huber_loss(relative[0], relative[1])
 
 
 LARGEST_PART = 2**24
@@ -80,9 +80,10 @@ class RelationalAngleLoss(Loss):
         if size < 3:
             return 0.0 * student.sum()
         numbers_per_vertex = size * max(size, student.shape[1], teacher.shape[1])
-        parts = torch.arange(size, device=student.device).split(max(1, LARGEST_PART // numbers_per_vertex))
+        vertices = torch.arange(size, device=student.device)
+        parts = torch.split(vertices, max(1, LARGEST_PART // numbers_per_vertex))
         add: Any = _add_angles if len(parts) == 1 else partial(checkpoint, _add_angles, use_reentrant=False)
-        total: Tensor = torch.stack([add(student, teacher, vertices) for vertices in parts]).sum()
+        total: Tensor = torch.stack([add(student, teacher, part) for part in parts]).sum()
         return total / (size * (size - 1) * (size - 2))
 
 

@@ -60,7 +60,7 @@ def add_teachers(
             raise InputError(f"{line}; choose model.heads and model.embed_dim so that they add up")
         if key == "compatible.with" and settings.heads.choose and len(sizes) > 1:
             raise InputError(f"{key}={place}: heads.choose=true may leave out some of it; heads.choose=false")
-        parts = vectors.split(sizes, dim=1) if adds_up else [vectors] * len(sizes)
+        parts = torch.split(vectors, sizes, dim=1) if adds_up else [vectors] * len(sizes)
         for head, part in zip(embed_dims, parts, strict=True):
             if key == "distill.teacher":
                 known = {"embedding_dim": embed_dims[head], "teacher_dim": part.shape[1]}
