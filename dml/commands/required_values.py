@@ -13,7 +13,7 @@ from dml.run.stages import list_stages
 from dml.runtime.configuration import flat
 from dml.runtime.errors import InputError
 
-FILLED_IN = ("num_classes", "embedding_dim")
+FILLED_IN = ("num_classes", "embedding_dim", "teacher_dim")
 """The values of a loss that the run fills in."""
 LEAVE = "leave it in"
 """What to do about a top-level key that holds several values."""
@@ -103,6 +103,8 @@ def _check_values(config: DictConfig, *, needs_checkpoint: bool = False) -> None
     plain: Any = OmegaConf.to_container(config, resolve=False)
     for path, value in flat(plain).items():
         group, _, key = path.rpartition(".")
-        is_filled_in = group == "scheduler.schedule" or (path.startswith("loss.") and key in FILLED_IN)
+        is_filled_in = group == "scheduler.schedule" or (
+            path.startswith(("loss.", "distill.loss")) and key in FILLED_IN
+        )
         if (value == "???" and not is_filled_in) or (needs_checkpoint and path == "checkpoint" and value in (None, "")):
             raise InputError(explain_missing(path, f"{path}: no value; give {path}=..."))

@@ -29,7 +29,14 @@ from dml.runtime.files import clean_up
 from dml.runtime.paths import expand_home
 from dml.runtime.run_folder import RunFolder, newest_runs
 from dml.runtime.text import printable
-from dml.training.checkpoints import TrainingProgress, lacks_weights, load_model, load_state, read_checkpoint
+from dml.training.checkpoints import (
+    TrainingProgress,
+    find_checkpoint,
+    lacks_weights,
+    load_model,
+    load_state,
+    read_checkpoint,
+)
 
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 """The name of a repository on the Hugging Face hub, unless the part before the slash is a folder here."""
@@ -146,30 +153,6 @@ def _find_run(folder: Path) -> RunFolder:
     if run.path != folder:
         logger.warning("%s: the newest run in it is taken, %s", printable(folder), printable(run.path))
     return run
-
-
-def find_checkpoint(folder: RunFolder) -> Path:
-    """Return the checkpoint of a run that its test took, or would take.
-
-    Raises:
-        InputError: if the folder has no checkpoint.
-    """
-    last, best = folder.last_checkpoint, folder.best_checkpoint
-    if not last.exists() and not best.exists():
-        raise InputError(
-            f"{printable(folder.path)}: neither a run with checkpoints, nor a folder that save_pretrained wrote"
-        )
-    if not best.exists() or _selects_last(folder):
-        return last
-    if last.exists() and TrainingProgress.read(best).stage != TrainingProgress.read(last).stage:
-        return last  # the best one is of an earlier stage
-    return best
-
-
-def _selects_last(folder: RunFolder) -> bool:
-    if folder.is_finished:
-        return bool(folder.metrics().get("selection") == "last")
-    return bool(folder.has_configuration and folder.config.get("evaluation", {}).get("selection") == "last")
 
 
 def read_settings(path: Path, *, trust: bool = False) -> ModelSettings:

@@ -1,9 +1,16 @@
 from .baselines import OpenCosineSimilarity as OpenCosineSimilarity
 from .baselines import PairLoss as PairLoss
 from .baselines import ProxyLoss as ProxyLoss
+from .compatibility import InfluenceLoss as InfluenceLoss
+from .compatibility import SimplexLoss as SimplexLoss
+from .compatibility import simplex_classifier as simplex_classifier
 from .compose import AtLevel as AtLevel
 from .compose import WeightedSum as WeightedSum
 from .csl import CSLLoss as CSLLoss
+from .distillation import EmbeddingDistillationLoss as EmbeddingDistillationLoss
+from .distillation import RelationalAngleLoss as RelationalAngleLoss
+from .distillation import RelationalDistanceLoss as RelationalDistanceLoss
+from .distillation import SimilarityDistillationLoss as SimilarityDistillationLoss
 from .facility_location import FacilityLocationLoss as FacilityLocationLoss
 from .happier import ClusterLoss as ClusterLoss
 from .happier import SmoothHierarchicalAPLoss as SmoothHierarchicalAPLoss

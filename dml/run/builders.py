@@ -1,6 +1,6 @@
 """The builders of the objects that a configuration names."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -164,12 +164,14 @@ def build_embedder(settings: Settings, embedding_model: AnyModel) -> ModelEmbedd
     return embedder
 
 
-def build_learner(settings: Settings, images: DataModule, embedding_model: AnyModel) -> MetricLearner:
+def build_learner(
+    settings: Settings, images: DataModule, embedding_model: AnyModel, add_terms: Callable[..., Any] = dict
+) -> MetricLearner:
     """The model with its losses, optimizer and schedule; with ``training.frozen`` its backbone is frozen."""
     if settings.training.frozen:
         embedding_model.backbone.requires_grad_(False).eval()
     labels, embed_dims = images.train_table.labels, embedding_model.embed_dims
-    head_losses = build_losses(settings, embed_dims, labels)
+    head_losses: dict[str, nn.Module] = add_terms(build_losses(settings, embed_dims, labels))
     sampler, first_loss = images.sampler, next(iter(head_losses.values()))
     check_pairs(first_loss, getattr(sampler, "images_per_class", 2), getattr(sampler, "classes_per_batch", 2))
     if loss_schedule := make_loss_schedule(settings.scheduler.loss):

@@ -3,6 +3,7 @@
 import shlex
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from dml.run.stored_configuration import (
     write_configuration,
 )
 from dml.run.sweeps import build_pruning
+from dml.run.teachers import add_teachers
 from dml.run.untrained_model import evaluate_raw_features, store_fixed_neighbors
 from dml.runtime import signals
 from dml.runtime.console import console
@@ -205,7 +207,8 @@ def _build_parts(stage: Stage, table: ImageTable) -> StageParts:
     settings = stage.settings
     model = builders.build_model(settings)
     frozen = builders.build_frozen_weights(settings, model)
-    learner = builders.build_learner(settings, images, model)
+    add_terms = partial(add_teachers, settings, images.train_table, model.embed_dims)
+    learner = builders.build_learner(settings, images, model, add_terms)
     source: FeatureSource | None = None
     if isinstance(model, EmbeddingModel) and settings.training.frozen:
         source = build_feature_source(settings, model)

@@ -6,7 +6,7 @@ signature; `PART_KEYS` has what depends on some of them.
 
 from collections.abc import Iterator
 from dataclasses import MISSING as NO_DEFAULT
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import Field, dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
@@ -38,6 +38,7 @@ class Key:
         is_process: whether the key sets how many processes train, and how they train together.
         keeps_environment: whether a run stores the variables of the environment that it names, and not their values.
         decides_raw: whether the metrics of the features before the training depend on it.
+        needs: key right below it without which, or with null, the part counts as missing; None for no such key.
         unset: value with which a run counts as one of a version that lacked the key; `MISSING` if there is none.
         formerly: value that a version without the key trained with, if the default is another one; `MISSING` if not.
     """
@@ -54,6 +55,7 @@ class Key:
     is_process: bool = False
     keeps_environment: bool = False
     decides_raw: bool = False
+    needs: str | None = None
     unset: Any = MISSING
     formerly: Any = MISSING
 
@@ -124,6 +126,25 @@ class TransformSettings:
     resize: int | None = added_key(None)
     train: dict[Any, Any] = key(fixed=STEPS)
     test: dict[Any, Any] = key()
+
+
+@dataclass(frozen=True)
+class DistillSettings:
+    """``distill``: a model whose embeddings the training learns from."""
+
+    teacher: str | None = key(is_path=True)
+    weight: Annotated[float, Ge(0)] = key()
+    labels: bool = key()
+    loss: Any = key()
+
+
+@dataclass(frozen=True)
+class CompatibleSettings:
+    """``compatible``: an earlier model with whose embeddings the new ones stay comparable."""
+
+    with_: str | None = key(is_path=True)
+    weight: Annotated[float, Ge(0)] = key()
+    scale: Annotated[float, Gt(0)] = key()
 
 
 @dataclass(frozen=True)
@@ -288,6 +309,8 @@ class Settings:
     adapter: Any = key(fixed=STEPS, is_saved=True, is_finite=True, unset=None)
     recurrent: Any = key(fixed=STEPS, is_finite=True, decides_raw=True)
     loss: Any = key(fixed=STEPS, is_trained=True, is_saved=True, is_built=True, is_finite=True)
+    distill: DistillSettings = key(fixed=STEPS, is_trained=True, is_finite=True, needs="teacher")
+    compatible: CompatibleSettings = key(fixed=STEPS, is_trained=True, is_finite=True, needs="with")
     optimizer: Any = key(fixed=STEPS, is_trained=True, is_saved=True, is_built=True, is_finite=True)
     scheduler: SchedulerSettings = key(fixed=STEPS, is_trained=True, is_saved=True, is_finite=True)
     training: TrainingSettings = key()
@@ -413,17 +436,22 @@ def read_settings(config: DictConfig, kind: type[SettingsOf]) -> SettingsOf:
 
 def _read_group(node: Any, kind: Any) -> Any:
     values = {}
-    for declared in fields(kind):
+    for name, declared in list_declared(kind).items():
         default = None if declared.default is NO_DEFAULT else declared.default
-        value = node.get(declared.name, default)
+        value = node.get(name, default)
         group = find_group(declared.type)
         values[declared.name] = _read_group(value, group) if group and OmegaConf.is_dict(value) else value
     return kind(**values)
 
 
+def list_declared(kind: Any) -> dict[str, Field[Any]]:
+    """Return the fields of a group by their keys; the field of a key that is a word of Python ends with "_"."""
+    return {declared.name.rstrip("_"): declared for declared in fields(kind)}
+
+
 def _list_fields(kind: Any, prefix: str = "") -> Iterator[tuple[str, Key]]:
-    for declared in fields(kind):
-        name = f"{prefix}{declared.name}"
+    for key_name, declared in list_declared(kind).items():
+        name = f"{prefix}{key_name}"
         yield name, declared.metadata["key"]
         if (group := find_group(declared.type)) is not None:
             yield from _list_fields(group, f"{name}.")

@@ -14,7 +14,7 @@ from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dml.run.config_folders import CONF, format_value
-from dml.run.settings import all_keys, list_keys
+from dml.run.settings import Key, all_keys, list_keys
 from dml.runtime.configuration import flat, is_below, key_of
 from dml.runtime.console import console
 from dml.runtime.errors import InputError
@@ -245,8 +245,13 @@ def without_unset(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]
     return {
         name: without_unset(value, f"{prefix}{name}.") if isinstance(value, dict) else value
         for name, value in config.items()
-        if (facts := all_keys().get(f"{prefix}{name}")) is None or value is not facts.unset
+        if (facts := all_keys().get(f"{prefix}{name}")) is None or not _is_unset(value, facts)
     }
+
+
+def _is_unset(value: Any, facts: Key) -> bool:
+    lacks_needed = facts.needs is not None and isinstance(value, dict) and value.get(facts.needs) is None
+    return lacks_needed or value is facts.unset
 
 
 @cache

@@ -4,7 +4,7 @@ import inspect
 import types
 import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING
 from difflib import get_close_matches
 from functools import cache
 from pkgutil import resolve_name
@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from annotated_types import Ge, Gt, Interval, Le, Lt
 from omegaconf import DictConfig, OmegaConf
 
-from dml.run.settings import SETTINGS, find_group
+from dml.run.settings import SETTINGS, find_group, list_declared
 from dml.runtime.configuration import is_below
 from dml.runtime.errors import InputError, suggest
 from dml.runtime.former_keys import MOVED
@@ -105,7 +105,7 @@ def show(value: Any) -> str:
 
 def _list_settings(plain: Mapping[str, Any], kind: type[Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Yield the key, the value and the annotation of each key of a part, and of the groups in it."""
-    declared = {field.name: field for field in fields(kind)}
+    declared = list_declared(kind)
     for name, value in plain.items():
         if name not in declared:
             moved = MOVED.get(f"{prefix}{name}")
@@ -116,7 +116,8 @@ def _list_settings(plain: Mapping[str, Any], kind: type[Any], prefix: str = "") 
         if group is None:
             yield f"{prefix}{name}", value, annotation
         elif isinstance(value, dict):
-            missing = [field.name for field in fields(group) if field.name not in value and field.default is MISSING]
+            needed = [key for key, field in list_declared(group).items() if field.default is MISSING]
+            missing = [key for key in needed if key not in value]
             if missing:
                 raise InputError(f"{prefix}{name}.{missing[0]}: no value; give {prefix}{name}.{missing[0]}=...")
             yield from _list_settings(value, group, f"{prefix}{name}.")

@@ -28,6 +28,7 @@ KNOWN = {
         "pytorch_lightning.callbacks.Timer",
     ),
     "dataset": (_READER, "dml.run.given.take_table"),
+    "distill": ("dml.losses.*.*",),
     "evaluation": ("dml.evaluation.Metric", _READER),
     "logger": (
         "dml.training.loggers.RunFolderWandbLogger",

@@ -8,7 +8,7 @@ from conftest import Here, Refused
 from dml.run import builders
 
 GROUPS = ["loss", "model", "dataset", "transform", "optimizer", "scheduler", "evaluation", "sampler", "trainer"]
-GROUPS += ["callbacks", "logger", "adapter", "recurrent", "sweep"]
+GROUPS += ["callbacks", "logger", "adapter", "recurrent", "sweep", "distill"]
 
 
 @pytest.fixture
@@ -77,6 +77,8 @@ def without_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
             "accumulate_grad_batches keeps; ",
         ),
         (["dataset=folder", "dataset.fold=1"], "dataset.fold=1: it needs dataset.folds=5, which divides the training"),
+        (["distill.weight=-1"], "distill.weight=-1: must be a number, 0 or more"),
+        (["compatible.scale=0"], "compatible.scale=0: must be a number, above 0"),
         (["evaluation.raw=5"], "evaluation.raw=5: must be true or false"),
         (["+stages.first.dataset.root=other"], "stages.first.dataset: all stages share the run's dataset; give"),
         (

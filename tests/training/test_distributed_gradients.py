@@ -30,7 +30,7 @@ CHANGED = {
     "xbm": ["loss.start=1", "loss.size=40"],  # a memory that is used, and overwritten, within three batches
     "recall_at_k": ["loss.mixup=true"],  # every process mixes by the same weights
 }
-ROWS, INPUTS, SIZE, BATCH = 96, 10, 6, 24
+ROWS, INPUTS, SIZE, BATCH = 96, 10, 7, 24
 
 Gradients = list[dict[str, Tensor]]
 """Those that the optimizer gets in each of its steps, by the parameter's name."""

@@ -1,0 +1,152 @@
+"""Other models that a training learns from, ``distill.teacher`` and ``compatible.with``: terms of each head's loss."""
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor, nn
+
+from dml.data.table import ImageTable
+from dml.losses.compatibility import InfluenceLoss, class_means
+from dml.losses.compose import WeightedSum
+from dml.losses.distillation import TeacherLoss
+from dml.run import builders, building, loop
+from dml.run.config_folders import CONF, list_network_overrides, pretrained_name
+from dml.run.model_builders import count_features, use_features
+from dml.run.prepare_job import make_cache_folder
+from dml.run.settings import Settings, read_settings
+from dml.run.stages import find_stage, resolve_parts
+from dml.run.stored_configuration import extract_configuration, open_stored
+from dml.runtime.console import warn
+from dml.runtime.errors import InputError
+from dml.runtime.paths import expand_home
+from dml.runtime.run_folder import RunFolder
+from dml.runtime.text import printable
+from dml.training.checkpoints import TrainingProgress, find_checkpoint, lacks_weights, load_model, read_checkpoint
+from dml.training.embedders import CHOSEN_HEADS
+from dml.training.frozen import FeatureCache
+
+PLACES = "give a run's folder, a checkpoint, pretrained:NAME or a .parquet file that dml embed wrote"
+PARTS = ("model", "adapter", "recurrent", "transform", "evaluation")
+"""The parts of a configuration that decide embeddings, beside the color of ``data.background``."""
+
+
+def add_teachers(
+    settings: Settings, table: ImageTable, embed_dims: Mapping[str, int], losses: Mapping[str, nn.Module]
+) -> dict[str, nn.Module]:
+    """Return the losses by head with the terms of ``distill`` and ``compatible``; without these as they are.
+
+    If the sizes of the heads add up to that of the other model's vectors, each head gets its own part of them.
+    """
+    distill, compatible = settings.distill, settings.compatible
+    sizes = [*embed_dims.values()]
+    has_labels = distill.labels or distill.teacher is None
+    terms: dict[str, dict[str, nn.Module]] = {head: {"loss": losses[head]} if has_labels else {} for head in losses}
+    for key, place in (("distill.teacher", distill.teacher), ("compatible.with", compatible.with_)):
+        if place is None:
+            continue
+        vectors = _read_vectors(key, place, settings, table)
+        adds_up = sum(sizes) == vectors.shape[1]
+        if key == "compatible.with" and not adds_up:
+            line = f"{key}={place}: its embeddings have {vectors.shape[1]} numbers, the heads' {dict(embed_dims)}"
+            raise InputError(f"{line}; choose model.heads and model.embed_dim so that they add up")
+        if key == "compatible.with" and settings.heads.choose and len(sizes) > 1:
+            raise InputError(f"{key}={place}: heads.choose=true may leave out some of it; heads.choose=false")
+        parts = torch.split(vectors, sizes, dim=1) if adds_up else [vectors] * len(sizes)
+        for head, part in zip(embed_dims, parts, strict=True):
+            if key == "distill.teacher":
+                known = {"embedding_dim": embed_dims[head], "teacher_dim": part.shape[1]}
+                filled_in = {name: known[name] for name in distill.loss if OmegaConf.is_missing(distill.loss, name)}
+                terms[head]["teacher"] = TeacherLoss(building.build(distill.loss, **filled_in), part)
+            else:
+                means = class_means(part, torch.from_numpy(table.labels[:, 0]))
+                terms[head]["compatible"] = InfluenceLoss(means, compatible.scale)
+    weights = {"loss": 1.0, "teacher": distill.weight, "compatible": compatible.weight}
+    return {
+        head: losses[head] if [*parts] == ["loss"] else WeightedSum(parts, {name: weights[name] for name in parts})
+        for head, parts in terms.items()
+    }
+
+
+def _read_vectors(key: str, place: str, settings: Settings, table: ImageTable) -> Tensor:
+    """Return another model's vectors (N, E) of the images of a table; NaN for an image that can't be read."""
+    if place.endswith(".parquet"):
+        return _read_file(key, place, table)
+    with torch.random.fork_rng(devices=()):  # so that a run draws the same numbers whether they are stored or not
+        if (name := pretrained_name(place)) is not None:
+            return _embed(settings, _compose_pretrained(name), None, table)
+        path = expand_home(place)
+        folder = RunFolder(path)
+        if not any(file.is_file() for file in (path, folder.best_checkpoint, folder.last_checkpoint)):
+            raise InputError(f"{key}={place}: no run with a checkpoint is there; {PLACES}")
+        path = path if path.is_file() else find_checkpoint(folder)
+        stored = open_stored(extract_configuration(read_checkpoint(path, lazily=True)).config)
+        return _embed(settings, find_stage(stored, TrainingProgress.read(path).stage).config, path, table)
+
+
+def _read_file(key: str, place: str, table: ImageTable) -> Tensor:
+    """Return the vectors (N, E) of the images of a table in a file that ``dml embed`` wrote."""
+    try:
+        with pq.ParquetFile(expand_home(place), page_checksum_verification=True) as file:
+            stored = file.read(columns=["path", "vector"])
+        paths, column = stored.column("path").to_pylist(), stored.column("vector").combine_chunks()
+        vectors = column.flatten().to_numpy().reshape(len(paths), -1)
+    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+        raise InputError(f"{key}={place}: not such a file, or damaged ({error}); {PLACES}") from error
+    row_of_path = {os.path.abspath(name): row for row, name in enumerate(paths)}
+    rows = [row_of_path.get(os.path.abspath(name), -1) for name in table.paths.tolist()]
+    if missing := rows.count(-1):
+        line = f"{key}={place}: lacks {missing:,} of {len(rows):,} training images"
+        raise InputError(f"{line}, such as {printable(table.paths[rows.index(-1)])}")
+    return torch.from_numpy(vectors[rows]).float()
+
+
+def _compose_pretrained(name: str) -> DictConfig:
+    """Compose a pretrained network whose pooled features are the embedding, as `dml.pretrained` does."""
+    is_in_command = GlobalHydra.instance().is_initialized()
+    with nullcontext() if is_in_command else initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("train", overrides=["transform=imagenet", *list_network_overrides(name)])
+    use_features(config.model, count_features(config.model.backbone, config.transform.size))
+    return config
+
+
+def _embed(settings: Settings, config: DictConfig, checkpoint: Path | None, table: ImageTable) -> Tensor:
+    """Return a model's vectors (N, E) of images, which are read as in the run, and transformed as in the model's test.
+
+    They are stored by an earlier run, or else computed and stored.
+    """
+    plain = resolve_parts(config, [str(key) for key in config if key not in (*PARTS, "data")])
+    if checkpoint is not None:
+        try:
+            with building.trusting(None if settings.trust else ()):
+                building.check_targets(plain, "")
+        except InputError as error:
+            raise InputError(f"{checkpoint}: {error}; trust=true if you trust this file") from error
+        if "weights" in plain["model"]["backbone"] and not lacks_weights(read_checkpoint(checkpoint, lazily=True)):
+            plain["model"]["backbone"]["weights"] = None
+    teacher = read_settings(OmegaConf.create(plain), Settings)
+    model = builders.build_model(teacher)
+    if checkpoint is not None:
+        load_model(model, checkpoint)
+    data = replace(settings.data, background=teacher.data.background)
+    reading = replace(settings, data=data, **{part: getattr(teacher, part) for part in PARTS})
+
+    def compute(images: ImageTable, names: Sequence[str]) -> tuple[dict[str, Tensor], Tensor]:
+        embedder = builders.build_embedder(reading, model)
+        trainer = loop.build_testing_trainer(settings, limit_test_batches=1.0)
+        trainer.test(embedder, builders.build_evaluation_data(reading, images), verbose=False)
+        return {names[0]: embedder.embedded.embeddings[CHOSEN_HEADS]}, embedder.embedded.rows
+
+    described = {key: plain.get(key) for key in ("model", "adapter", "recurrent")}
+    described |= {"transform": plain["transform"]["test"], "views": teacher.evaluation.crops}
+    described |= {"heads": model.chosen_heads, "color": data.limits.color, "precision": settings.trainer.precision}
+    folder = None if settings.data.cache is None else make_cache_folder(settings)
+    return FeatureCache(folder, warn).load(table, model, {"vectors": described}, compute)["vectors"]

@@ -1,0 +1,184 @@
+"""Runs that learn from another model, and runs whose embeddings stay comparable with an earlier one's."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from configurations import compose, settings_of
+from conftest import ONE_HEAD, Here, Refused
+from runs import assert_same_run, kill_at, metrics
+
+import dml
+from dml.commands import main
+from dml.data.table import ImageTable
+from dml.losses.compatibility import InfluenceLoss
+from dml.losses.compose import WeightedSum
+from dml.losses.distillation import TeacherLoss
+from dml.run import builders, teachers
+from dml.run.stored_configuration import plain_config
+from dml.runtime.errors import InputError
+from dml.runtime.run_folder import configuration_id
+from dml.training.checkpoints import read_checkpoint
+
+
+@pytest.fixture(scope="module")
+def data(small_emoji: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the images, whose cache folder no other test writes to."""
+    return Path(shutil.copy(small_emoji, tmp_path_factory.mktemp("data")))
+
+
+@pytest.fixture(scope="module")
+def teacher(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that sees images of another size than its students."""
+    folder = tmp_path_factory.mktemp("runs") / "teacher"
+    with pytest.MonkeyPatch.context() as patched:
+        arguments = [f"dataset.root={data}", *ONE_HEAD, "transform.size=48", "trainer.max_steps=3"]
+        patched.setattr(sys, "argv", ["train.py", *arguments, f"hydra.run.dir={folder}"])
+        main("train")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def arguments(data: Path) -> list[str]:
+    return [f"dataset.root={data}", *ONE_HEAD, "trainer.max_steps=4", "trainer.val_check_interval=2"]
+
+
+@pytest.fixture(scope="module")
+def table(arguments: list[str]) -> ImageTable:
+    return builders.build_table(settings_of(compose(*arguments))).subset("train").renumber()
+
+
+def add(arguments: list[str], table: ImageTable, dims: dict[str, int], *overrides: str) -> dict[str, torch.nn.Module]:
+    settings = settings_of(compose(*arguments, *overrides))
+    return teachers.add_teachers(settings, table, dims, builders.build_losses(settings, dims, table.labels))
+
+
+def vectors_of(data: Path) -> list[Path]:
+    return sorted(data.parent.rglob("features-*.npz"))
+
+
+def test_the_teacher_sees_each_image_with_its_own_transform(
+    arguments: list[str], table: ImageTable, teacher: Path
+) -> None:
+    term = add(arguments, table, {"H": 8}, f"distill.teacher={teacher}")["H"].terms["teacher"]  # type: ignore[index, union-attr]
+    assert isinstance(term, TeacherLoss)
+    expected = dml.load(teacher).embed(table.paths.tolist())
+    np.testing.assert_allclose(term.vectors, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("choice", ["similarity", "relational", "embedding"])
+def test_an_interrupted_run_ends_bit_for_bit_the_same(
+    here: Here, arguments: list[str], teacher: Path, data: Path, tmp_path: Path, choice: str
+) -> None:
+    """The first one computes the vectors, if none of another case has, and the others read them."""
+    learning = [*arguments, f"distill={choice}", f"distill.teacher={teacher}", "training.gradient_cache=3"]
+    whole, folder = tmp_path / "whole", tmp_path / "folder"
+    here("train", *learning, f"hydra.run.dir={whole}")
+    stored = {path: path.stat().st_mtime_ns for path in vectors_of(data)}
+    kill_at("before last.ckpt is written", 2, *learning, f"hydra.run.dir={folder}")
+    here("train", f"resume={folder}")
+    assert_same_run(whole, folder)
+    assert metrics(folder) == metrics(whole)
+    assert stored
+    assert {path: path.stat().st_mtime_ns for path in vectors_of(data)} == stored
+
+
+def test_a_map_to_another_size_is_in_the_checkpoint(
+    here: Here, arguments: list[str], teacher: Path, tmp_path: Path
+) -> None:
+    learning = [*arguments, "distill=embedding", "distill.labels=false", "model.embed_dim=6", "trainer.max_steps=2"]
+    here("train", *learning, f"distill.teacher={teacher / 'checkpoints' / 'last.ckpt'}", f"hydra.run.dir={tmp_path}")
+    state = read_checkpoint(tmp_path / "checkpoints" / "last.ckpt")["state_dict"]
+    losses = {name: value.shape for name, value in state.items() if name.startswith("losses.")}
+    assert losses == {"losses.H.terms.teacher.loss.map.weight": (8, 6)}
+
+
+def test_a_file_of_vectors_is_a_teacher(
+    here: Here, arguments: list[str], table: ImageTable, teacher: Path, refused: Refused, tmp_path: Path
+) -> None:
+    """Its rows are found by the paths of the images, whatever their order is."""
+    from dml.inference.embedding_files import make_table
+
+    names = table.paths.tolist()
+    vectors = np.random.default_rng(0).normal(size=(len(names), 5)).astype(np.float32)
+    order = np.random.default_rng(1).permutation(len(names))
+    file = tmp_path / "vectors.parquet"
+    pq.write_table(make_table([names[row] for row in order], [""] * len(names), vectors[order], {}), file)
+    term = add(arguments, table, {"H": 8}, f"distill.teacher={file}")["H"].terms["teacher"]  # type: ignore[index, union-attr]
+    torch.testing.assert_close(term.vectors, torch.nn.functional.normalize(torch.from_numpy(vectors)))
+    pq.write_table(make_table(names[1:], names[1:], vectors[1:], {}), file)
+    line = f"distill.teacher={file}: lacks 1 of {len(names)} training images, such as {names[0]}"
+    assert line in refused(*arguments, f"distill.teacher={file}", f"hydra.run.dir={tmp_path / 'run'}")
+    file.write_text("no table")
+    with pytest.raises(InputError, match="not such a file, or damaged"):
+        add(arguments, table, {"H": 8}, f"distill.teacher={file}")
+
+
+@pytest.mark.parametrize("place", ["nowhere", "nowhere.parquet", "."])
+def test_a_missing_teacher_is_told(refused: Refused, arguments: list[str], tmp_path: Path, place: str) -> None:
+    for key in ("distill.teacher", "compatible.with"):
+        line = refused(*arguments, f"{key}={tmp_path / place}", f"hydra.run.dir={tmp_path / 'run'}")
+        assert f"{key}={tmp_path / place}: n" in line
+        assert "give a run's folder, a checkpoint, pretrained:NAME or a .parquet file that dml embed wrote" in line
+
+
+def test_heads_take_their_own_part_if_the_sizes_add_up(arguments: list[str], table: ImageTable, teacher: Path) -> None:
+    distill = f"distill.teacher={teacher}"
+    whole = add(arguments, table, {"H": 8}, distill)["H"].terms["teacher"].vectors  # type: ignore[index, union-attr]
+    for dims, parts in (({"M": 3, "H": 5}, whole.split([3, 5], dim=1)), ({"M": 3, "H": 6}, [whole, whole])):
+        found = add(arguments, table, dims, distill)
+        for loss, part in zip(found.values(), parts, strict=True):
+            unit = torch.nn.functional.normalize(part)
+            torch.testing.assert_close(loss.terms["teacher"].vectors, unit)  # type: ignore[index, union-attr]
+
+
+def test_new_embeddings_stay_comparable(
+    here: Here, refused: Refused, arguments: list[str], table: ImageTable, teacher: Path, tmp_path: Path
+) -> None:
+    compatible = f"compatible.with={teacher}"
+    loss = add(arguments, table, {"H": 8}, compatible, "compatible.weight=3")["H"]
+    assert isinstance(loss, WeightedSum)
+    assert loss.weights == {"loss": 1.0, "compatible": 3.0}
+    term = loss.terms["compatible"]
+    assert isinstance(term, InfluenceLoss)
+    old = torch.from_numpy(dml.load(teacher).embed(table.paths.tolist()))
+    means = torch.stack([old[table.labels[:, 0] == label].mean(dim=0) for label in range(len(term.classifier))])
+    torch.testing.assert_close(term.classifier, torch.nn.functional.normalize(means), rtol=0, atol=1e-6)
+    both = [*arguments, compatible, f"distill.teacher={teacher}", "trainer.max_steps=2"]
+    here("train", *both, f"hydra.run.dir={tmp_path / 'run'}")
+    line = refused(*arguments, compatible, "model.embed_dim=6", f"hydra.run.dir={tmp_path / 'other'}")
+    assert "its embeddings have 8 numbers, the heads' {'H': 6}; choose model.heads and model.embed_dim" in line
+    with pytest.raises(InputError, match=r"heads.choose=true may leave out some of it; heads.choose=false"):
+        add(arguments, table, {"M": 4, "H": 4}, compatible, "heads.choose=true")
+
+
+def test_a_strangers_model_is_refused(arguments: list[str], table: ImageTable, teacher: Path, tmp_path: Path) -> None:
+    checkpoint = torch.load(teacher / "checkpoints" / "last.ckpt", weights_only=True)
+    checkpoint["run"]["config"]["model"]["_target_"] = "os.system"
+    torch.save(checkpoint, tmp_path / "strange.ckpt")
+    line = r"strange.ckpt: model._target_=os.system is not known and could run any code; trust=true if you trust this"
+    with pytest.raises(InputError, match=line):
+        add(arguments, table, {"H": 8}, f"distill.teacher={tmp_path / 'strange.ckpt'}")
+
+
+def test_a_pretrained_network_is_a_teacher(here: Here, arguments: list[str], tmp_path: Path) -> None:
+    """Of 128 features, in a run of 8 numbers."""
+    learning = [*arguments, "distill.teacher=pretrained:small_cnn", "distill=embedding", "trainer.max_steps=1"]
+    here("train", *learning, f"hydra.run.dir={tmp_path}")
+    state = read_checkpoint(tmp_path / "checkpoints" / "last.ckpt")["state_dict"]
+    assert state["losses.H.terms.teacher.loss.map.weight"].shape[1] == 8
+
+
+def test_a_training_without_a_teacher_keeps_its_identity() -> None:
+    """As of the version before, which had no such keys."""
+    plain = plain_config(compose())
+    assert not {"distill", "compatible"} & plain.keys()
+    assert configuration_id(plain_config(compose("distill=angle"))) == configuration_id(plain)
+    for override in ("distill.teacher=run", "compatible.with=run"):
+        assert configuration_id(plain_config(compose(override))) != configuration_id(plain)
+    with_teacher = plain_config(compose("distill.teacher=run"))["distill"]
+    assert with_teacher.keys() == {"teacher", "weight", "labels", "loss"}
