@@ -1,7 +1,5 @@
 """A trained model in a user's hands: it embeds images, and can be saved, uploaded and exported."""
 
-import hashlib
-import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -28,9 +26,9 @@ from dml.inference.image_inputs import ImageInput, ImageInputs, Source, list_inp
 from dml.inference.model_settings import ModelSettings
 from dml.metrics.verification import Calibration
 from dml.models.embedding import EmbeddingModel, embed_views
-from dml.models.weights import add_tensors
 from dml.ops.poincare import join_in_ball
 from dml.ops.precision import full_float32
+from dml.run.trained_run import make_fingerprint
 from dml.runtime.console import progress_bar
 from dml.runtime.errors import InputError
 from dml.runtime.text import printable
@@ -173,11 +171,8 @@ class ImageEmbedder:
 
         Vectors of models with different fingerprints can't be compared.
         """
-        digest = hashlib.sha256()
         described = {**self.settings.decisive, "heads": self.heads, "geometry": self.geometry}
-        digest.update(json.dumps(described, sort_keys=True).encode())
-        add_tensors(digest, sorted(self.model.state_dict().items()))
-        return digest.hexdigest()[:16]
+        return make_fingerprint(described, self.model)
 
     def preprocess(self, image: ImageInput | ImageFile, views: int = 1) -> Tensor:
         """Turn an image into the uint8 RGB input of the network, (3, h, w), or (V, 3, h, w) for several views.

@@ -23,6 +23,7 @@ from dml.run.given import giving
 from dml.run.settings import list_keys
 from dml.run.stages import find_stage, resolve_parts
 from dml.run.stored_configuration import extract_configuration, open_stored
+from dml.run.trained_run import find_checkpoint
 from dml.runtime.checksums import rows_checksum
 from dml.runtime.errors import InputError
 from dml.runtime.files import clean_up
@@ -146,30 +147,6 @@ def _find_run(folder: Path) -> RunFolder:
     if run.path != folder:
         logger.warning("%s: the newest run in it is taken, %s", printable(folder), printable(run.path))
     return run
-
-
-def find_checkpoint(folder: RunFolder) -> Path:
-    """Return the checkpoint of a run that its test took, or would take.
-
-    Raises:
-        InputError: if the folder has no checkpoint.
-    """
-    last, best = folder.last_checkpoint, folder.best_checkpoint
-    if not last.exists() and not best.exists():
-        raise InputError(
-            f"{printable(folder.path)}: neither a run with checkpoints, nor a folder that save_pretrained wrote"
-        )
-    if not best.exists() or _selects_last(folder):
-        return last
-    if last.exists() and TrainingProgress.read(best).stage != TrainingProgress.read(last).stage:
-        return last  # the best one is of an earlier stage
-    return best
-
-
-def _selects_last(folder: RunFolder) -> bool:
-    if folder.is_finished:
-        return bool(folder.metrics().get("selection") == "last")
-    return bool(folder.has_configuration and folder.config.get("evaluation", {}).get("selection") == "last")
 
 
 def read_settings(path: Path, *, trust: bool = False) -> ModelSettings:
