@@ -87,10 +87,14 @@ class Index:
         vectors: the vectors by id.
         items: the images by id.
         next_id: smallest id that no image has had, so that none gets the id of one that was removed.
+        embedded_by: fingerprint of the model that embedded the images; "" for that of ``model``.
     """
 
-    def __init__(self, model: ImageEmbedder, vectors: VectorIndex, items: IndexItems, next_id: int = 0) -> None:
+    def __init__(
+        self, model: ImageEmbedder, vectors: VectorIndex, items: IndexItems, next_id: int = 0, embedded_by: str = ""
+    ) -> None:
         self.model = model
+        self.embedded_by = embedded_by if embedded_by and embedded_by != model.fingerprint else ""
         self.vectors = vectors
         self.items = items
         self._next_id = max(next_id, items.next_id)
@@ -157,7 +161,8 @@ class Index:
         return cls(model, searchable, items)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self)} images, factory={self.vectors.factory}, {self.model!r})"
+        vectors = f", vectors of the model {self.embedded_by}" if self.embedded_by else ""
+        return f"{type(self).__name__}({len(self)} images, factory={self.vectors.factory}, {self.model!r}{vectors})"
 
     def __len__(self) -> int:
         return len(self.items)
@@ -171,15 +176,21 @@ class Index:
         is_kept, vectors = np.zeros(len(self), dtype=np.bool_), self.vectors.copy()
         is_kept[rows] = True
         vectors.remove(self.items.ids[~is_kept])
-        return Index(self.model, vectors, self.items.take(is_kept), self._next_id)
+        return Index(self.model, vectors, self.items.take(is_kept), self._next_id, self.embedded_by)
 
     @property
     def threshold(self) -> float | None:
         """The model's threshold; None if it has none, or if scores may differ from cosine similarities by 0.01 or more.
 
-        A PCA subtracts the mean of the vectors, and scores of short codes, such as PQ8, are off by 0.1 to 0.5.
+        A PCA subtracts the mean of the vectors, and scores of short codes, such as PQ8, are off by 0.1 to 0.5. Another
+        model's vectors have other similarities.
         """
-        return self.model.threshold if self.vectors.scores_are_precise else None
+        return self.model.threshold if self._has_models_scores else None
+
+    @property
+    def _has_models_scores(self) -> bool:
+        """Whether scores are similarities of two vectors of the model, as in its test."""
+        return self.vectors.scores_are_precise and not self.embedded_by
 
     @property
     def calibration(self) -> Calibration | None:
@@ -189,7 +200,7 @@ class Index:
         None if the model has no such function, or scores aren't similarities, see `threshold`.
         """
         calibration, share = self.model.calibration, self.items.same_share
-        if not self.vectors.scores_are_precise:
+        if not self._has_models_scores:
             return None
         return calibration if calibration is None or share is None else replace(calibration, prior=share)
 
@@ -268,6 +279,10 @@ class Index:
         return self._add(source, options, replaces=True)
 
     def _add(self, source: Source, options: dict[str, Any], *, replaces: bool) -> int:
+        if self.embedded_by:
+            raise InputError(
+                f"the vectors are of the model {self.embedded_by}, which alone adds some; not {self.model!r}"
+            )
         items = _list_items(source, self._next_id)
         known = self.items.holds(items.paths.tolist())
         if known.any() and not replaces:
@@ -336,7 +351,7 @@ class Index:
                 self.model.save_pretrained(path / names["model"])
             description = {
                 "format": FORMAT,
-                "fingerprint": self.model.fingerprint,
+                "fingerprint": self.embedded_by or self.model.fingerprint,
                 "geometry": self.model.geometry,
                 "dimension": self.vectors.dimension,
                 "images": len(self),
@@ -358,8 +373,9 @@ class Index:
 
         Args:
             folder: folder that `save` wrote.
-            model: model that embeds the queries; None opens the one in the folder. An index of vectors without a model
-                takes any of their size.
+            model: model that embeds the queries; None opens the one in the folder. It is the one that embedded the
+                images, or one whose test was in its gallery (`ImageEmbedder.answers_in`). An index of vectors without a
+                model takes any of their size.
             device: device that embeds the queries, if ``model`` is None.
             trust: whether the model may be built of unknown code, see `dml.load`.
 
@@ -384,7 +400,7 @@ class Index:
         if not (fingerprint := description["fingerprint"]):
             model = model or VectorsAlone(description["dimension"])
         model = model or load(path / description["files"]["model"], device=device, trust=trust)
-        if fingerprint and model.fingerprint != fingerprint:
+        if fingerprint and fingerprint not in (model.fingerprint, model.answers_in):
             raise InputError(
                 f"{printable(path)}: its vectors are of the model {printable(fingerprint)}, not of "
                 f"{model.fingerprint}; search with that model, or build the index again"
@@ -407,7 +423,7 @@ class Index:
             raise InputError(
                 f"{printable(path)}: {len(vectors)} vectors for {len(items)} images; build the index again"
             )
-        return cls(model, vectors, items, description["next_id"])
+        return cls(model, vectors, items, description["next_id"], fingerprint)
 
 
 def _name_first(paths: Sequence[str]) -> str:
