@@ -57,8 +57,8 @@ def search_images(arguments: Sequence[str]) -> None:
             for query, *row in zip(options.images, scores.tolist(), positions.tolist(), strict=True)
         ]
         print_line(_to_json(results) if options.json else _format(results))
-        if index.embedded_by and not options.json:
-            print_line(f"queries of the model {index.model.fingerprint}, vectors of {printable(index.embedded_by)}")
+        if index.space != index.model.fingerprint and not options.json:
+            print_line(f"queries of the model {index.model.fingerprint}, vectors of {index.space}")
         if options.picture:
             _draw(index, results, options.picture)
         if options.html:

@@ -157,7 +157,10 @@ class Evaluator:
         items = Items(unit.rows, self.table.labels, unit.geometry)
         searched, benchmark_lists = items, self.benchmark_lists
         if gallery is not None:
-            searched = self._check_gallery(items, gallery)
+            other = UnitEmbeddings.normalize(gallery, "gallery", self.config.curvature).rows
+            if other.shape != unit.rows.shape:
+                raise InputError(f"embeddings {(*unit.rows.shape,)} and gallery {(*other.shape,)}: expected one shape")
+            searched = items._replace(embeddings=other)
             benchmark_lists = [part.name_gallery() for part in benchmark_lists]
         share = (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
         lists: list[PerQuery] = []
@@ -187,14 +190,6 @@ class Evaluator:
             cluster_metrics |= {part.metric_name(name): value for name, value in clusters.items()}
         metrics = ranking_metrics | cluster_metrics
         return Evaluation(lists, metrics | _level_means(metrics) if has_level_lists(self.table) else metrics)
-
-    def _check_gallery(self, items: Items, gallery: Embeddings | UnitEmbeddings) -> Items:
-        """Return the items that queries search in place of ``items``; they must have the same shape and geometry."""
-        unit = UnitEmbeddings.normalize(gallery, "gallery", self.config.curvature)
-        if unit.rows.shape != items.embeddings.shape or unit.geometry != items.geometry:
-            shapes = " and ".join(f"{tuple(rows.shape)}" for rows in (items.embeddings, unit.rows))
-            raise InputError(f"embeddings and gallery of shapes {shapes}: expected the same shape and geometry")
-        return Items(unit.rows, items.labels, unit.geometry)
 
 
 def _rank_and_cluster(

@@ -208,11 +208,8 @@ THRESHOLD_METRICS = {
 """The metrics of a threshold, by their names in metrics.json without `THRESHOLD_PREFIX`."""
 
 ASYMMETRIC_METRICS = {
-    metric.name: metric
-    for metric in (
-        MetricDescription("same_class", "distance in a class", higher_is_better=False, shown_in_percent=False),
-        MetricDescription("other_class", "distance of classes", shown_in_percent=False),
-    )
+    "same_class": MetricDescription("same_class", "distance", higher_is_better=False, shown_in_percent=False),
+    "other_class": MetricDescription("other_class", "distance of classes", shown_in_percent=False),
 }
 """The mean distances of pairs by the second part of their names in metrics.json: asymmetric/same_class/new_old."""
 

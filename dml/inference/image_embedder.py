@@ -182,15 +182,14 @@ class ImageEmbedder:
 
     @property
     def answers_in(self) -> str | None:
-        """The fingerprint of the model whose index this one may search, as the run's test found: None for no other one.
+        """The fingerprint of the model whose index this one may search too, by ``evaluation.gallery`` of its run.
 
-        It is the model of ``evaluation.gallery``, if this model's queries find at least `LEAST_SHARE` of what that
-        model's own do, and the model is used with the heads that were tested.
+        None unless its queries found there `LEAST_SHARE` of what that model's own did, and its heads are those tested.
         """
-        metrics, scores = self.settings.metrics, [f"{ASYMMETRIC}/{pair}/level0/recall@1" for pair in ASYMMETRIC_LABELS]
-        own, crossed = (float(metrics.get(name, 0.0)) for name in scores)
-        answers = self.has_chosen_heads and crossed > 0 and crossed >= LEAST_SHARE * own
-        return str(metrics["gallery_fingerprint"]) if answers and "gallery_fingerprint" in metrics else None
+        metrics, fingerprint = self.settings.metrics, self.settings.metrics.get("gallery_fingerprint")
+        own, crossed = (metrics.get(f"{ASYMMETRIC}/{pair}/level0/recall@1", 0.0) for pair in ASYMMETRIC_LABELS)
+        is_usable = fingerprint is not None and self.has_chosen_heads and crossed >= LEAST_SHARE * own > 0
+        return str(fingerprint) if is_usable else None
 
     def preprocess(self, image: ImageInput | ImageFile, views: int = 1) -> Tensor:
         """Turn an image into the uint8 RGB input of the network, (3, h, w), or (V, 3, h, w) for several views.

@@ -87,17 +87,17 @@ class Index:
         vectors: the vectors by id.
         items: the images by id.
         next_id: smallest id that no image has had, so that none gets the id of one that was removed.
-        embedded_by: fingerprint of the model that embedded the images; "" for that of ``model``.
+        space: fingerprint of the model that made the vectors; "" for that of ``model``.
     """
 
     def __init__(
-        self, model: ImageEmbedder, vectors: VectorIndex, items: IndexItems, next_id: int = 0, embedded_by: str = ""
+        self, model: ImageEmbedder, vectors: VectorIndex, items: IndexItems, next_id: int = 0, space: str = ""
     ) -> None:
         self.model = model
-        self.embedded_by = embedded_by if embedded_by and embedded_by != model.fingerprint else ""
         self.vectors = vectors
         self.items = items
         self._next_id = max(next_id, items.next_id)
+        self._space = space
 
     @classmethod
     def build(
@@ -161,7 +161,7 @@ class Index:
         return cls(model, searchable, items)
 
     def __repr__(self) -> str:
-        vectors = f", vectors of the model {self.embedded_by}" if self.embedded_by else ""
+        vectors = "" if self.space == self.model.fingerprint else f", vectors of the model {self.space}"
         return f"{type(self).__name__}({len(self)} images, factory={self.vectors.factory}, {self.model!r}{vectors})"
 
     def __len__(self) -> int:
@@ -176,7 +176,7 @@ class Index:
         is_kept, vectors = np.zeros(len(self), dtype=np.bool_), self.vectors.copy()
         is_kept[rows] = True
         vectors.remove(self.items.ids[~is_kept])
-        return Index(self.model, vectors, self.items.take(is_kept), self._next_id, self.embedded_by)
+        return Index(self.model, vectors, self.items.take(is_kept), self._next_id, self._space)
 
     @property
     def threshold(self) -> float | None:
@@ -185,12 +185,17 @@ class Index:
         A PCA subtracts the mean of the vectors, and scores of short codes, such as PQ8, are off by 0.1 to 0.5. Another
         model's vectors have other similarities.
         """
-        return self.model.threshold if self._has_models_scores else None
+        return self.model.threshold if self._scores_are_models else None
 
     @property
-    def _has_models_scores(self) -> bool:
-        """Whether scores are similarities of two vectors of the model, as in its test."""
-        return self.vectors.scores_are_precise and not self.embedded_by
+    def space(self) -> str:
+        """The fingerprint of the model whose vectors are compared; that of queries is ``index.model.fingerprint``."""
+        return self._space or self.model.fingerprint
+
+    @property
+    def _scores_are_models(self) -> bool:
+        """Whether scores are similarities of the model's own vectors: those to another model's vectors are others."""
+        return self.space == self.model.fingerprint and self.vectors.scores_are_precise
 
     @property
     def calibration(self) -> Calibration | None:
@@ -200,7 +205,7 @@ class Index:
         None if the model has no such function, or scores aren't similarities, see `threshold`.
         """
         calibration, share = self.model.calibration, self.items.same_share
-        if not self._has_models_scores:
+        if not self._scores_are_models:
             return None
         return calibration if calibration is None or share is None else replace(calibration, prior=share)
 
@@ -279,10 +284,8 @@ class Index:
         return self._add(source, options, replaces=True)
 
     def _add(self, source: Source, options: dict[str, Any], *, replaces: bool) -> int:
-        if self.embedded_by:
-            raise InputError(
-                f"the vectors are of the model {self.embedded_by}, which alone adds some; not {self.model!r}"
-            )
+        if self.space != self.model.fingerprint:
+            raise InputError(f"the index has vectors of the model {self.space}; open it with that model to add some")
         items = _list_items(source, self._next_id)
         known = self.items.holds(items.paths.tolist())
         if known.any() and not replaces:
@@ -351,7 +354,7 @@ class Index:
                 self.model.save_pretrained(path / names["model"])
             description = {
                 "format": FORMAT,
-                "fingerprint": self.embedded_by or self.model.fingerprint,
+                "fingerprint": self.space,
                 "geometry": self.model.geometry,
                 "dimension": self.vectors.dimension,
                 "images": len(self),

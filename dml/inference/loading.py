@@ -23,7 +23,7 @@ from dml.run.given import giving
 from dml.run.settings import list_keys
 from dml.run.stages import find_stage, resolve_parts
 from dml.run.stored_configuration import extract_configuration, open_stored
-from dml.run.trained_run import find_checkpoint
+from dml.run.tested_checkpoint import find_checkpoint
 from dml.runtime.checksums import rows_checksum
 from dml.runtime.errors import InputError
 from dml.runtime.files import clean_up

@@ -1,9 +1,8 @@
-"""A trained run as a later command opens it: its tested checkpoint, its model and the fingerprint of its vectors."""
+"""A trained run as another run opens it: its settings, its model and the fingerprint of its vectors."""
 
 import hashlib
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +18,7 @@ from dml.run.model_builders import build_model
 from dml.run.settings import Settings, read_settings
 from dml.run.stages import find_stage, make_evaluation_config
 from dml.run.stored_configuration import extract_configuration, open_stored
+from dml.run.tested_checkpoint import find_checkpoint
 from dml.runtime.errors import InputError
 from dml.runtime.paths import expand_home
 from dml.runtime.run_folder import RunFolder
@@ -27,14 +27,7 @@ from dml.training.checkpoints import TrainingProgress, lacks_weights, load_model
 
 
 class TrainedRun(NamedTuple):
-    """A trained run.
-
-    Args:
-        place: folder or checkpoint that it was opened by.
-        settings: settings of the tested stage, as a test of it has them.
-        model: network with the tested weights, on the CPU, updates of LoRA added to them.
-        fingerprint: that of the model as `dml.load` opens it.
-    """
+    """A run's tested stage and its model, on the CPU, with the fingerprint that the model has in `dml.load`."""
 
     place: str
     settings: Settings
@@ -43,16 +36,11 @@ class TrainedRun(NamedTuple):
 
 
 def open_run(key: str, place: str, *, trust: bool) -> TrainedRun:
-    """Open a run, without a change of torch's random numbers.
-
-    Args:
-        key: key of the configuration that names the run, for error lines.
-        place: folder of a run, whose tested checkpoint is taken, or a checkpoint.
-        trust: whether the model may be built of unknown code.
+    """Open the folder or the checkpoint of a run, which a key names, without a change of torch's random numbers.
 
     Raises:
-        InputError: if there is no run, its checkpoint is damaged, it names unknown code and isn't trusted, or its
-            vectors are compared by Poincare distance.
+        InputError: if there is no run, it is damaged, its vectors aren't compared by cosine, or it names unknown code
+            and ``trust`` is false.
     """
     path = expand_home(place)
     if not path.exists():
@@ -78,30 +66,6 @@ def open_run(key: str, place: str, *, trust: bool) -> TrainedRun:
     merge_updates(model)
     described = decisive | {"heads": model.chosen_heads, "geometry": "cosine"}
     return TrainedRun(place, settings, model, make_fingerprint(described, model))
-
-
-def find_checkpoint(folder: RunFolder) -> Path:
-    """Return the checkpoint of a run that its test took, or would take.
-
-    Raises:
-        InputError: if the folder has no checkpoint.
-    """
-    last, best = folder.last_checkpoint, folder.best_checkpoint
-    if not last.exists() and not best.exists():
-        raise InputError(
-            f"{printable(folder.path)}: neither a run with checkpoints, nor a folder that save_pretrained wrote"
-        )
-    if not best.exists() or _selects_last(folder):
-        return last
-    if last.exists() and TrainingProgress.read(best).stage != TrainingProgress.read(last).stage:
-        return last  # the best one is of an earlier stage
-    return best
-
-
-def _selects_last(folder: RunFolder) -> bool:
-    if folder.is_finished:
-        return bool(folder.metrics().get("selection") == "last")
-    return bool(folder.has_configuration and folder.config.get("evaluation", {}).get("selection") == "last")
 
 
 def list_decisive(config: Mapping[str, Any]) -> dict[str, Any]:
