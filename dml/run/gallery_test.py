@@ -83,10 +83,10 @@ def search_other_gallery(
     for name in ("level0/recall@1", "level0/map@r"):
         parts = (metrics[f"{ASYMMETRIC}/{part}/{name}"] for part in ("new_old", "gain", "gain_low", "gain_high"))
         value, gain, low, high = (100 * part for part in parts)
-        verdict = "" if gain > 0 else ": not compatible"
+        verdict = "holds" if gain > 0 else "doesn't hold"
         line = (
             f"{describe_metric(name).label} {value:.1f} % in the gallery of {run.place}, {gain:+.1f} [{low:+.1f}, "
-            f"{high:+.1f}] to that of its own queries{verdict}"
+            f"{high:+.1f}] to that of its own queries: M(n, o) > M(o, o) {verdict}"
         )
         rank_zero_only(console.print)(f"[bold]gallery[/]  {in_markup(line)}")
     return metrics | {"gallery_fingerprint": run.fingerprint}

@@ -95,6 +95,7 @@ def test_a_checkpoint_is_tested_again_in_a_gallery(
     here("evaluate", checkpoint, "evaluation.report={neighbors:2,map:false,seed:0}", f"hydra.run.dir={tmp_path}")
     printed = capfd.readouterr().out
     assert "% in the gallery of" in " ".join(printed.split())
+    assert "M(n, o) > M(o, o) doesn't hold" in " ".join(printed.split())
     assert "in its gallery" in printed
     assert "other model" in (tmp_path / "report.html").read_text()
     again, before = metrics(tmp_path), metrics(new)
