@@ -27,7 +27,11 @@ def average_compatibility(scores: npt.ArrayLike) -> float:
 
 
 def average_multimodel_score(scores: npt.ArrayLike) -> float:
-    """Compute AM, the mean of a compatibility matrix on its diagonal and below it, which papers print as AA too."""
+    """Compute AM, the mean of a compatibility matrix on its diagonal and below it, which papers print as AA too.
+
+    >>> average_multimodel_score([[50, 0], [48, 60]])
+    52.666666666666664
+    """
     matrix = _check_scores(scores)
     return float(matrix[np.tril_indices(len(matrix))].mean())
 
@@ -44,6 +48,9 @@ def update_gain(new_old: float, old_old: float, new_new: float) -> float:
 
     (M(n, o) - M(o, o)) / (M(n*, n*) - M(o, o)) for a new model n, the old one o, and a new model n* that was trained
     without regard to the old one, after BCT (arXiv:2003.11942).
+
+    >>> update_gain(new_old=0.6, old_old=0.5, new_new=0.7)
+    0.5
     """
     return (new_old - old_old) / (new_new - old_old) if new_new != old_old else float("nan")
 
@@ -59,6 +66,9 @@ def mean_pair_distances(
 
     A new model is compatible in expectation if its queries are at most as far from the old embeddings of their class as
     the old queries are, and at least as far from those of other classes; BCT (arXiv:2003.11942) asks it of each pair.
+
+    >>> mean_pair_distances(np.eye(2), np.eye(2), np.array([0, 1]), np.array([0, 1]))
+    (0.0, 1.0)
 
     Args:
         queries: (Q, D) embeddings of unit length.
@@ -80,7 +90,7 @@ def mean_pair_distances(
     same_pairs = np.bincount(others, minlength=len(names))[own].sum() - is_same.sum()
     other_pairs = len(labels) * len(gallery_labels) - len(rows) - same_pairs
     same_mean, other_mean = (
-        1.0 - float(total) / pairs if pairs else float("nan")
+        1.0 - float(total) / int(pairs) if pairs else float("nan")
         for total, pairs in ((same, same_pairs), (other, other_pairs))
     )
     return same_mean, other_mean

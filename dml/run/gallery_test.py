@@ -114,17 +114,20 @@ def compare_models(evaluator: Evaluator, new: UnitEmbeddings, old: UnitEmbedding
     metrics: dict[str, float] = {}
     for pair, query, gallery in (("old_old", old, old), ("new_old", new, old), ("new_new", new, new)):
         tests[pair] = evaluator.evaluate(query, gallery=gallery)
-        vectors = (part.take(rows).rows.cpu().numpy() for part, rows in zip((query, gallery), sides, strict=True))
-        distances = mean_pair_distances(*vectors, *(labels[rows, first.level or 0] for rows in sides), first.excluded)
+        queries, items = (
+            part.take(rows).rows.cpu().numpy() for part, rows in zip((query, gallery), sides, strict=True)
+        )
+        classes, item_classes = (labels[rows, first.level or 0] for rows in sides)
+        distances = mean_pair_distances(queries, items, classes, item_classes, first.excluded)
         metrics |= {
             f"{ASYMMETRIC}/{kind}/{pair}": value for kind, value in zip(ASYMMETRIC_METRICS, distances, strict=True)
         }
     for lists in zip(*(test.lists for test in tests.values()), strict=True):
-        queries = labels[lists[0].queries]
-        level = int(np.argmax((queries >= 0).all(axis=0)))  # queries of a coarser list may have no finer class
+        own = labels[lists[0].queries]
+        level = int(np.argmax((own >= 0).all(axis=0)))  # queries of a coarser list may have no finer class
         for name, values in lists[0].values.items():
             metrics |= {f"{ASYMMETRIC}/{pair}/{name}": test.metrics[name] for pair, test in tests.items()}
-            gain = mean_difference(values, lists[1].values[name], queries[:, level])
+            gain = mean_difference(values, lists[1].values[name], own[:, level])
             parts = {"gain": gain.mean, "gain_low": gain.low, "gain_high": gain.high, "holds": float(gain.mean > 0)}
             metrics |= {f"{ASYMMETRIC}/{part}/{name}": value for part, value in parts.items()}
     return metrics
