@@ -28,7 +28,7 @@ from dml.metrics.verification import Calibration
 from dml.models.embedding import EmbeddingModel, embed_views
 from dml.ops.poincare import join_in_ball
 from dml.ops.precision import full_float32
-from dml.run.trained_run import make_fingerprint
+from dml.run.model_builders import make_fingerprint
 from dml.runtime.console import progress_bar
 from dml.runtime.errors import InputError
 from dml.runtime.text import printable

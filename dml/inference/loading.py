@@ -23,14 +23,20 @@ from dml.run.given import giving
 from dml.run.settings import list_keys
 from dml.run.stages import find_stage, resolve_parts
 from dml.run.stored_configuration import extract_configuration, open_stored
-from dml.run.tested_checkpoint import find_checkpoint
 from dml.runtime.checksums import rows_checksum
 from dml.runtime.errors import InputError
 from dml.runtime.files import clean_up
 from dml.runtime.paths import expand_home
 from dml.runtime.run_folder import RunFolder, newest_runs
 from dml.runtime.text import printable
-from dml.training.checkpoints import TrainingProgress, lacks_weights, load_model, load_state, read_checkpoint
+from dml.training.checkpoints import (
+    TrainingProgress,
+    find_checkpoint,
+    lacks_weights,
+    load_model,
+    load_state,
+    read_checkpoint,
+)
 
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 """The name of a repository on the Hugging Face hub, unless the part before the slash is a folder here."""

@@ -16,9 +16,8 @@ from dml.evaluation.geometry import choose_ball
 from dml.models.embedding import EmbeddingModel
 from dml.ops.poincare import Ball
 from dml.run.building import build, check_targets, trusting
-from dml.run.model_builders import build_crops_transform, build_embedding_model
+from dml.run.model_builders import build_crops_transform, build_embedding_model, list_decisive, without_weights
 from dml.run.settings import Settings, read_settings
-from dml.run.trained_run import list_decisive, without_weights
 from dml.runtime.errors import InputError
 
 LARGEST = 16_384

@@ -1,10 +1,11 @@
 """The test of a model whose queries search a gallery that another run's model embedded: ``evaluation.gallery``."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from omegaconf import OmegaConf
 from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor
 
@@ -12,17 +13,66 @@ from dml.evaluation.evaluator import Evaluation, Evaluator
 from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.names import ASYMMETRIC, ASYMMETRIC_METRICS, describe_metric
 from dml.metrics.compatibility import mean_pair_distances
+from dml.models.adapters import merge_updates
+from dml.models.recurrent import AnyModel
 from dml.report.statistics import mean_difference
-from dml.run import builders, loop
-from dml.run.settings import Settings
-from dml.run.trained_run import TrainedRun, open_run
+from dml.run import builders, building, loop
+from dml.run.model_builders import list_decisive, make_fingerprint
+from dml.run.settings import Settings, read_settings
+from dml.run.stages import find_stage, make_evaluation_config
+from dml.run.stored_configuration import extract_configuration, open_stored
 from dml.runtime.console import console
 from dml.runtime.errors import InputError
-from dml.runtime.text import in_markup
+from dml.runtime.paths import expand_home
+from dml.runtime.run_folder import RunFolder
+from dml.runtime.text import in_markup, printable
+from dml.training.checkpoints import TrainingProgress, find_checkpoint, lacks_weights, load_model, read_checkpoint
 from dml.training.data import EvaluationData
 from dml.training.embedders import CHOSEN_HEADS, Embedded
 
 KEY = "evaluation.gallery"
+
+
+class TrainedRun(NamedTuple):
+    """A run's tested stage and its model, on the CPU, with the fingerprint that the model has in `dml.load`."""
+
+    place: str
+    settings: Settings
+    model: AnyModel
+    fingerprint: str
+
+
+def open_run(key: str, place: str, *, trust: bool) -> TrainedRun:
+    """Open the folder or the checkpoint of a run, which a key names, without a change of torch's random numbers.
+
+    Raises:
+        InputError: if there is no run, it is damaged, its vectors aren't compared by cosine, or it names unknown code
+            and ``trust`` is false.
+    """
+    path = expand_home(place)
+    if not path.exists():
+        raise InputError(f"{key}={printable(place)}: nothing is there; the folder of a run or a checkpoint")
+    path = find_checkpoint(RunFolder(path)) if path.is_dir() else path
+    checkpoint = read_checkpoint(path, lazily=True)
+    stored = open_stored(extract_configuration(checkpoint).config)
+    stage = find_stage(stored, TrainingProgress.from_checkpoint(checkpoint).stage)
+    config = make_evaluation_config(stage.config, lacks_weights=lacks_weights(checkpoint))
+    plain: Any = OmegaConf.to_container(config, resolve=True)
+    parts = {part: plain.get(part) for part in ("model", "adapter", "recurrent")}
+    try:
+        with building.trusting(None if trust else ()):
+            building.check_targets(parts | {"transform": {"test": plain["transform"]["test"]}}, "")
+    except InputError as error:
+        raise InputError(f"{key}={printable(place)}: {error}; trust=true if you trust this file") from error
+    decisive, settings = list_decisive(plain), read_settings(config, Settings)
+    if "geometry" in decisive:
+        raise InputError(f"{key}={printable(place)}: its vectors are compared by Poincare distance; a run with cosine")
+    with torch.random.fork_rng(devices=()):
+        model = builders.build_model(settings)
+    load_model(model, path)
+    merge_updates(model)
+    described = decisive | {"heads": model.chosen_heads, "geometry": "cosine"}
+    return TrainedRun(place, settings, model, make_fingerprint(described, model))
 
 
 def open_gallery_run(settings: Settings, dimension: int, *, may_choose: bool = False) -> TrainedRun | None:
@@ -95,10 +145,7 @@ def search_other_gallery(
 def compare_models(evaluator: Evaluator, new: UnitEmbeddings, old: UnitEmbeddings) -> dict[str, float]:
     """Compute recall@1 and MAP@R of old and new queries in the old gallery and of new ones in the new gallery.
 
-    Args:
-        evaluator: evaluator of the images, which chooses queries, gallery and exclusions.
-        new: (N, D) embeddings by the tested model.
-        old: (N, D) embeddings by the model of the gallery.
+    ``new`` and ``old`` (N, D) are the embeddings of the evaluator's images by the tested model and that of the gallery.
 
     Returns:
         - asymmetric/old_old/..., new_old/... and new_new/...: the metrics by queries and gallery.

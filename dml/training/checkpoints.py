@@ -22,6 +22,8 @@ from dml.runtime.checksums import DamageError, check_zip, is_zip
 from dml.runtime.configuration import check_parts
 from dml.runtime.errors import InputError
 from dml.runtime.reading import check_plain
+from dml.runtime.run_folder import RunFolder
+from dml.runtime.text import printable
 
 ENTRY = "frozen"
 """The entry of a checkpoint about the weights that it lacks."""
@@ -162,6 +164,30 @@ class TrainingProgress:
     def stage_entries(self) -> dict[str, Any]:
         """The entries about the stage that its checkpoints hold below "run"."""
         return {"stage": self.stage, "first_step": self.first_step}
+
+
+def find_checkpoint(folder: RunFolder) -> Path:
+    """Return the checkpoint of a run that its test took, or would take.
+
+    Raises:
+        InputError: if the folder has no checkpoint.
+    """
+    last, best = folder.last_checkpoint, folder.best_checkpoint
+    if not last.exists() and not best.exists():
+        raise InputError(
+            f"{printable(folder.path)}: neither a run with checkpoints, nor a folder that save_pretrained wrote"
+        )
+    if not best.exists() or _selects_last(folder):
+        return last
+    if last.exists() and TrainingProgress.read(best).stage != TrainingProgress.read(last).stage:
+        return last  # the best one is of an earlier stage
+    return best
+
+
+def _selects_last(folder: RunFolder) -> bool:
+    if folder.is_finished:
+        return bool(folder.metrics().get("selection") == "last")
+    return bool(folder.has_configuration and folder.config.get("evaluation", {}).get("selection") == "last")
 
 
 def load_model(model: AnyModel, path: Path) -> None:
