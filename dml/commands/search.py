@@ -38,6 +38,7 @@ def search_images(arguments: Sequence[str]) -> None:
     parser = CommandParser("search", DESCRIPTION, EXAMPLES)
     parser.add_argument("index", metavar="INDEX", help="folder of an index, which dml index wrote")
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="images to search by")
+    parser.add_argument("--model", help="model that embeds the images to search by (default: the one in the index)")
     parser.add_argument("-k", type=positive_number, default=10, metavar="K", help="number of neighbors (default: 10)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--picture", type=expand_home, metavar="FILE", help="file to draw the neighbors to, a PNG")
@@ -45,16 +46,19 @@ def search_images(arguments: Sequence[str]) -> None:
     add_trust(parser)
     options = parser.parse_args(arguments)
     with one_line_errors():
-        from dml.inference import Index  # after --help: it takes seconds
+        from dml.inference import Index, load  # after --help: it takes seconds
 
         _check_outputs(options)
-        index = Index.load(options.index, trust=options.trust)
+        model = None if options.model is None else load(options.model, trust=options.trust)
+        index = Index.load(options.index, model, trust=options.trust)
         scores, positions = index.search_positions(options.images, min(options.k, len(index)))
         results = [
             {"query": query, "neighbors": _list_neighbors(index, *row)}
             for query, *row in zip(options.images, scores.tolist(), positions.tolist(), strict=True)
         ]
         print_line(_to_json(results) if options.json else _format(results))
+        if index.space != index.model.fingerprint and not options.json:
+            print_line(f"queries of the model {index.model.fingerprint}, vectors of {index.space}")
         if options.picture:
             _draw(index, results, options.picture)
         if options.html:

@@ -1,7 +1,5 @@
 """A trained model in a user's hands: it embeds images, and can be saved, uploaded and exported."""
 
-import hashlib
-import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -22,15 +20,15 @@ from torch.utils.data import DataLoader
 from dml.data.image_files.images import ImageFile, UnreadableImageError
 from dml.data.transforms import Pipeline, stack
 from dml.data.worker_processes import choose_start_method
-from dml.evaluation.names import THRESHOLD_PREFIX
+from dml.evaluation.names import ASYMMETRIC, ASYMMETRIC_LABELS, THRESHOLD_PREFIX
 from dml.evaluation.threshold import find_calibration
 from dml.inference.image_inputs import ImageInput, ImageInputs, Source, list_inputs, read_pixels
 from dml.inference.model_settings import ModelSettings
 from dml.metrics.verification import Calibration
 from dml.models.embedding import EmbeddingModel, embed_views
-from dml.models.weights import add_tensors
 from dml.ops.poincare import join_in_ball
 from dml.ops.precision import full_float32
+from dml.run.model_builders import make_fingerprint
 from dml.runtime.console import progress_bar
 from dml.runtime.errors import InputError
 from dml.runtime.text import printable
@@ -42,6 +40,12 @@ PRECISIONS = {"32": None, "bf16": torch.bfloat16, "16": torch.float16}
 
 REMEDY = ' (on_corrupt="skip" leaves it out, in a command --on-corrupt skip)'
 """The end of the error line for an unreadable image, which names an argument of `ImageEmbedder.embed`."""
+
+LEAST_SHARE = 0.5
+"""The recall@1 of a model in another's index, as a share of that model's own, from which on it may search there.
+
+Models that were trained apart reach 0.02 of it, compatible ones 0.74 and more (BT2, arXiv:2211.03989, CIFAR-100).
+"""
 
 _NETWORK_LOCKS: WeakKeyDictionary[EmbeddingModel, Lock] = WeakKeyDictionary()
 """A lock for each network: it keeps the maps of its layers in itself, so one thread at a time may run it."""
@@ -173,11 +177,19 @@ class ImageEmbedder:
 
         Vectors of models with different fingerprints can't be compared.
         """
-        digest = hashlib.sha256()
         described = {**self.settings.decisive, "heads": self.heads, "geometry": self.geometry}
-        digest.update(json.dumps(described, sort_keys=True).encode())
-        add_tensors(digest, sorted(self.model.state_dict().items()))
-        return digest.hexdigest()[:16]
+        return make_fingerprint(described, self.model)
+
+    @property
+    def answers_in(self) -> str | None:
+        """The fingerprint of the model whose index this one may search too, by ``evaluation.gallery`` of its run.
+
+        None unless its queries found there `LEAST_SHARE` of what that model's own did, and its heads are those tested.
+        """
+        metrics, fingerprint = self.settings.metrics, self.settings.metrics.get("gallery_fingerprint")
+        own, crossed = (metrics.get(f"{ASYMMETRIC}/{pair}/level0/recall@1", 0.0) for pair in ASYMMETRIC_LABELS)
+        is_usable = fingerprint is not None and self.has_chosen_heads and crossed >= LEAST_SHARE * own > 0
+        return str(fingerprint) if is_usable else None
 
     def preprocess(self, image: ImageInput | ImageFile, views: int = 1) -> Tensor:
         """Turn an image into the uint8 RGB input of the network, (3, h, w), or (V, 3, h, w) for several views.

@@ -87,13 +87,17 @@ class Index:
         vectors: the vectors by id.
         items: the images by id.
         next_id: smallest id that no image has had, so that none gets the id of one that was removed.
+        space: fingerprint of the model that made the vectors; "" for that of ``model``.
     """
 
-    def __init__(self, model: ImageEmbedder, vectors: VectorIndex, items: IndexItems, next_id: int = 0) -> None:
+    def __init__(
+        self, model: ImageEmbedder, vectors: VectorIndex, items: IndexItems, next_id: int = 0, space: str = ""
+    ) -> None:
         self.model = model
         self.vectors = vectors
         self.items = items
         self._next_id = max(next_id, items.next_id)
+        self._space = space
 
     @classmethod
     def build(
@@ -157,7 +161,8 @@ class Index:
         return cls(model, searchable, items)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self)} images, factory={self.vectors.factory}, {self.model!r})"
+        vectors = "" if self.space == self.model.fingerprint else f", vectors of the model {self.space}"
+        return f"{type(self).__name__}({len(self)} images, factory={self.vectors.factory}, {self.model!r}{vectors})"
 
     def __len__(self) -> int:
         return len(self.items)
@@ -171,15 +176,26 @@ class Index:
         is_kept, vectors = np.zeros(len(self), dtype=np.bool_), self.vectors.copy()
         is_kept[rows] = True
         vectors.remove(self.items.ids[~is_kept])
-        return Index(self.model, vectors, self.items.take(is_kept), self._next_id)
+        return Index(self.model, vectors, self.items.take(is_kept), self._next_id, self._space)
 
     @property
     def threshold(self) -> float | None:
         """The model's threshold; None if it has none, or if scores may differ from cosine similarities by 0.01 or more.
 
-        A PCA subtracts the mean of the vectors, and scores of short codes, such as PQ8, are off by 0.1 to 0.5.
+        A PCA subtracts the mean of the vectors, and scores of short codes, such as PQ8, are off by 0.1 to 0.5. Another
+        model's vectors have other similarities.
         """
-        return self.model.threshold if self.vectors.scores_are_precise else None
+        return self.model.threshold if self._scores_are_models else None
+
+    @property
+    def space(self) -> str:
+        """The fingerprint of the model whose vectors are compared; that of queries is ``index.model.fingerprint``."""
+        return self._space or self.model.fingerprint
+
+    @property
+    def _scores_are_models(self) -> bool:
+        """Whether scores are similarities of the model's own vectors: those to another model's vectors are others."""
+        return self.space == self.model.fingerprint and self.vectors.scores_are_precise
 
     @property
     def calibration(self) -> Calibration | None:
@@ -189,7 +205,7 @@ class Index:
         None if the model has no such function, or scores aren't similarities, see `threshold`.
         """
         calibration, share = self.model.calibration, self.items.same_share
-        if not self.vectors.scores_are_precise:
+        if not self._scores_are_models:
             return None
         return calibration if calibration is None or share is None else replace(calibration, prior=share)
 
@@ -268,6 +284,8 @@ class Index:
         return self._add(source, options, replaces=True)
 
     def _add(self, source: Source, options: dict[str, Any], *, replaces: bool) -> int:
+        if self.space != self.model.fingerprint:
+            raise InputError(f"the index has vectors of the model {self.space}; open it with that model to add some")
         items = _list_items(source, self._next_id)
         known = self.items.holds(items.paths.tolist())
         if known.any() and not replaces:
@@ -336,7 +354,7 @@ class Index:
                 self.model.save_pretrained(path / names["model"])
             description = {
                 "format": FORMAT,
-                "fingerprint": self.model.fingerprint,
+                "fingerprint": self.space,
                 "geometry": self.model.geometry,
                 "dimension": self.vectors.dimension,
                 "images": len(self),
@@ -358,8 +376,9 @@ class Index:
 
         Args:
             folder: folder that `save` wrote.
-            model: model that embeds the queries; None opens the one in the folder. An index of vectors without a model
-                takes any of their size.
+            model: model that embeds the queries; None opens the one in the folder. It is the one that embedded the
+                images, or one whose test was in its gallery (`ImageEmbedder.answers_in`). An index of vectors without a
+                model takes any of their size.
             device: device that embeds the queries, if ``model`` is None.
             trust: whether the model may be built of unknown code, see `dml.load`.
 
@@ -384,7 +403,7 @@ class Index:
         if not (fingerprint := description["fingerprint"]):
             model = model or VectorsAlone(description["dimension"])
         model = model or load(path / description["files"]["model"], device=device, trust=trust)
-        if fingerprint and model.fingerprint != fingerprint:
+        if fingerprint and fingerprint not in (model.fingerprint, model.answers_in):
             raise InputError(
                 f"{printable(path)}: its vectors are of the model {printable(fingerprint)}, not of "
                 f"{model.fingerprint}; search with that model, or build the index again"
@@ -407,7 +426,7 @@ class Index:
             raise InputError(
                 f"{printable(path)}: {len(vectors)} vectors for {len(items)} images; build the index again"
             )
-        return cls(model, vectors, items, description["next_id"])
+        return cls(model, vectors, items, description["next_id"], fingerprint)
 
 
 def _name_first(paths: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from dml.evaluation.geometry import choose_ball
 from dml.models.embedding import EmbeddingModel
 from dml.ops.poincare import Ball
 from dml.run.building import build, check_targets, trusting
-from dml.run.model_builders import build_crops_transform, build_embedding_model
+from dml.run.model_builders import build_crops_transform, build_embedding_model, list_decisive, without_weights
 from dml.run.settings import Settings, read_settings
 from dml.runtime.errors import InputError
 
@@ -65,14 +65,7 @@ class ModelSettings:
     @property
     def decisive(self) -> dict[str, Any]:
         """The settings that, beside the weights, decide an image's embedding."""
-        model = {key: value for key, value in self.config["model"].items() if key != "heads"}
-        ball = self.ball
-        geometry = {"geometry": ball._asdict()} if ball else {}
-        views = {"views": self.views} if self.views > 1 else {}
-        color = self.limits.color
-        background = {"background": color} if color != ImageLimits().color else {}
-        test = {"transform": self.config["transform"]["test"]}
-        return {"model": _without_weights(model), **test, **geometry, **views, **background}
+        return list_decisive(self.config)
 
     @property
     def ball(self) -> Ball | None:
@@ -97,7 +90,7 @@ class ModelSettings:
     def build_model(self) -> EmbeddingModel:
         """Build the network with its heads; its weights are random until those of the training are loaded."""
         with self.building():
-            model: EmbeddingModel = build(self._compose(model=_without_weights(self.config["model"])).model)
+            model: EmbeddingModel = build(self._compose(model=without_weights(self.config["model"])).model)
         return model
 
     def build_trained_model(self, *, lacks_weights: bool, weights: str | None = None) -> EmbeddingModel:
@@ -108,7 +101,7 @@ class ModelSettings:
                 adapter left as they were.
             weights: file of the pretrained weights; None takes those that the training named.
         """
-        model = _without_weights(self.config["model"])
+        model = without_weights(self.config["model"])
         if lacks_weights:
             model["backbone"]["weights"] = self.config["model"]["backbone"]["weights"] if weights is None else weights
         config = self._compose(model=model, adapter=self.config.get("adapter"))
@@ -162,10 +155,3 @@ def _list_numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
         yield from _list_numbers(inner, f"{path}.{key}" if path else str(key))
     if isinstance(value, int | float):
         yield path, value
-
-
-def _without_weights(node: Any) -> Any:
-    """Return the settings of a model without the files of weights that its training began with."""
-    if isinstance(node, Mapping):
-        return {key: None if key == "weights" else _without_weights(value) for key, value in node.items()}
-    return [_without_weights(value) for value in node] if isinstance(node, list) else node

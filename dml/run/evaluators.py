@@ -94,9 +94,13 @@ def find_ball(settings: Settings) -> Ball | None:
     """
     loss = {} if settings.loss is None else OmegaConf.to_container(settings.loss)
     ball = choose_ball(settings.evaluation.geometry, loss)
-    for option, value in (("recurrent", settings.recurrent), ("fixed_neighbors", settings.evaluation.fixed_neighbors)):
+    by_cosine = {
+        "recurrent": settings.recurrent,
+        "evaluation.fixed_neighbors": settings.evaluation.fixed_neighbors,
+        "evaluation.gallery": settings.evaluation.gallery,
+    }
+    for name, value in by_cosine.items():
         if ball and value:
-            name = option if option == "recurrent" else f"evaluation.{option}"
             raise InputError(
                 f"evaluation.geometry: with {name} embeddings are compared by cosine; evaluation.geometry=null"
             )

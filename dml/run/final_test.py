@@ -26,6 +26,7 @@ from dml.report.page import write_pictures
 from dml.report.provenance import describe_vector
 from dml.run import builders
 from dml.run.evaluators import build_metric_config, build_rerankings, build_threshold_settings
+from dml.run.gallery_test import open_gallery_run, search_other_gallery
 from dml.run.settings import Settings
 from dml.run.stages import Stage
 from dml.run.stored_configuration import plain_config
@@ -66,6 +67,8 @@ def run_test(
     """
     settings = stage.settings
     images.tested_on = split
+    model = embedder.model
+    other_run = open_gallery_run(settings, sum(model.embed_dims[head] for head in model.chosen_heads))
     trainer.test(embedder, images, verbose=False)
     evaluation, rows = settings.evaluation, embedder.embedded.rows
     table = images.table.select_evaluated(split)
@@ -78,8 +81,10 @@ def run_test(
     is_limited = settings.trainer.limit_test_batches is not None  # the images beyond aren't skipped as unreadable
     metrics |= _count_special_images(settings, table, 0 if is_limited else skipped)
     metrics |= evaluate_model_threshold(settings, trainer, embedder, images, embeddings, tested, folder)
+    if other_run is not None:
+        metrics |= search_other_gallery(other_run, settings, evaluator, embeddings, rows, images)
     facts = {"split": split, "device": _name_device(trainer.strategy.root_device)}
-    metrics = description | metrics | _describe_embeddings(embedder.model, evaluator.config.curvature) | facts
+    metrics = description | metrics | _describe_embeddings(model, evaluator.config.curvature) | facts
     limits = settings.data.limits
     rank_zero_only(write_pictures)(
         folder, metrics, tested, embeddings, lists, limits, sheet=evaluation.sheet, report=evaluation.report
@@ -89,7 +94,7 @@ def run_test(
     rank_zero_only(print_result)(
         metrics,
         images.table.levels,
-        list(embedder.model.embed_dims),
+        list(model.embed_dims),
         folder.path,
         settings=plain_config(stage.config),
         custom=evaluator.config.custom,

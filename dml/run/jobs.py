@@ -25,6 +25,7 @@ from dml.run import builders, loop
 from dml.run.evaluators import check_evaluation, check_share, choose_selection, choose_tested_split
 from dml.run.feature_source import FeatureSource, build_feature_source
 from dml.run.final_test import run_test
+from dml.run.gallery_test import open_gallery_run
 from dml.run.initial_weights import load_beginning
 from dml.run.interpolation import choose_between_first_and_last
 from dml.run.resumed_settings import (
@@ -105,6 +106,7 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
     _check_data(settings, stages, table)
     _try_stages(stages[1:], table)
     parts = _build_parts(stages[0], table)
+    open_gallery_run(stages[-1].settings, sum(parts.model.embed_dims.values()), may_choose=True)
     loop.build_callbacks(parts.settings)  # a mistake in one is told before anything is computed
     progress = _read_progress(stages[-1].settings, folder, table)
     if settings.resume and progress is not None:

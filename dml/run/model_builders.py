@@ -1,13 +1,19 @@
-"""The builders of a model and of the views that it embeds; they need no Lightning, which models in use don't load."""
+"""The builders of a model and of its views, and its fingerprint; without Lightning, which models in use don't load."""
 
+import hashlib
+import json
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from omegaconf import DictConfig, open_dict
 
+from dml.data.image_files.limits import ImageLimits
 from dml.data.transforms import Crops, Pipeline, and_mirrored
+from dml.evaluation.geometry import choose_ball
 from dml.models.embedding import EmbeddingModel
 from dml.models.recurrent import AnyModel
+from dml.models.weights import add_tensors
 from dml.run.building import build
 from dml.run.settings import Settings
 from dml.runtime.errors import InputError
@@ -67,3 +73,30 @@ def build_crops_transform(settings: Settings) -> Pipeline | None:
             "they could replace; evaluation.crops=2, the image and its mirror image, would do"
         )
     return Pipeline([*steps[:-1], Crops(import_object(CROPS[crops])(last.size))])
+
+
+def list_decisive(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a trained model that, beside the weights, decide an image's embedding."""
+    model = {key: value for key, value in config["model"].items() if key != "heads"}
+    evaluation, color = config.get("evaluation") or {}, ImageLimits.from_settings(config["data"]).color
+    ball, views = choose_ball(evaluation.get("geometry"), config.get("loss", {})), int(evaluation.get("crops", 1))
+    geometry = {"geometry": ball._asdict()} if ball else {}
+    more_views = {"views": views} if views > 1 else {}
+    background = {"background": color} if color != ImageLimits().color else {}
+    test = {"transform": config["transform"]["test"]}
+    return {"model": without_weights(model), **test, **geometry, **more_views, **background}
+
+
+def without_weights(node: Any) -> Any:
+    """Return the settings of a model without the files of weights that its training began with."""
+    if isinstance(node, Mapping):
+        return {key: None if key == "weights" else without_weights(value) for key, value in node.items()}
+    return [without_weights(value) for value in node] if isinstance(node, list) else node
+
+
+def make_fingerprint(described: Mapping[str, Any], model: AnyModel) -> str:
+    """Return the identifier of a model's vectors by its weights, and by `list_decisive`, its heads and its geometry."""
+    digest = hashlib.sha256()
+    digest.update(json.dumps(described, sort_keys=True).encode())
+    add_tensors(digest, sorted(model.state_dict().items()))
+    return digest.hexdigest()[:16]

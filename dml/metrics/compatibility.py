@@ -1,0 +1,96 @@
+"""How well the embeddings of a new model can be compared with those of an old one.
+
+M(q, g) is the score of a retrieval with the queries of model q in the gallery of model g. A compatibility matrix C of T
+models from old to new has M(i, j) in row i and column j <= i; what is above the diagonal isn't read.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dml.runtime.errors import InputError
+
+
+def average_compatibility(scores: npt.ArrayLike) -> float:
+    """Compute AC, the share of pairs of models of which the newer one searches the older one's gallery better.
+
+    2 / (T (T - 1)) * number of i > j with C[i][j] > C[j][j]: equal scores don't count (d-Simplex, arXiv:2405.02581).
+    NaN for a single model.
+
+    >>> average_compatibility([[50, 0, 0], [48, 60, 0], [52, 61, 70]])
+    0.6666666666666666
+    """
+    matrix = _check_scores(scores)
+    newer, older = np.tril_indices(len(matrix), -1)
+    return float((matrix[newer, older] > matrix[older, older]).mean()) if len(newer) else float("nan")
+
+
+def average_multimodel_score(scores: npt.ArrayLike) -> float:
+    """Compute AM, the mean of a compatibility matrix on its diagonal and below it, which papers print as AA too.
+
+    >>> average_multimodel_score([[50, 0], [48, 60]])
+    52.666666666666664
+    """
+    matrix = _check_scores(scores)
+    return float(matrix[np.tril_indices(len(matrix))].mean())
+
+
+def _check_scores(scores: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    matrix = np.asarray(scores, dtype=np.float64)
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not np.isfinite(np.tril(matrix)).all():
+        raise InputError(f"scores of shape {matrix.shape}: expected (T, T), finite on the diagonal and below it")
+    return matrix
+
+
+def update_gain(new_old: float, old_old: float, new_new: float) -> float:
+    """Compute the share of a new model's gain that is had without embedding the gallery again; NaN without a gain.
+
+    (M(n, o) - M(o, o)) / (M(n*, n*) - M(o, o)) for a new model n, the old one o, and a new model n* that was trained
+    without regard to the old one, after BCT (arXiv:2003.11942).
+
+    >>> update_gain(new_old=0.6, old_old=0.5, new_new=0.7)
+    0.5
+    """
+    return (new_old - old_old) / (new_new - old_old) if new_new != old_old else float("nan")
+
+
+def mean_pair_distances(
+    queries: npt.NDArray[Any],
+    gallery: npt.NDArray[Any],
+    labels: npt.NDArray[Any],
+    gallery_labels: npt.NDArray[Any],
+    excluded: npt.NDArray[np.int64] | None = None,
+) -> tuple[float, float]:
+    """Compute the mean cosine distances of all pairs of one class, and of different classes; NaN without such a pair.
+
+    A new model is compatible in expectation if its queries are at most as far from the old embeddings of their class as
+    the old queries are, and at least as far from those of other classes; BCT (arXiv:2003.11942) asks it of each pair.
+
+    >>> mean_pair_distances(np.eye(2), np.eye(2), np.array([0, 1]), np.array([0, 1]))
+    (0.0, 1.0)
+
+    Args:
+        queries: (Q, D) embeddings of unit length.
+        gallery: (G, D) embeddings of unit length.
+        labels: (Q,) classes of the queries.
+        gallery_labels: (G,) classes of the items.
+        excluded: (Q, M) items of the gallery whose pair with the query doesn't count, padded with -1; None for none.
+    """
+    names, classes = np.unique(np.concatenate([labels, gallery_labels]), return_inverse=True)
+    own, others = classes[: len(labels)], classes[len(labels) :]
+    sums = np.zeros((len(names), gallery.shape[1]))
+    np.add.at(sums, others, gallery)
+    excluded = np.empty((len(labels), 0), dtype=np.int64) if excluded is None else excluded
+    rows, places = np.nonzero(excluded >= 0)
+    items = excluded[rows, places]
+    products, is_same = (queries[rows] * gallery[items]).sum(axis=1, dtype=np.float64), own[rows] == others[items]
+    same = (queries * sums[own]).sum() - products[is_same].sum()
+    other = queries.sum(axis=0, dtype=np.float64) @ sums.sum(axis=0) - products.sum() - same
+    same_pairs = np.bincount(others, minlength=len(names))[own].sum() - is_same.sum()
+    other_pairs = len(labels) * len(gallery_labels) - len(rows) - same_pairs
+    same_mean, other_mean = (
+        1.0 - float(total) / int(pairs) if pairs else float("nan")
+        for total, pairs in ((same, same_pairs), (other, other_pairs))
+    )
+    return same_mean, other_mean
