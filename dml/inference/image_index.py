@@ -4,9 +4,10 @@ import inspect
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from hashlib import sha256
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +19,7 @@ from dml.evaluation.geometry import Geometry, UnitEmbeddings
 from dml.inference.image_embedder import REMEDY, ImageEmbedder
 from dml.inference.image_inputs import Source, check_readable, list_source, to_vectors, unpack_paths
 from dml.inference.index_folder import (
+    ADAPTED_FORMAT,
     DESCRIPTION,
     FORMAT,
     IndexItems,
@@ -29,6 +31,7 @@ from dml.inference.index_folder import (
 from dml.inference.loading import load
 from dml.inference.model_settings import ModelSettings
 from dml.metrics.verification import Calibration
+from dml.retrieval.adapters import Adapter
 from dml.retrieval.vector_index import EXACT, VectorIndex
 from dml.runtime.checksums import file_checksum
 from dml.runtime.errors import InputError
@@ -36,6 +39,9 @@ from dml.runtime.files import replacing
 from dml.runtime.paths import absolute_path, expand_home
 from dml.runtime.run_files import write_values
 from dml.runtime.text import printable
+
+if TYPE_CHECKING:
+    from dml.inference.upgrades import UpgradeReport
 
 UNIT_TOLERANCE = 1e-5
 """Difference of a vector's length from 1 that comes from rounding."""
@@ -87,12 +93,22 @@ class Index:
         vectors: the vectors by id.
         items: the images by id.
         next_id: smallest id that no image has had, so that none gets the id of one that was removed.
+        adapter: map from the model's vectors to those of the index, which another model made, see `upgrade`; None if
+            the model made them.
     """
 
-    def __init__(self, model: ImageEmbedder, vectors: VectorIndex, items: IndexItems, next_id: int = 0) -> None:
+    def __init__(
+        self,
+        model: ImageEmbedder,
+        vectors: VectorIndex,
+        items: IndexItems,
+        next_id: int = 0,
+        adapter: Adapter | None = None,
+    ) -> None:
         self.model = model
         self.vectors = vectors
         self.items = items
+        self.adapter = adapter
         self._next_id = max(next_id, items.next_id)
 
     @classmethod
@@ -135,25 +151,12 @@ class Index:
         if model is None or is_twice or (vectors is not None and (images is None or options)):
             raise InputError("Index.build: give a model and images, or vectors=... and paths=... alone")
         items = _list_items(images, labels=labels)
-        dimension = _count_dimensions(model)
-        VectorIndex.check(dimension, factory, parameters, min(len(items), MOST_TRAINING_VECTORS))
-        searchable = VectorIndex(dimension, factory)
-        if model.ball and not searchable.keeps_products:
-            raise InputError(
-                f"factory={factory}: it doesn't keep the distances in the model's Poincare ball; {EXACT} does"
-            )
-        if model.ball:
-            searchable.encode_whole_vectors()
-        searchable.set_parameters(parameters)
+        searchable = make_vector_index(model, factory, parameters, len(items))
         if vectors is None:
             items, searched = _embed_items(model, items, options)
         else:
             searched = _to_searched(_check_vectors(points, model, len(items)), model)
-        if searchable.needs_training:
-            chosen = np.random.default_rng(0).permutation(len(searched))[:MOST_TRAINING_VECTORS]
-            searchable.train(searched[np.sort(chosen)])
-        searchable.add(searched, items.ids)
-        searchable.search(searched[:1], k=1)  # codes of more than 8 bits weren't tried before
+        _fill(searchable, searched, items.ids)
         return cls(model, searchable, items)
 
     def __repr__(self) -> str:
@@ -171,15 +174,21 @@ class Index:
         is_kept, vectors = np.zeros(len(self), dtype=np.bool_), self.vectors.copy()
         is_kept[rows] = True
         vectors.remove(self.items.ids[~is_kept])
-        return Index(self.model, vectors, self.items.take(is_kept), self._next_id)
+        return Index(self.model, vectors, self.items.take(is_kept), self._next_id, self.adapter)
+
+    @property
+    def space(self) -> str:
+        """The fingerprint of the model whose vectors are compared; that of queries is ``index.model.fingerprint``."""
+        return self.adapter.target if self.adapter else self.model.fingerprint
 
     @property
     def threshold(self) -> float | None:
         """The model's threshold; None if it has none, or if scores may differ from cosine similarities by 0.01 or more.
 
-        A PCA subtracts the mean of the vectors, and scores of short codes, such as PQ8, are off by 0.1 to 0.5.
+        A PCA subtracts the mean of the vectors, and scores of short codes, such as PQ8, are off by 0.1 to 0.5. An
+        adapter shifts all scores.
         """
-        return self.model.threshold if self.vectors.scores_are_precise else None
+        return self.model.threshold if self.adapter is None and self.vectors.scores_are_precise else None
 
     @property
     def calibration(self) -> Calibration | None:
@@ -189,7 +198,7 @@ class Index:
         None if the model has no such function, or scores aren't similarities, see `threshold`.
         """
         calibration, share = self.model.calibration, self.items.same_share
-        if not self.vectors.scores_are_precise:
+        if self.adapter or not self.vectors.scores_are_precise:
             return None
         return calibration if calibration is None or share is None else replace(calibration, prior=share)
 
@@ -236,6 +245,8 @@ class Index:
 
     def _search(self, queries: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Search with vectors (Q, D) -> scores (Q, k) and ids (Q, k)."""
+        if self.adapter and len(queries):
+            queries = self.adapter(queries)
         geometry = Geometry.from_ball(self.model.ball)
         points = torch.from_numpy(np.require(queries, requirements="W"))
         products, ids = self.vectors.search(geometry.query_vectors(points).numpy(), k)
@@ -279,6 +290,7 @@ class Index:
             self.vectors.check_removal()
             items = items.take_labels(self.items)
         items, searched = _embed_items(self.model, items, options)
+        searched = self.adapter(searched) if self.adapter else searched
         if known.any():
             self.remove(items.paths[self.items.holds(items.paths.tolist())].tolist())
         self.vectors.add(searched, items.ids)
@@ -304,6 +316,48 @@ class Index:
         self.vectors.remove(self.items.ids[is_removed])
         self.items = self.items.take(~is_removed)
         return int(is_removed.sum())
+
+    def upgrade(
+        self, new_model: ImageEmbedder, adapter: str = "auto", *, dry_run: bool = False, **options: Any
+    ) -> "UpgradeReport":
+        """Search by a new model from now on, and report what that changes.
+
+        Queries are embedded by the new model and mapped by an adapter to the vectors that are there, which stay. So do
+        images that are added. The command ``dml upgrade`` also replaces the vectors of a saved index, step by step.
+
+        Args:
+            new_model: model that embeds the queries from now on.
+            adapter: "procrustes", "affine" or "mlp"; "none" embeds all images anew instead; "auto" takes the best
+                adapter if it finds more than the old model, and else "none".
+            dry_run: whether to report, and to leave the index as it is.
+            **options: further arguments of `dml.inference.upgrades.measure_upgrade` and of `ImageEmbedder.embed`.
+
+        Raises:
+            InputError: if the models can't be mapped, or too few images of the index can be read.
+        """
+        from dml.inference.upgrades import measure_upgrade
+
+        report = measure_upgrade(self, new_model, adapter, **options)
+        if report.adapter and not dry_run:
+            self.model, self.adapter = new_model, report.adapter
+        elif not dry_run:
+            embedding = {name: value for name, value in options.items() if name in EMBED_OPTIONS}
+            self.replace_vectors(new_model, new_model.embed(self.items.paths.tolist(), **embedding))
+        return report
+
+    def replace_vectors(self, model: ImageEmbedder, vectors: NDArray[np.float32]) -> None:
+        """Replace the model, and all vectors by those of the new one (N, D); the images of rows of NaN are removed."""
+        is_read = ~np.isnan(vectors[:, 0])
+        check_readable(int(is_read.sum()), len(self))
+        items = self.items.take(is_read)
+        searchable = make_vector_index(model, self.vectors.factory, self.vectors.parameters, len(items))
+        _fill(searchable, _to_searched(vectors[is_read], model), items.ids)
+        self.model, self.vectors, self.items, self.adapter = model, searchable, items, None
+
+    def name_replaced(self, model: ImageEmbedder) -> str:
+        """Return the name of the file of the vectors of these images by a new model."""
+        listing = repr([model.fingerprint, self.items.ids.tolist(), self.items.paths.tolist()])
+        return f"replaced-{sha256(listing.encode()).hexdigest()[:8]}.parquet"
 
     def save(self, folder: str | Path) -> Path:
         """Save the index and its model to a folder, which `load` opens anywhere, and return the folder's path.
@@ -332,10 +386,14 @@ class Index:
                 self.vectors.write(partial)
             with replacing(path / names["items"], on_disk=True) as partial:
                 self.items.write(partial)
+            if self.adapter:
+                names |= {"adapter": f"adapter-{version}.npz", "replaced": f"{self.name_replaced(self.model)}.parts"}
+                with replacing(path / names["adapter"], on_disk=True) as partial:
+                    self.adapter.save(partial)
             if names["model"]:
                 self.model.save_pretrained(path / names["model"])
             description = {
-                "format": FORMAT,
+                "format": ADAPTED_FORMAT if self.adapter else FORMAT,
                 "fingerprint": self.model.fingerprint,
                 "geometry": self.model.geometry,
                 "dimension": self.vectors.dimension,
@@ -344,8 +402,9 @@ class Index:
                 "factory": self.vectors.factory,
                 "parameters": self.vectors.parameters,
                 "files": names,
-            }
-            checksums = {names[kind]: file_checksum(path / names[kind]) for kind in ("vectors", "items")}
+            } | ({"space": self.space} if self.adapter else {})
+            files = [names[kind] for kind in ("vectors", "items", "adapter") if kind in names]
+            checksums = {name: file_checksum(path / name) for name in files}
             write_values(path / DESCRIPTION, description, checksums, on_disk=True)
         finally:
             remove_unused_versions(path)  # those of this version, if a disk was full
@@ -398,16 +457,23 @@ class Index:
             raise InputError(f"{printable(path)}: {description['files']['items']} is damaged ({error})") from error
         vectors = VectorIndex.read(path / description["files"]["vectors"], description["factory"])
         vectors.set_parameters(description["parameters"])
-        if vectors.dimension != _count_dimensions(model):
+        adapter, dimension = None, _count_dimensions(model)
+        if "adapter" in description["files"]:
+            adapter = Adapter.read(path / description["files"]["adapter"])
+            spaces = (adapter.source, adapter.target, len(adapter.matrix))
+            if spaces != (fingerprint, description["space"], dimension):
+                raise InputError(f"{printable(path)}: its adapter is of other models; upgrade the index again")
+            dimension = adapter.matrix.shape[1]
+        if vectors.dimension != dimension:
             raise InputError(
                 f"{printable(path)}: its vectors have {vectors.dimension} dimensions, those of the model "
-                f"{_count_dimensions(model)}; build the index again"
+                f"{dimension}; build the index again"
             )
         if len(vectors) != len(items):
             raise InputError(
                 f"{printable(path)}: {len(vectors)} vectors for {len(items)} images; build the index again"
             )
-        return cls(model, vectors, items, description["next_id"])
+        return cls(model, vectors, items, description["next_id"], adapter)
 
 
 def _name_first(paths: Sequence[str]) -> str:
@@ -422,6 +488,32 @@ def _name_first(paths: Sequence[str]) -> str:
 def _count_dimensions(model: ImageEmbedder) -> int:
     """Return the size of the vectors by which an index searches: points of a Poincare ball have two more."""
     return model.dimension + (2 if model.ball else 0)
+
+
+def make_vector_index(model: ImageEmbedder, factory: str, parameters: str, count: int) -> VectorIndex:
+    """Make an empty index for ``count`` vectors of a model.
+
+    Raises:
+        InputError: if an index of this kind can't hold them.
+    """
+    dimension = _count_dimensions(model)
+    VectorIndex.check(dimension, factory, parameters, min(count, MOST_TRAINING_VECTORS))
+    searchable = VectorIndex(dimension, factory)
+    if model.ball and not searchable.keeps_products:
+        raise InputError(f"factory={factory}: it doesn't keep the distances in the model's Poincare ball; {EXACT} does")
+    if model.ball:
+        searchable.encode_whole_vectors()
+    searchable.set_parameters(parameters)
+    return searchable
+
+
+def _fill(searchable: VectorIndex, searched: NDArray[np.float32], ids: NDArray[np.int64]) -> None:
+    """Train an empty index if it needs that, and add vectors (N, D) with ids (N,)."""
+    if searchable.needs_training:
+        chosen = np.random.default_rng(0).permutation(len(searched))[:MOST_TRAINING_VECTORS]
+        searchable.train(searched[np.sort(chosen)])
+    searchable.add(searched, ids)
+    searchable.search(searched[:1], k=1)  # codes of more than 8 bits weren't tried before
 
 
 def _list_items(source: Source, first_id: int = 0, labels: Iterable[Any] | None = None) -> IndexItems:

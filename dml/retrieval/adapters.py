@@ -5,8 +5,8 @@ target is added, and the result is normalized again.
 """
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.functional import gelu
 
 from dml.retrieval.rows import Embeddings
 from dml.runtime.checksums import DamageError, check_zip
@@ -26,11 +27,10 @@ Floats = NDArray[np.float64]
 
 HELD_OUT = 0.2
 """Share of the pairs on which the ridge and the end of the training are chosen."""
-FEWEST_PAIRS = 5
-"""The smallest number of pairs of which a share can be held out."""
 RIDGES = np.logspace(-5, 2, 15)
-"""The tried ridges, relative to the mean variance of the source's dimensions, summed over the pairs."""
+"""The tried ridges, relative to the mean over the source's dimensions of their sums of squares."""
 HIDDEN, BATCH, EPOCHS, PATIENCE, LEARNING_RATE = 256, 256, 200, 10, 1e-3
+TEXTS = ("kind", "pairs", "source", "target")
 
 
 @dataclass(frozen=True)
@@ -68,21 +68,22 @@ class Adapter:
             InputError: if the vectors have another size, or a number in them is NaN or infinite.
         """
         arrays = self._floats
-        unit: NDArray[np.float32] = _unit(vectors, "vectors", np.float32)
+        unit = _unit(vectors, "vectors").astype(np.float32)
         if unit.shape[1] != len(self.matrix):
             raise InputError(f"vectors of {unit.shape[1]} dimensions: the adapter takes those of {len(self.matrix)}")
-        centered = unit - arrays["source_mean"]
-        mapped: NDArray[np.float32] = centered @ arrays["matrix"] + arrays["target_mean"]
+        centered: NDArray[np.float32] = unit - arrays["source_mean"]
+        mapped = centered @ arrays["matrix"] + arrays["target_mean"]
         if "hidden" in arrays:
-            mapped += _gelu(centered @ arrays["hidden"] + arrays["hidden_bias"]) @ arrays["output"]
-        scaled: NDArray[np.float32] = _unit(mapped, "mapped vectors", np.float32)
-        return scaled
+            inputs = centered @ arrays["hidden"] + arrays["hidden_bias"]
+            # GELU in the form with tanh, as in the training
+            inputs *= 0.5 * (1 + np.tanh((2 / np.pi) ** 0.5 * (inputs + 0.044715 * inputs**3)))
+            mapped += inputs @ arrays["output"]
+        return _unit(mapped, "mapped vectors").astype(np.float32)
 
     def save(self, path: Path) -> None:
         """Write the adapter to a .npz file, which `read` opens."""
-        texts = {name: np.array(getattr(self, name)) for name in ("kind", "pairs", "source", "target")}
         with path.open("wb") as file:
-            np.savez(file, allow_pickle=False, **texts, **self.arrays)
+            np.savez(file, allow_pickle=False, **{name: np.array(getattr(self, name)) for name in TEXTS}, **self.arrays)
 
     @classmethod
     def read(cls, path: Path) -> "Adapter":
@@ -95,40 +96,18 @@ class Adapter:
             check_zip(path)
             with np.load(path, allow_pickle=False) as stored:
                 values = {name: stored[name] for name in stored.files}
-            texts = {name: str(values.pop(name)) for name in ("kind", "pairs", "source", "target")}
-            return cls(arrays=_check_arrays(values), **texts)
-        except (DamageError, OSError, ValueError, KeyError) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise  # the disk's
+            adapter = cls(**{name: str(values.pop(name)) for name in TEXTS}, arrays=values)
+            adapter(np.ones((1, len(adapter.matrix))))  # arrays of other shapes, or NaN, raise an error here
+        except (DamageError, ValueError, TypeError, KeyError, IndexError) as error:
             raise InputError(f"{path}: no adapter that can be read ({error}); upgrade the index again") from error
-
-
-def _check_arrays(arrays: dict[str, Any]) -> dict[str, Floats]:
-    """Make sure that arrays by name are those of an adapter."""
-    dimension, size = arrays["matrix"].shape
-    shapes: dict[str, tuple[int, ...]] = {
-        "source_mean": (dimension,),
-        "target_mean": (size,),
-        "matrix": (dimension, size),
-    }
-    if "hidden" in arrays:
-        hidden = len(arrays["hidden_bias"])
-        shapes |= {"hidden": (dimension, hidden), "hidden_bias": (hidden,), "output": (hidden, size)}
-    found = {name: array.shape for name, array in arrays.items() if array.dtype == np.float64}
-    if found != shapes or not all(np.isfinite(array).all() for array in arrays.values()):
-        raise ValueError(f"arrays {found}, expected finite ones {shapes}")
-    return arrays
+        return adapter
 
 
 def solve_procrustes(source: Floats, target: Floats) -> tuple[Floats, Floats]:
     """Find the Q (D, E) with orthonormal rows or columns that maximizes trace(Q' X' Y) -> Q, and the singular values.
 
-    With X' Y = U S V' (thin SVD), Q = U V' (Schönemann, 1966). For D <= E it minimizes the Frobenius norm of X Q - Y,
-    and keeps inner products; for D > E it does neither. The determinant may be -1.
-
-    Args:
-        source: X (N, D) float64.
-        target: Y (N, E) float64, whose rows belong to those of ``source``.
+    With X' Y = U S V' (thin SVD), Q = U V' (Schönemann, 1966), for X (N, D) and Y (N, E). For D <= E it minimizes the
+    Frobenius norm of X Q - Y, and keeps inner products; for D > E it does neither. The determinant may be -1.
     """
     left, singular_values, right = np.linalg.svd(source.T @ target, full_matrices=False)
     return left @ right, singular_values
@@ -137,24 +116,14 @@ def solve_procrustes(source: Floats, target: Floats) -> tuple[Floats, Floats]:
 def solve_ridge(source: Floats, target: Floats, ridge: float) -> Floats:
     """Compute W (D, E) = (X' X + ridge I)^-1 X' Y of X (N, D) and Y (N, E); of ridge 0 the shortest solution."""
     if not ridge:
-        return np.linalg.pinv(source) @ target
-    return np.linalg.solve(source.T @ source + ridge * np.eye(source.shape[1]), source.T @ target)
-
-
-def reduce_rank(source: Floats, matrix: Floats, rank: int) -> Floats:
-    """Return the matrix of a rank whose X W is nearest to that of W (D, E): reduced-rank regression (Izenman, 1975)."""
-    _, _, right = np.linalg.svd(source @ matrix, full_matrices=False)
-    return matrix @ right[:rank].T @ right[:rank]
+        return np.asarray(np.linalg.pinv(source) @ target)
+    return np.asarray(np.linalg.solve(source.T @ source + ridge * np.eye(source.shape[1]), source.T @ target))
 
 
 def fit_procrustes(source: Embeddings, target: Embeddings, *, center: bool = True) -> Adapter:
     """Fit a rotation or reflection from one space to another: orthogonal Procrustes, see `solve_procrustes`.
 
-    Warns if there are fewer independent pairs than dimensions: then other rotations fit them as well.
-
-    >>> points = np.random.default_rng(0).normal(size=(9, 2))
-    >>> fit_procrustes(points, points[:, ::-1]).matrix.round(6).tolist()
-    [[0.0, 1.0], [1.0, 0.0]]
+    A warning tells of fewer independent pairs than dimensions: then other maps fit them as well.
 
     Args:
         source: (N, D) vectors of the images by the model whose vectors will be mapped.
@@ -162,23 +131,20 @@ def fit_procrustes(source: Embeddings, target: Embeddings, *, center: bool = Tru
         center: whether to subtract the means of both sides before, and to add that of the target after.
 
     Raises:
-        InputError: if the pairs can't be used, or only one direction is in them all.
+        InputError: if the pairs can't be used, or are all the same.
     """
-    pairs = _Pairs.make(source, target, center=center)
-    matrix, singular_values = solve_procrustes(pairs.source, pairs.target)
-    limit = singular_values[0] * max(matrix.shape) * np.finfo(np.float64).eps if singular_values[0] > 1e-12 else np.inf
-    independent = int((singular_values > limit).sum())
+    x, y, make_adapter = _prepare(source, target, center)
+    matrix, singular_values = solve_procrustes(x, y)
+    independent = int((singular_values > 1e-12 * max(1.0, singular_values[0])).sum())
     if not independent:
-        raise InputError(
-            f"adapter=procrustes: {len(pairs.source)} pairs are all the same; give pairs of different images"
-        )
+        raise InputError(f"adapter=procrustes: {len(x)} pairs are all the same; give pairs of different images")
     if independent < len(singular_values):
         logger.warning(
             "adapter=procrustes: %d independent pairs for %d dimensions, so other maps fit as well; more are needed",
             independent,
             len(singular_values),
         )
-    return pairs.make_adapter("procrustes", matrix=matrix)
+    return make_adapter("procrustes", matrix=matrix)
 
 
 def fit_affine(
@@ -195,143 +161,105 @@ def fit_affine(
     It may stretch the space, which changes the ranking among mapped vectors.
 
     Args:
-        source: (N, D) vectors of the images by the model whose vectors will be mapped.
-        target: (N, E) vectors of the same images by the other model.
+        source: (N, D) vectors, see `fit_procrustes`.
+        target: (N, E) vectors.
         ridge: penalty of the squared entries; None chooses it on a fifth of the pairs, and fits all pairs with it.
-        rank: rank of the matrix, see `reduce_rank`; None for a full one, which needs fewer pairs.
-        center: whether to subtract the means of both sides before, and to add that of the target after.
+        rank: rank of the matrix, by reduced-rank regression (Izenman, 1975); None for a full one, which needs fewer
+            pairs.
+        center: whether to center both sides.
         seed: seed that draws the pairs for the choice of the ridge.
 
     Raises:
-        InputError: if the pairs, the ridge or the rank can't be used.
+        InputError: if the pairs or the rank can't be used.
     """
-    pairs = _Pairs.make(source, target, center=center)
-    largest = min(pairs.source.shape[1], pairs.target.shape[1])
+    x, y, make_adapter = _prepare(source, target, center)
+    largest = min(x.shape[1], y.shape[1])
     if rank is not None and not 1 <= rank <= largest:
         raise InputError(f"rank={rank}: the matrix has ranks from 1 to {largest}")
-    if ridge is not None and not (np.isfinite(ridge) and ridge >= 0):
-        raise InputError(f"ridge={ridge}: must be a finite number, 0 or more")
-    matrix = solve_ridge(pairs.source, pairs.target, _choose_ridge(pairs, seed) if ridge is None else ridge)
-    return pairs.make_adapter("affine", matrix=matrix if rank is None else reduce_rank(pairs.source, matrix, rank))
+    matrix = solve_ridge(x, y, _choose_ridge(x, y, seed) if ridge is None else ridge)
+    if rank is not None:
+        right = np.linalg.svd(x @ matrix, full_matrices=False)[2][:rank]
+        matrix = matrix @ right.T @ right
+    return make_adapter("affine", matrix=matrix)
 
 
-def _choose_ridge(pairs: "_Pairs", seed: int) -> float:
-    """Return the ridge whose map of the other pairs is nearest to the held-out ones, by the mean squared error."""
-    fitted, held_out = pairs.split(seed)
-    scale = float((pairs.source**2).sum() / pairs.source.shape[1]) or 1.0
-    ridges = [float(scale * ridge) for ridge in RIDGES]
-    errors = [
-        ((held_out.source @ solve_ridge(fitted.source, fitted.target, ridge) - held_out.target) ** 2).mean()
-        for ridge in ridges
-    ]
-    return ridges[int(np.argmin(errors))]
+def _choose_ridge(x: Floats, y: Floats, seed: int) -> float:
+    """Return the ridge whose map of the other pairs has the least squared error on the held-out ones."""
+    fitted, held_out = _split(len(x), seed)
+    ridges = ((x**2).sum() / x.shape[1] or 1.0) * RIDGES
+    errors = [((x[held_out] @ solve_ridge(x[fitted], y[fitted], r) - y[held_out]) ** 2).sum() for r in ridges]
+    return float(ridges[np.argmin(errors)])
 
 
 def fit_mlp(source: Embeddings, target: Embeddings, *, center: bool = True, seed: int = 0) -> Adapter:
     """Fit the affine map of `fit_affine`, and a network with 256 hidden units (GELU) for what it leaves.
 
-    A residual MLP, as in Drift-Adapter (arXiv 2509.23471), trained with the mean squared error by Adam. It keeps the
-    weights with the least error on a fifth of the pairs, at first those of the affine map alone.
-
-    Args:
-        source: (N, D) vectors of the images by the model whose vectors will be mapped.
-        target: (N, E) vectors of the same images by the other model.
-        center: whether to subtract the means of both sides before, and to add that of the target after.
-        seed: seed of the first weights, of the batches and of the held-out pairs. The same seed and pairs give the same
-            adapter on the same machine.
-
-    Raises:
-        InputError: if the pairs can't be used.
+    A residual MLP as in Drift-Adapter (arXiv 2509.23471), trained with the mean squared error by Adam. It keeps the
+    weights with the least error on a fifth of the pairs, at first those of the affine map alone. The same seed and
+    pairs give the same adapter on the same machine. The arguments and errors are those of `fit_affine`.
     """
-    pairs = _Pairs.make(source, target, center=center)
-    fitted, held_out = pairs.split(seed)
-    matrix = solve_ridge(fitted.source, fitted.target, _choose_ridge(pairs, seed))
-    inputs, rests, tried, tried_rests = (
-        torch.from_numpy(part.astype(np.float32))
-        for side in (fitted, held_out)
-        for part in (side.source, side.target - side.source @ matrix)
-    )
+    x, y, make_adapter = _prepare(source, target, center)
+    fitted, held_out = _split(len(x), seed)
+    matrix = solve_ridge(x[fitted], y[fitted], _choose_ridge(x, y, seed))
+    inputs, rests = (torch.from_numpy(part.astype(np.float32)) for part in (x, y - x @ matrix))
     generator = torch.Generator().manual_seed(seed)
-    dimension, size = matrix.shape
-    hidden = (torch.randn(dimension, HIDDEN, generator=generator) * (2 / dimension) ** 0.5).requires_grad_()
-    weights = [hidden, torch.zeros(HIDDEN, requires_grad=True), torch.zeros(HIDDEN, size, requires_grad=True)]
-    optimizer = torch.optim.Adam(weights, lr=LEARNING_RATE)
-    best, best_error, best_epoch = [weight.detach().clone() for weight in weights], float((tried_rests**2).mean()), 0
+    first = torch.randn(x.shape[1], HIDDEN, generator=generator) * (2 / x.shape[1]) ** 0.5
+    weights = [first, torch.zeros(HIDDEN), torch.zeros(HIDDEN, y.shape[1])]
+    optimizer = torch.optim.Adam([weight.requires_grad_() for weight in weights], lr=LEARNING_RATE)
+
+    def compute_error(rows: Any) -> torch.Tensor:
+        hidden = gelu(inputs[rows] @ weights[0] + weights[1], approximate="tanh")
+        return torch.nn.functional.mse_loss(hidden @ weights[2], rests[rows])
+
+    best, best_error, best_epoch = [*map(_to_array, weights)], float(compute_error(held_out).detach()), 0
     for epoch in range(1, EPOCHS + 1):
-        for rows in torch.randperm(len(inputs), generator=generator).split(BATCH):
+        order = fitted[torch.randperm(len(fitted), generator=generator).numpy()]
+        for start in range(0, len(order), BATCH):
             with torch.enable_grad():
-                error = ((_forward(weights, inputs[rows]) - rests[rows]) ** 2).mean()
-            optimizer.zero_grad()
-            error.backward()
+                optimizer.zero_grad()
+                compute_error(order[start : start + BATCH]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-        with torch.no_grad():
-            held_out_error = float(((_forward(weights, tried) - tried_rests) ** 2).mean())
-        if held_out_error < best_error:
-            best, best_error, best_epoch = [weight.detach().clone() for weight in weights], held_out_error, epoch
+        if (error := float(compute_error(held_out).detach())) < best_error:
+            best, best_error, best_epoch = [*map(_to_array, weights)], error, epoch
         if epoch - best_epoch >= PATIENCE:
             break
-    names = ("hidden", "hidden_bias", "output")
-    return pairs.make_adapter("mlp", matrix=matrix, **dict(zip(names, (w.double().numpy() for w in best), strict=True)))
-
-
-def _forward(weights: list[torch.Tensor], inputs: torch.Tensor) -> torch.Tensor:
-    hidden, bias, output = weights
-    return torch.nn.functional.gelu(inputs @ hidden + bias, approximate="tanh") @ output
-
-
-def _gelu(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Compute GELU in its form with tanh, as the training does; PyTorch's call alone would take longer."""
-    cubic: NDArray[np.float32] = np.float32((2 / np.pi) ** 0.5) * (values + np.float32(0.044715) * values**3)
-    return np.float32(0.5) * values * (1 + np.tanh(cubic))
+    return make_adapter("mlp", matrix=matrix, hidden=best[0], hidden_bias=best[1], output=best[2])
 
 
 FITS = {"procrustes": fit_procrustes, "affine": fit_affine, "mlp": fit_mlp}
 """The functions that fit an adapter, by its kind."""
 
 
-@dataclass(frozen=True)
-class _Pairs:
-    """Vectors of the same images in two spaces, L2-normalized and perhaps centered, (N, D) and (N, E) float64."""
-
-    source: Floats
-    target: Floats
-    means: tuple[Floats, Floats]
-    digest: str
-
-    @classmethod
-    def make(cls, source: Embeddings, target: Embeddings, *, center: bool) -> "_Pairs":
-        if len(source) != len(target):
-            raise InputError(f"pairs: {len(source)} source vectors for {len(target)} target vectors; give one for each")
-        if len(source) < 2:
-            raise InputError(
-                f"pairs: {len(source)}; an adapter needs two or more, one or more for each dimension to fit well"
-            )
-        sides = [_unit(side, name) for side, name in ((source, "source"), (target, "target"))]
-        digest = sha256(b"".join(side.tobytes() for side in sides)).hexdigest()[:16]
-        means = [side.mean(axis=0) if center else np.zeros(side.shape[1]) for side in sides]
-        return cls(sides[0] - means[0], sides[1] - means[1], (means[0], means[1]), digest)
-
-    def split(self, seed: int) -> "tuple[_Pairs, _Pairs]":
-        """Return the pairs to fit, and those that are held out."""
-        count = len(self.source)
-        if count < FEWEST_PAIRS:
-            raise InputError(
-                f"pairs: {count}; {FEWEST_PAIRS} or more are needed to hold some out; procrustes needs none"
-            )
-        order = np.random.default_rng(seed).permutation(count)
-        parts = np.split(order, [count - max(1, round(HELD_OUT * count))])
-        fitted, held_out = (replace(self, source=self.source[rows], target=self.target[rows]) for rows in parts)
-        return fitted, held_out
-
-    def make_adapter(self, kind: str, **arrays: Floats) -> Adapter:
-        means = dict(zip(("source_mean", "target_mean"), self.means, strict=True))
-        return Adapter(kind, {**means, **arrays}, self.digest)
+def _prepare(source: Embeddings, target: Embeddings, center: bool) -> tuple[Floats, Floats, Callable[..., Adapter]]:
+    """Check, L2-normalize and perhaps center pairs -> X (N, D), Y (N, E), and what makes an adapter."""
+    if len(source) != len(target) or len(source) < 2:
+        raise InputError(f"pairs: {len(source)} source and {len(target)} target vectors; give as many, two or more")
+    x, y = _unit(source, "source"), _unit(target, "target")
+    digest = sha256(x.tobytes() + y.tobytes()).hexdigest()[:16]
+    means = {"source_mean": x.mean(axis=0) * center, "target_mean": y.mean(axis=0) * center}
+    return (
+        x - means["source_mean"],
+        y - means["target_mean"],
+        lambda kind, **arrays: Adapter(kind, means | arrays, digest),
+    )
 
 
-def _unit(vectors: Embeddings, name: str, dtype: Any = np.float64) -> Any:
+def _split(count: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Draw the rows of the pairs to fit, and of those that are held out."""
+    held_out = max(1, round(HELD_OUT * count))
+    order = np.random.default_rng(seed).permutation(count)
+    return order[held_out:], order[:held_out]
+
+
+def _to_array(weight: torch.Tensor) -> Any:
+    return weight.detach().double().numpy()
+
+
+def _unit(vectors: Embeddings, name: str) -> Floats:
     """L2-normalize vectors (N, D); those of zeros stay zero."""
     array = vectors.detach().cpu().numpy() if isinstance(vectors, torch.Tensor) else np.asarray(vectors)
     if array.ndim != 2 or not array.size or not np.isfinite(array).all():
         raise InputError(f"{name}: of shape {array.shape}; expected (N, D) with N, D >= 1, of finite numbers")
-    floats = array.astype(dtype)
-    return floats / np.maximum(np.linalg.norm(floats, axis=1, keepdims=True), np.finfo(dtype).tiny)
+    floats: Floats = array.astype(np.float64)
+    floats /= np.maximum(np.linalg.norm(floats, axis=1, keepdims=True), np.finfo(np.float64).tiny)
+    return floats

@@ -188,6 +188,29 @@ class VectorIndex:
             ) from error
         self._forget_copy()
 
+    def reconstruct(self, ids: Integers) -> Floats:
+        """Return the vectors with these ids (N,) -> (N, D), as exactly as the index keeps them.
+
+        Raises:
+            InputError: if this kind of index can't give vectors back.
+        """
+        index: Any = self._index
+        if isinstance(find_core(index), faiss.IndexIVFFastScan):  # FAISS would read memory that isn't there
+            raise InputError(
+                f"factory={self.factory}: FAISS can't give back the vectors of such an index; build it again"
+            )
+        try:
+            if find_lists(index) is not None:
+                index = faiss.deserialize_index(faiss.serialize_index(index))  # the map from ids to places is a change
+                library: Any = faiss  # its type stubs lack the map
+                find_lists(index).set_direct_map_type(library.DirectMap.Hashtable)
+            vectors: Floats = index.reconstruct_batch(np.ascontiguousarray(ids, np.int64))
+        except RuntimeError as error:
+            raise InputError(
+                f"factory={self.factory}: FAISS can't give back the vectors of such an index ({_reason(error)})"
+            ) from error
+        return vectors
+
     def check_removal(self) -> None:
         """Make sure that vectors can be removed.
 

@@ -16,7 +16,6 @@ from dml.retrieval.adapters import (
     fit_affine,
     fit_mlp,
     fit_procrustes,
-    reduce_rank,
     solve_procrustes,
     solve_ridge,
 )
@@ -111,13 +110,12 @@ def test_ridge_has_the_worked_values(ridge: float, weights: list[float]) -> None
 
 def test_the_rank_is_reduced_where_it_costs_the_least() -> None:
     drawn = np.random.default_rng(0)
-    source, target = drawn.normal(size=(50, 5)), drawn.normal(size=(50, 4))
-    matrix = reduce_rank(source, solve_ridge(source, target, 0), 2)
+    source, target = (part / np.linalg.norm(part, axis=1, keepdims=True) for part in drawn.normal(size=(2, 50, 5)))
+    matrix = fit_affine(source, target, ridge=0, rank=2, center=False).matrix
     assert np.linalg.matrix_rank(matrix) == 2
     least = squared_residual(source, matrix, target)
     for _ in range(200):
-        other = matrix + 0.01 * drawn.normal(size=(5, 2)) @ drawn.normal(size=(2, 4))
-        left, values, right = np.linalg.svd(other, full_matrices=False)
+        left, values, right = np.linalg.svd(matrix + 0.01 * drawn.normal(size=(5, 5)))
         assert squared_residual(source, left[:, :2] * values[:2] @ right[:2], target) > least
 
 
@@ -243,13 +241,11 @@ def test_few_pairs_are_told(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize(
     ("call", "line"),
     [
-        (lambda: fit_procrustes(np.eye(3), np.eye(4)), "pairs: 3 source vectors for 4 target vectors"),
-        (lambda: fit_procrustes(np.eye(3)[:1], np.eye(3)[:1]), "pairs: 1; an adapter needs two or more"),
+        (lambda: fit_procrustes(np.eye(3), np.eye(4)), "pairs: 3 source and 4 target vectors"),
+        (lambda: fit_procrustes(np.eye(3)[:1], np.eye(3)[:1]), "pairs: 1 source and 1 target vectors"),
         (lambda: fit_procrustes(np.ones((3, 2)), np.eye(3)), "3 pairs are all the same"),
         (lambda: fit_procrustes(np.full((3, 2), np.nan), np.eye(3)), r"source: of shape \(3, 2\); expected"),
-        (lambda: fit_affine(np.eye(3), np.eye(3)), "pairs: 3; 5 or more are needed"),
         (lambda: fit_affine(np.eye(6), np.eye(6)[:, :4], rank=5), "rank=5: the matrix has ranks from 1 to 4"),
-        (lambda: fit_affine(np.eye(6), np.eye(6), ridge=-1.0), "ridge=-1.0: must be a finite number"),
         (lambda: fit_procrustes(np.eye(3), np.eye(3))(np.eye(4)), "vectors of 4 dimensions: the adapter takes"),
     ],
 )
