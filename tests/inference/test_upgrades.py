@@ -3,6 +3,8 @@
 import json
 import multiprocessing
 import os
+import re
+import shlex
 import shutil
 import signal
 from collections.abc import Callable
@@ -322,6 +324,23 @@ def test_finished_parts_are_not_embedded_again(
     assert len([*path.glob("replaced-*/*.parquet")]) == 4
     dispatch(["upgrade", str(path), "--workers", "0"])
     assert len(embedded) == 2
+
+
+@pytest.mark.pipeline
+def test_the_commands_of_the_page_run_as_they_stand_there(
+    models: tuple[ImageEmbedder, ImageEmbedder], index: dml.Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "new_model.md").read_text()
+    commands = [shlex.split(line, comments=True) for line in re.findall(r"^\$ (.*)$", page, flags=re.MULTILINE)]
+    assert [command[:2] for command in commands] == [["dml", "upgrade"]] * 2
+    monkeypatch.chdir(tmp_path)
+    index.save("my_index")
+    models[1].save_pretrained("new_model")
+    spaces = []
+    for command in commands:
+        dispatch(command[1:])
+        spaces.append(dml.Index.load("my_index").space)
+    assert spaces == [models[0].fingerprint, models[1].fingerprint]
 
 
 @pytest.mark.pipeline
