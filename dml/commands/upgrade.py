@@ -5,12 +5,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-from dml.commands.command_parser import (
-    CommandParser,
-    add_embedding_options,
-    embedding_options,
-    load_for_many_images,
-)
+from dml.commands.command_parser import CommandParser, add_embedding_options, embedding_options, load_for_many_images
 from dml.commands.error_lines import one_line_errors, print_line
 from dml.runtime.errors import InputError
 from dml.runtime.paths import expand_home

@@ -320,20 +320,17 @@ class Index:
     def upgrade(
         self, new_model: ImageEmbedder, adapter: str = "auto", *, dry_run: bool = False, **options: Any
     ) -> "UpgradeReport":
-        """Search by a new model from now on, and report what that changes.
+        """Search by a new model from now on, and report what that changes, see `dml.inference.upgrades`.
 
-        Queries are embedded by the new model and mapped by an adapter to the vectors that are there, which stay. So do
-        images that are added. The command ``dml upgrade`` also replaces the vectors of a saved index, step by step.
+        Queries, and images that are added, are embedded by the new model and mapped to the vectors that are there. The
+        command ``dml upgrade`` also replaces the vectors of a saved index, part by part.
 
         Args:
             new_model: model that embeds the queries from now on.
-            adapter: "procrustes", "affine" or "mlp"; "none" embeds all images anew instead; "auto" takes the best
+            adapter: "procrustes", "affine" or "mlp"; "none" embeds all images again instead; "auto" takes the best
                 adapter if it finds more than the old model, and else "none".
             dry_run: whether to report, and to leave the index as it is.
-            **options: further arguments of `dml.inference.upgrades.measure_upgrade` and of `ImageEmbedder.embed`.
-
-        Raises:
-            InputError: if the models can't be mapped, or too few images of the index can be read.
+            **options: further arguments of `measure_upgrade` and `ImageEmbedder.embed`; the errors are theirs.
         """
         from dml.inference.upgrades import measure_upgrade
 
@@ -491,11 +488,7 @@ def _count_dimensions(model: ImageEmbedder) -> int:
 
 
 def make_vector_index(model: ImageEmbedder, factory: str, parameters: str, count: int) -> VectorIndex:
-    """Make an empty index for ``count`` vectors of a model.
-
-    Raises:
-        InputError: if an index of this kind can't hold them.
-    """
+    """Make an empty index for ``count`` vectors of a model; raise an `InputError` if this kind can't hold them."""
     dimension = _count_dimensions(model)
     VectorIndex.check(dimension, factory, parameters, min(count, MOST_TRAINING_VECTORS))
     searchable = VectorIndex(dimension, factory)

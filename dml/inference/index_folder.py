@@ -183,18 +183,16 @@ def read_description(path: Path) -> dict[str, Any]:
         description, checksums = read_values(file, may_nest=True)
         version, files = description["format"], dict(description["files"])
         names = [files[kind] for kind in ("vectors", "items", "model")]
-        names += [files[kind] for kind in ("adapter", "replaced") if version == ADAPTED_FORMAT]
+        names += [files.get(kind, "") for kind in ("adapter", "replaced")]
         keys = [description[key] for key in ("fingerprint", "factory", "parameters")]
-        keys += [description["space"]] if version == ADAPTED_FORMAT else []
+        keys += [description.setdefault("space", "")]
         next_id = description.setdefault("next_id", 0)  # older versions wrote none
         older = {files[kind]: checksum for kind, checksum in description.get("sha256", {}).items()}
         description[CHECKSUMS] = checksums or older
     except (DamageError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{printable(file)}: damaged ({printable(error)}); build the index again") from error
     if version not in (1, FORMAT, ADAPTED_FORMAT):
-        raise InputError(
-            f"{printable(path)}: of format {version}, this version of dml reads {ADAPTED_FORMAT}; update dml"
-        )
+        raise InputError(f"{printable(path)}: of format {version}, newer than {ADAPTED_FORMAT}; update dml")
     are_kinds_right = all(isinstance(key, str) for key in (*keys, *names)) and isinstance(next_id, int)
     if not are_kinds_right or any(os.path.basename(name) != name for name in names):
         raise InputError(f"{printable(file)}: damaged (values that dml doesn't write); build the index again")
@@ -203,7 +201,7 @@ def read_description(path: Path) -> dict[str, Any]:
 
 def check_files(path: Path, description: dict[str, Any]) -> None:
     """Make sure that the vectors, the items and the adapter are those that ``index.json`` describes."""
-    for kind in ("vectors", "items", *(["adapter"] if "adapter" in description["files"] else [])):
+    for kind in {"vectors", "items", "adapter"} & description["files"].keys():
         file = path / description["files"][kind]
         checksum = description[CHECKSUMS].get(file.name)
         if not file.is_file() or checksum not in (None, file_checksum(file)):

@@ -22,10 +22,8 @@ from dml.retrieval.rows import unit_rows
 from dml.runtime.errors import InputError
 from dml.runtime.text import markdown_table
 
-MOST_PAIRS, FEWEST_PAIRS = 4000, 10
-"""Numbers of images that are embedded for the adapters: more than 4,000 gained nothing at 384 dimensions (rebasis)."""
-NEIGHBORS = 10
-"""Number of the new model's own neighbors that are to be found, where no labels tell what is relevant."""
+FEWEST_PAIRS, NEIGHBORS = 10, 10
+"""The smallest sample; the number of the new model's own neighbors to find, where no labels tell what is relevant."""
 OLD, NEW, PLAIN = "old queries, old vectors", "new queries, new vectors", "new queries, old vectors, no adapter"
 
 Values = dict[str, NDArray[np.float64]]
@@ -51,22 +49,15 @@ class UpgradeReport:
     def __str__(self) -> str:
         """Return the table in Markdown, the notes and the verdict."""
         head = ["", *(f"{metric}, %" for metric in self.rows[OLD])]
-        cells = [[name, *map(_format_cell, row.values())] for name, row in self.rows.items()]
+        form = "{:.1%} ({:.1%} to {:.1%})"
+        cells = [
+            [name, *(form.format(*cell).replace("%", "") for cell in row.values())] for name, row in self.rows.items()
+        ]
         return "\n".join([markdown_table(head, cells, right=range(1, len(head))), *self.notes, self.verdict])
 
 
-def _format_cell(cell: tuple[float, float, float]) -> str:
-    return "{:.1f} ({:.1f} to {:.1f})".format(*(100 * number for number in cell))
-
-
 def measure_upgrade(
-    index: Index,
-    new_model: ImageEmbedder,
-    adapter: str = "auto",
-    *,
-    pairs: int = MOST_PAIRS,
-    seed: int = 0,
-    **options: Any,
+    index: Index, new_model: ImageEmbedder, adapter: str = "auto", *, pairs: int = 4000, seed: int = 0, **options: Any
 ) -> UpgradeReport:
     """Embed some images of an index by a new model, fit adapters to the index's vectors, and compare what they find.
 
@@ -79,7 +70,7 @@ def measure_upgrade(
         index: the index, which stays as it is.
         new_model: the new model.
         adapter: kind of the adapter, see `dml.Index.upgrade`.
-        pairs: largest number of images to embed.
+        pairs: largest number of images to embed; more than 4,000 gained nothing at 384 dimensions (rebasis).
         seed: seed of the sample, of the queries and of the adapters.
         **options: arguments of `ImageEmbedder.embed`; images that can't be read are left out.
 
@@ -100,8 +91,7 @@ def measure_upgrade(
     sample = _Sample(new, labels, seed)
     values = {OLD: sample.search(old, old)} | ({PLAIN: sample.search(new, old)} if old.shape == new.shape else {})
     kinds = {"auto": [*FITS], "none": []}.get(adapter, [adapter])
-    fits = {kind: FITS[kind](new[sample.fitted], old[sample.fitted]) for kind in kinds}
-    mapped = {kind: torch.from_numpy(fit(new)) for kind, fit in fits.items()}
+    mapped = {kind: torch.from_numpy(FITS[kind](new[sample.fitted], old[sample.fitted])(new)) for kind in kinds}
     adapted = {kind: sample.search(queries, old) for kind, queries in mapped.items()}
     values |= {f"new queries, old vectors, {kind}": row for kind, row in adapted.items()}
     values[NEW] = sample.search(new, new)
@@ -121,8 +111,7 @@ def measure_upgrade(
     began = perf_counter()
     for query in embedded[:100, None]:
         final(query)
-    milliseconds = 1000 * (perf_counter() - began) / min(100, len(rows))
-    notes.append(f"{best} takes {milliseconds:.3f} ms a query")
+    notes.append(f"{best} takes {1000 * (perf_counter() - began) / min(100, len(rows)):.3f} ms a query")
     return UpgradeReport(sample.summarize(values), final if pays or adapter != "auto" else None, verdict, notes)
 
 
@@ -138,13 +127,7 @@ def _check(index: Index, new_model: ImageEmbedder, adapter: str) -> None:
 
 
 class _Sample:
-    """Queries among some images, and which of the images are relevant to each.
-
-    Args:
-        new: (N, E) unit vectors of the images by the new model.
-        labels: (N,) names of their classes.
-        seed: seed that draws the queries.
-    """
+    """Queries among images with labels (N,), of which the new model's unit vectors are (N, E)."""
 
     def __init__(self, new: Tensor, labels: NDArray[np.str_], seed: int) -> None:
         order = np.random.default_rng((seed, 1)).permutation(len(labels))
@@ -196,11 +179,9 @@ class _Sample:
         gain, retention = (max(a.mean(), 1e-12) / max(b.mean(), 1e-12) for a, b in ((after, before), (between, after)))
         pays = bool(adapted) and retention * gain > 1
         points = f"{100 * change.mean:+.1f} points of {metric} ({100 * change.low:+.1f} to {100 * change.high:+.1f})"
-        product = (
-            f"; an adapter: retention {retention:.3f} x gain {gain:.3f} = {retention * gain:.3f}" if adapted else ""
-        )
+        product = f"; an adapter: retention {retention:.3f} x gain {gain:.3f} = {retention * gain:.3f}"
         choice = "waiting" if not change.low > 0 else "adapting" if pays else "embedding again"
-        return f"{choice} pays: the new model changes {points}{product}", pays
+        return f"{choice} pays: the new model changes {points}{product if adapted else ''}", pays
 
 
 def order_by_distance(vectors: Any, labels: NDArray[Any]) -> NDArray[np.int64]:
@@ -208,8 +189,8 @@ def order_by_distance(vectors: Any, labels: NDArray[Any]) -> NDArray[np.int64]:
 
     So the most misplaced are replaced first (arXiv 2509.16664). Images without a label come last, in their order.
     """
-    _, codes = np.unique(labels.astype(str), return_inverse=True)
-    means = np.zeros((len(labels), vectors.shape[1]), np.float32)
+    names, codes = np.unique(labels.astype(str), return_inverse=True)
+    means = np.zeros((len(names), vectors.shape[1]), np.float32)
     np.add.at(means, codes, np.asarray(vectors))
     lengths = np.maximum(np.linalg.norm(means, axis=1), 1e-12)
     similarities = np.einsum("nd,nd->n", np.asarray(vectors), means[codes]) / lengths[codes]
@@ -220,13 +201,8 @@ def replace_in_parts(index: Index, new_model: ImageEmbedder, folder: Path, **opt
     """Embed all images of an index by a new model, part by part in the index's folder, then replace the vectors.
 
     If it is killed, the same call goes on with the parts that are there. Until the end the index stays as it is, and so
-    does every answer; the caller, who holds the folder, writes it then.
-
-    Args:
-        index: the index, which may have an adapter from the new model.
-        new_model: the new model.
-        folder: folder of the index.
-        **options: arguments of `ImageEmbedder.embed_in_batches`.
+    does every answer; the caller, who holds the folder, writes it then. The options are those of
+    `ImageEmbedder.embed_in_batches`.
     """
     make_vector_index(new_model, index.vectors.factory, index.vectors.parameters, len(index))  # it may refuse the size
     paths = np.array(index.items.absolute_paths(), dtype=object)

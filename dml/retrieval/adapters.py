@@ -30,7 +30,6 @@ HELD_OUT = 0.2
 RIDGES = np.logspace(-5, 2, 15)
 """The tried ridges, relative to the mean over the source's dimensions of their sums of squares."""
 HIDDEN, BATCH, EPOCHS, PATIENCE, LEARNING_RATE = 256, 256, 200, 10, 1e-3
-TEXTS = ("kind", "pairs", "source", "target")
 
 
 @dataclass(frozen=True)
@@ -82,21 +81,19 @@ class Adapter:
 
     def save(self, path: Path) -> None:
         """Write the adapter to a .npz file, which `read` opens."""
+        texts = np.array([self.kind, self.pairs, self.source, self.target])
         with path.open("wb") as file:
-            np.savez(file, allow_pickle=False, **{name: np.array(getattr(self, name)) for name in TEXTS}, **self.arrays)
+            np.savez(file, allow_pickle=False, texts=texts, **self.arrays)
 
     @classmethod
     def read(cls, path: Path) -> "Adapter":
-        """Open an adapter that `save` wrote; the file can't run code.
-
-        Raises:
-            InputError: if the file is damaged, or holds something else.
-        """
+        """Open an adapter that `save` wrote; the file can't run code, and one that is damaged is an `InputError`."""
         try:
             check_zip(path)
             with np.load(path, allow_pickle=False) as stored:
                 values = {name: stored[name] for name in stored.files}
-            adapter = cls(**{name: str(values.pop(name)) for name in TEXTS}, arrays=values)
+            kind, *texts = values.pop("texts").tolist()
+            adapter = cls(kind, values, *texts)
             adapter(np.ones((1, len(adapter.matrix))))  # arrays of other shapes, or NaN, raise an error here
         except (DamageError, ValueError, TypeError, KeyError, IndexError) as error:
             raise InputError(f"{path}: no adapter that can be read ({error}); upgrade the index again") from error
@@ -139,22 +136,13 @@ def fit_procrustes(source: Embeddings, target: Embeddings, *, center: bool = Tru
     if not independent:
         raise InputError(f"adapter=procrustes: {len(x)} pairs are all the same; give pairs of different images")
     if independent < len(singular_values):
-        logger.warning(
-            "adapter=procrustes: %d independent pairs for %d dimensions, so other maps fit as well; more are needed",
-            independent,
-            len(singular_values),
-        )
+        count = len(singular_values)
+        logger.warning("adapter=procrustes: %d independent pairs for %d dimensions; give more", independent, count)
     return make_adapter("procrustes", matrix=matrix)
 
 
 def fit_affine(
-    source: Embeddings,
-    target: Embeddings,
-    *,
-    ridge: float | None = None,
-    rank: int | None = None,
-    center: bool = True,
-    seed: int = 0,
+    source: Embeddings, target: Embeddings, *, ridge: float | None = None, rank: int | None = None, center: bool = True
 ) -> Adapter:
     """Fit an affine map from one space to another by ridge regression, see `solve_ridge`; the bias isn't penalized.
 
@@ -167,7 +155,6 @@ def fit_affine(
         rank: rank of the matrix, by reduced-rank regression (Izenman, 1975); None for a full one, which needs fewer
             pairs.
         center: whether to center both sides.
-        seed: seed that draws the pairs for the choice of the ridge.
 
     Raises:
         InputError: if the pairs or the rank can't be used.
@@ -176,16 +163,16 @@ def fit_affine(
     largest = min(x.shape[1], y.shape[1])
     if rank is not None and not 1 <= rank <= largest:
         raise InputError(f"rank={rank}: the matrix has ranks from 1 to {largest}")
-    matrix = solve_ridge(x, y, _choose_ridge(x, y, seed) if ridge is None else ridge)
+    matrix = solve_ridge(x, y, _choose_ridge(x, y) if ridge is None else ridge)
     if rank is not None:
         right = np.linalg.svd(x @ matrix, full_matrices=False)[2][:rank]
         matrix = matrix @ right.T @ right
     return make_adapter("affine", matrix=matrix)
 
 
-def _choose_ridge(x: Floats, y: Floats, seed: int) -> float:
+def _choose_ridge(x: Floats, y: Floats) -> float:
     """Return the ridge whose map of the other pairs has the least squared error on the held-out ones."""
-    fitted, held_out = _split(len(x), seed)
+    fitted, held_out = _split(len(x))
     ridges = ((x**2).sum() / x.shape[1] or 1.0) * RIDGES
     errors = [((x[held_out] @ solve_ridge(x[fitted], y[fitted], r) - y[held_out]) ** 2).sum() for r in ridges]
     return float(ridges[np.argmin(errors)])
@@ -199,8 +186,8 @@ def fit_mlp(source: Embeddings, target: Embeddings, *, center: bool = True, seed
     pairs give the same adapter on the same machine. The arguments and errors are those of `fit_affine`.
     """
     x, y, make_adapter = _prepare(source, target, center)
-    fitted, held_out = _split(len(x), seed)
-    matrix = solve_ridge(x[fitted], y[fitted], _choose_ridge(x, y, seed))
+    fitted, held_out = _split(len(x))
+    matrix = solve_ridge(x[fitted], y[fitted], _choose_ridge(x, y))
     inputs, rests = (torch.from_numpy(part.astype(np.float32)) for part in (x, y - x @ matrix))
     generator = torch.Generator().manual_seed(seed)
     first = torch.randn(x.shape[1], HIDDEN, generator=generator) * (2 / x.shape[1]) ** 0.5
@@ -244,10 +231,10 @@ def _prepare(source: Embeddings, target: Embeddings, center: bool) -> tuple[Floa
     )
 
 
-def _split(count: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _split(count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Draw the rows of the pairs to fit, and of those that are held out."""
     held_out = max(1, round(HELD_OUT * count))
-    order = np.random.default_rng(seed).permutation(count)
+    order = np.random.default_rng(0).permutation(count)
     return order[held_out:], order[:held_out]
 
 
