@@ -75,7 +75,7 @@ class Adapter:
         if "hidden" in arrays:
             inputs = centered @ arrays["hidden"] + arrays["hidden_bias"]
             # GELU in the form with tanh, as in the training
-            inputs *= 0.5 * (1 + np.tanh((2 / np.pi) ** 0.5 * (inputs + 0.044715 * inputs**3)))
+            inputs *= 0.5 * (1 + np.tanh((2 / np.pi) ** 0.5 * (inputs + 0.044715 * inputs * inputs * inputs)))
             mapped += inputs @ arrays["output"]
         return _unit(mapped, "mapped vectors").astype(np.float32)
 
