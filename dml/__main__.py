@@ -39,6 +39,7 @@ COMMANDS = {
     "compare": Command(f"{ROOM}.compare", "compare_runs", "print a table of finished runs"),
     "embed": Command(f"{ROOM}.embed", "embed_images", "write the vectors of images to a file"),
     "index": Command(f"{ROOM}.index", "index_images", "make an index of images, or extend one"),
+    "upgrade": Command(f"{ROOM}.upgrade", "upgrade", "give an index a better model, and keep it searchable"),
     "search": Command(f"{ROOM}.search", "search_images", "find the images that are most similar to one"),
     "export": Command(f"{ROOM}.export", "export_model", "write a model as ONNX or as a torch.export file"),
     "compress": Command(f"{ROOM}.compress", "compress_vectors", "measure what smaller vectors of a model cost"),

@@ -78,7 +78,7 @@ def write_embeddings(file: Path, tables: Iterable[pa.Table], facts: Mapping[str,
         check_readable(len(joined_table), images)
         with replacing(file) as partial, partial.open("wb") as opened:
             np.savez(
-                opened, allow_pickle=False, **_as_arrays(joined_table), **{key: np.array(facts[key]) for key in facts}
+                opened, allow_pickle=False, **as_arrays(joined_table), **{key: np.array(facts[key]) for key in facts}
             )
         return
     described = (table.replace_schema_metadata(dict(facts)) for table in tables)
@@ -92,7 +92,7 @@ def write_embeddings(file: Path, tables: Iterable[pa.Table], facts: Mapping[str,
         check_readable(readable, images)
 
 
-def _as_arrays(table: pa.Table) -> dict[str, NDArray[np.generic]]:
+def as_arrays(table: pa.Table) -> dict[str, NDArray[np.generic]]:
     """Return the columns of a table as arrays: paths (N,) and labels (N,) of strings, vectors (N, D) float32."""
     vectors = table.column("vector").combine_chunks()
     return {
@@ -247,12 +247,13 @@ class EmbeddingParts:
             InputError: if a part is damaged or of other images, or an image is missing.
         """
         self.output.parent.mkdir(parents=True, exist_ok=True)
-        write_embeddings(self.output, self._read_all(may_lack_images), self.facts, len(self.paths))
+        write_embeddings(self.output, self.read_all(may_lack_images), self.facts, len(self.paths))
         for part in range(len(self)):
             self._file(part).unlink()
         shutil.rmtree(self.folder)  # with the plan, without which the parts would be those of something else
 
-    def _read_all(self, may_lack_images: bool) -> Iterator[pa.Table]:
+    def read_all(self, may_lack_images: bool) -> Iterator[pa.Table]:
+        """Read the tables of all parts, in their order; arguments and errors are those of `join`."""
         for part in range(len(self)):
             table = self._read(part)
             lacking = len(self.rows(part)) - len(table)

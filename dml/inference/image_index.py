@@ -4,9 +4,10 @@ import inspect
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from hashlib import sha256
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +19,7 @@ from dml.evaluation.geometry import Geometry, UnitEmbeddings
 from dml.inference.image_embedder import REMEDY, ImageEmbedder
 from dml.inference.image_inputs import Source, check_readable, list_source, to_vectors, unpack_paths
 from dml.inference.index_folder import (
+    ADAPTED_FORMAT,
     DESCRIPTION,
     FORMAT,
     IndexItems,
@@ -29,6 +31,7 @@ from dml.inference.index_folder import (
 from dml.inference.loading import load
 from dml.inference.model_settings import ModelSettings
 from dml.metrics.verification import Calibration
+from dml.retrieval.adapters import Adapter
 from dml.retrieval.vector_index import EXACT, VectorIndex
 from dml.runtime.checksums import file_checksum
 from dml.runtime.errors import InputError
@@ -36,6 +39,9 @@ from dml.runtime.files import replacing
 from dml.runtime.paths import absolute_path, expand_home
 from dml.runtime.run_files import write_values
 from dml.runtime.text import printable
+
+if TYPE_CHECKING:
+    from dml.inference.upgrades import UpgradeReport
 
 UNIT_TOLERANCE = 1e-5
 """Difference of a vector's length from 1 that comes from rounding."""
@@ -87,15 +93,24 @@ class Index:
         vectors: the vectors by id.
         items: the images by id.
         next_id: smallest id that no image has had, so that none gets the id of one that was removed.
-        space: fingerprint of the model that made the vectors; "" for that of ``model``.
+        space: fingerprint of the model that made the vectors; "" for that of ``model``, or of the adapter's target.
+        adapter: map from the model's vectors to those of the index, which another model made, see `upgrade`; None if
+            the model's vectors are compared as they are.
     """
 
     def __init__(
-        self, model: ImageEmbedder, vectors: VectorIndex, items: IndexItems, next_id: int = 0, space: str = ""
+        self,
+        model: ImageEmbedder,
+        vectors: VectorIndex,
+        items: IndexItems,
+        next_id: int = 0,
+        space: str = "",
+        adapter: Adapter | None = None,
     ) -> None:
         self.model = model
         self.vectors = vectors
         self.items = items
+        self.adapter = adapter
         self._next_id = max(next_id, items.next_id)
         self._space = space
 
@@ -139,25 +154,12 @@ class Index:
         if model is None or is_twice or (vectors is not None and (images is None or options)):
             raise InputError("Index.build: give a model and images, or vectors=... and paths=... alone")
         items = _list_items(images, labels=labels)
-        dimension = _count_dimensions(model)
-        VectorIndex.check(dimension, factory, parameters, min(len(items), MOST_TRAINING_VECTORS))
-        searchable = VectorIndex(dimension, factory)
-        if model.ball and not searchable.keeps_products:
-            raise InputError(
-                f"factory={factory}: it doesn't keep the distances in the model's Poincare ball; {EXACT} does"
-            )
-        if model.ball:
-            searchable.encode_whole_vectors()
-        searchable.set_parameters(parameters)
+        searchable = make_vector_index(model, factory, parameters, len(items))
         if vectors is None:
             items, searched = _embed_items(model, items, options)
         else:
             searched = _to_searched(_check_vectors(points, model, len(items)), model)
-        if searchable.needs_training:
-            chosen = np.random.default_rng(0).permutation(len(searched))[:MOST_TRAINING_VECTORS]
-            searchable.train(searched[np.sort(chosen)])
-        searchable.add(searched, items.ids)
-        searchable.search(searched[:1], k=1)  # codes of more than 8 bits weren't tried before
+        _fill(searchable, searched, items.ids)
         return cls(model, searchable, items)
 
     def __repr__(self) -> str:
@@ -176,7 +178,17 @@ class Index:
         is_kept, vectors = np.zeros(len(self), dtype=np.bool_), self.vectors.copy()
         is_kept[rows] = True
         vectors.remove(self.items.ids[~is_kept])
-        return Index(self.model, vectors, self.items.take(is_kept), self._next_id, self._space)
+        return Index(self.model, vectors, self.items.take(is_kept), self._next_id, self._space, self.adapter)
+
+    @property
+    def space(self) -> str:
+        """The fingerprint of the model whose vectors are compared; that of queries is ``index.model.fingerprint``."""
+        return self.adapter.target if self.adapter else self._space or self.model.fingerprint
+
+    @property
+    def _scores_are_models(self) -> bool:
+        """Whether scores are similarities of the model's own vectors: those to another model's vectors are others."""
+        return self.space == self.model.fingerprint and self.vectors.scores_are_precise
 
     @property
     def threshold(self) -> float | None:
@@ -186,16 +198,6 @@ class Index:
         model's vectors have other similarities.
         """
         return self.model.threshold if self._scores_are_models else None
-
-    @property
-    def space(self) -> str:
-        """The fingerprint of the model whose vectors are compared; that of queries is ``index.model.fingerprint``."""
-        return self._space or self.model.fingerprint
-
-    @property
-    def _scores_are_models(self) -> bool:
-        """Whether scores are similarities of the model's own vectors: those to another model's vectors are others."""
-        return self.space == self.model.fingerprint and self.vectors.scores_are_precise
 
     @property
     def calibration(self) -> Calibration | None:
@@ -252,6 +254,8 @@ class Index:
 
     def _search(self, queries: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Search with vectors (Q, D) -> scores (Q, k) and ids (Q, k)."""
+        if self.adapter and len(queries):
+            queries = self.adapter(queries)
         geometry = Geometry.from_ball(self.model.ball)
         points = torch.from_numpy(np.require(queries, requirements="W"))
         products, ids = self.vectors.search(geometry.query_vectors(points).numpy(), k)
@@ -284,7 +288,7 @@ class Index:
         return self._add(source, options, replaces=True)
 
     def _add(self, source: Source, options: dict[str, Any], *, replaces: bool) -> int:
-        if self.space != self.model.fingerprint:
+        if self._space not in ("", self.model.fingerprint):
             raise InputError(f"the index has vectors of the model {self.space}; open it with that model to add some")
         items = _list_items(source, self._next_id)
         known = self.items.holds(items.paths.tolist())
@@ -297,6 +301,7 @@ class Index:
             self.vectors.check_removal()
             items = items.take_labels(self.items)
         items, searched = _embed_items(self.model, items, options)
+        searched = self.adapter(searched) if self.adapter else searched
         if known.any():
             self.remove(items.paths[self.items.holds(items.paths.tolist())].tolist())
         self.vectors.add(searched, items.ids)
@@ -322,6 +327,45 @@ class Index:
         self.vectors.remove(self.items.ids[is_removed])
         self.items = self.items.take(~is_removed)
         return int(is_removed.sum())
+
+    def upgrade(
+        self, new_model: ImageEmbedder, adapter: str = "auto", *, dry_run: bool = False, **options: Any
+    ) -> "UpgradeReport":
+        """Search by a new model from now on, and report what that changes, see `dml.inference.upgrades`.
+
+        Queries, and images that are added, are embedded by the new model and mapped to the vectors that are there. The
+        command ``dml upgrade`` also replaces the vectors of a saved index, part by part.
+
+        Args:
+            new_model: model that embeds the queries from now on.
+            adapter: "procrustes", "affine" or "mlp"; "none" embeds all images again instead; "auto" takes the best
+                adapter if it finds more than the old model, and else "none".
+            dry_run: whether to report, and to leave the index as it is.
+            **options: further arguments of `measure_upgrade` and `ImageEmbedder.embed`; the errors are theirs.
+        """
+        from dml.inference.upgrades import measure_upgrade
+
+        report = measure_upgrade(self, new_model, adapter, **options)
+        if report.adapter and not dry_run:
+            self.model, self._space, self.adapter = new_model, "", report.adapter
+        elif not dry_run:
+            embedding = {name: value for name, value in options.items() if name in EMBED_OPTIONS}
+            self.replace_vectors(new_model, new_model.embed(self.items.paths.tolist(), **embedding))
+        return report
+
+    def replace_vectors(self, model: ImageEmbedder, vectors: NDArray[np.float32]) -> None:
+        """Replace the model, and all vectors by those of the new one (N, D); the images of rows of NaN are removed."""
+        is_read = ~np.isnan(vectors[:, 0])
+        check_readable(int(is_read.sum()), len(self))
+        items = self.items.take(is_read)
+        searchable = make_vector_index(model, self.vectors.factory, self.vectors.parameters, len(items))
+        _fill(searchable, _to_searched(vectors[is_read], model), items.ids)
+        self.model, self.vectors, self.items, self._space, self.adapter = model, searchable, items, "", None
+
+    def name_replaced(self, model: ImageEmbedder) -> str:
+        """Return the name of the file of the vectors of these images by a new model."""
+        listing = repr([model.fingerprint, self.items.ids.tolist(), self.items.paths.tolist()])
+        return f"replaced-{sha256(listing.encode()).hexdigest()[:8]}.parquet"
 
     def save(self, folder: str | Path) -> Path:
         """Save the index and its model to a folder, which `load` opens anywhere, and return the folder's path.
@@ -350,11 +394,15 @@ class Index:
                 self.vectors.write(partial)
             with replacing(path / names["items"], on_disk=True) as partial:
                 self.items.write(partial)
+            if self.adapter:
+                names |= {"adapter": f"adapter-{version}.npz", "replaced": f"{self.name_replaced(self.model)}.parts"}
+                with replacing(path / names["adapter"], on_disk=True) as partial:
+                    self.adapter.save(partial)
             if names["model"]:
                 self.model.save_pretrained(path / names["model"])
             description = {
-                "format": FORMAT,
-                "fingerprint": self.space,
+                "format": ADAPTED_FORMAT if self.adapter else FORMAT,
+                "fingerprint": self.model.fingerprint if self.adapter else self.space,
                 "geometry": self.model.geometry,
                 "dimension": self.vectors.dimension,
                 "images": len(self),
@@ -362,8 +410,9 @@ class Index:
                 "factory": self.vectors.factory,
                 "parameters": self.vectors.parameters,
                 "files": names,
-            }
-            checksums = {names[kind]: file_checksum(path / names[kind]) for kind in ("vectors", "items")}
+            } | ({"space": self.space} if self.adapter else {})
+            files = [names[kind] for kind in ("vectors", "items", "adapter") if kind in names]
+            checksums = {name: file_checksum(path / name) for name in files}
             write_values(path / DESCRIPTION, description, checksums, on_disk=True)
         finally:
             remove_unused_versions(path)  # those of this version, if a disk was full
@@ -417,16 +466,23 @@ class Index:
             raise InputError(f"{printable(path)}: {description['files']['items']} is damaged ({error})") from error
         vectors = VectorIndex.read(path / description["files"]["vectors"], description["factory"])
         vectors.set_parameters(description["parameters"])
-        if vectors.dimension != _count_dimensions(model):
+        adapter, dimension = None, _count_dimensions(model)
+        if "adapter" in description["files"]:
+            adapter = Adapter.read(path / description["files"]["adapter"])
+            spaces = (adapter.source, adapter.target, len(adapter.matrix))
+            if spaces != (fingerprint, description["space"], dimension):
+                raise InputError(f"{printable(path)}: its adapter is of other models; upgrade the index again")
+            dimension = adapter.matrix.shape[1]
+        if vectors.dimension != dimension:
             raise InputError(
                 f"{printable(path)}: its vectors have {vectors.dimension} dimensions, those of the model "
-                f"{_count_dimensions(model)}; build the index again"
+                f"{dimension}; build the index again"
             )
         if len(vectors) != len(items):
             raise InputError(
                 f"{printable(path)}: {len(vectors)} vectors for {len(items)} images; build the index again"
             )
-        return cls(model, vectors, items, description["next_id"], fingerprint)
+        return cls(model, vectors, items, description["next_id"], "" if adapter else fingerprint, adapter)
 
 
 def _name_first(paths: Sequence[str]) -> str:
@@ -441,6 +497,28 @@ def _name_first(paths: Sequence[str]) -> str:
 def _count_dimensions(model: ImageEmbedder) -> int:
     """Return the size of the vectors by which an index searches: points of a Poincare ball have two more."""
     return model.dimension + (2 if model.ball else 0)
+
+
+def make_vector_index(model: ImageEmbedder, factory: str, parameters: str, count: int) -> VectorIndex:
+    """Make an empty index for ``count`` vectors of a model; raise an `InputError` if this kind can't hold them."""
+    dimension = _count_dimensions(model)
+    VectorIndex.check(dimension, factory, parameters, min(count, MOST_TRAINING_VECTORS))
+    searchable = VectorIndex(dimension, factory)
+    if model.ball and not searchable.keeps_products:
+        raise InputError(f"factory={factory}: it doesn't keep the distances in the model's Poincare ball; {EXACT} does")
+    if model.ball:
+        searchable.encode_whole_vectors()
+    searchable.set_parameters(parameters)
+    return searchable
+
+
+def _fill(searchable: VectorIndex, searched: NDArray[np.float32], ids: NDArray[np.int64]) -> None:
+    """Train an empty index if it needs that, and add vectors (N, D) with ids (N,)."""
+    if searchable.needs_training:
+        chosen = np.random.default_rng(0).permutation(len(searched))[:MOST_TRAINING_VECTORS]
+        searchable.train(searched[np.sort(chosen)])
+    searchable.add(searched, ids)
+    searchable.search(searched[:1], k=1)  # codes of more than 8 bits weren't tried before
 
 
 def _list_items(source: Source, first_id: int = 0, labels: Iterable[Any] | None = None) -> IndexItems:

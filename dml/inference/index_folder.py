@@ -2,6 +2,8 @@
 
 - ``index.json``: what the index is, and the names of the other files. It is replaced last.
 - ``vectors-VERSION.faiss``, ``items-VERSION.parquet`` and ``model-VERSION``: the vectors, the images and the model.
+- ``adapter-VERSION.npz`` and ``replaced-LISTING.parquet.parts``, while the index is upgraded: the map from the model's
+  vectors to those of the index, and the vectors that shall replace these.
 """
 
 import os
@@ -121,12 +123,12 @@ def _as_objects(texts: Iterable[str]) -> NDArray[np.object_]:
     return array
 
 
-FORMAT = 2
-"""The version of the files, which changes when older versions of dml can't read them."""
+FORMAT, ADAPTED_FORMAT = 2, 3
+"""The version of the files, which changes when older versions of dml can't read them; that with an adapter is newer."""
 
 DESCRIPTION, LOCK = "index.json", ".lock"
 
-VERSIONED = re.compile(r"\.?(vectors|items|model)-[0-9a-f]{8}(\.|$)|\.index\.json\.")
+VERSIONED = re.compile(r"\.?(vectors|items|model|adapter|replaced)-[0-9a-f]{8}(\.|$)|\.index\.json\.")
 """The beginning of the name of a file of one version, complete or partial, and of a partial ``index.json``."""
 
 
@@ -181,14 +183,16 @@ def read_description(path: Path) -> dict[str, Any]:
         description, checksums = read_values(file, may_nest=True)
         version, files = description["format"], dict(description["files"])
         names = [files[kind] for kind in ("vectors", "items", "model")]
+        names += [files.get(kind, "") for kind in ("adapter", "replaced")]
         keys = [description[key] for key in ("fingerprint", "factory", "parameters")]
+        keys += [description.setdefault("space", "")]
         next_id = description.setdefault("next_id", 0)  # older versions wrote none
         older = {files[kind]: checksum for kind, checksum in description.get("sha256", {}).items()}
         description[CHECKSUMS] = checksums or older
     except (DamageError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{printable(file)}: damaged ({printable(error)}); build the index again") from error
-    if version not in (1, FORMAT):
-        raise InputError(f"{printable(path)}: of format {version}, this version of dml reads {FORMAT}; update dml")
+    if version not in (1, FORMAT, ADAPTED_FORMAT):
+        raise InputError(f"{printable(path)}: of format {version}, newer than {ADAPTED_FORMAT}; update dml")
     are_kinds_right = all(isinstance(key, str) for key in (*keys, *names)) and isinstance(next_id, int)
     if not are_kinds_right or any(os.path.basename(name) != name for name in names):
         raise InputError(f"{printable(file)}: damaged (values that dml doesn't write); build the index again")
@@ -196,8 +200,8 @@ def read_description(path: Path) -> dict[str, Any]:
 
 
 def check_files(path: Path, description: dict[str, Any]) -> None:
-    """Make sure that the vectors and the items are those that ``index.json`` describes."""
-    for kind in ("vectors", "items"):
+    """Make sure that the vectors, the items and the adapter are those that ``index.json`` describes."""
+    for kind in {"vectors", "items", "adapter"} & description["files"].keys():
         file = path / description["files"][kind]
         checksum = description[CHECKSUMS].get(file.name)
         if not file.is_file() or checksum not in (None, file_checksum(file)):

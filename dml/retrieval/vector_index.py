@@ -188,6 +188,27 @@ class VectorIndex:
             ) from error
         self._forget_copy()
 
+    def reconstruct(self, ids: Integers) -> Floats:
+        """Return the vectors with these ids (N,) -> (N, D), as exactly as the index keeps them.
+
+        Raises:
+            InputError: if this kind of index can't give vectors back.
+        """
+        index, library = self._index, faiss  # type: Any, Any
+        refusal = InputError(
+            f"factory={self.factory}: FAISS can't give back the vectors of such an index; build it again"
+        )
+        if isinstance(find_core(index), faiss.IndexIVFFastScan):
+            raise refusal  # FAISS would read memory that isn't there
+        try:
+            if find_lists(index) is not None:
+                index = faiss.deserialize_index(faiss.serialize_index(index))  # the map from ids to places is a change
+                find_lists(index).set_direct_map_type(library.DirectMap.Hashtable)
+            vectors: Floats = index.reconstruct_batch(np.ascontiguousarray(ids, np.int64))
+        except RuntimeError as error:
+            raise refusal from error
+        return vectors
+
     def check_removal(self) -> None:
         """Make sure that vectors can be removed.
 

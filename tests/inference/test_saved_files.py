@@ -79,9 +79,12 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> EmbeddingParts:
 def folders(photos: Path, tmp_path_factory: pytest.TempPathFactory, parts: EmbeddingParts) -> dict[str, Path]:
     folder, model = tmp_path_factory.mktemp("saved"), make_described_model()
     index = dml.Index.build(model, photos, factory="IVF3,Flat", parameters="nprobe=2")
+    adapted = dml.Index.build(model, photos)
+    adapted.upgrade(make_described_model(1), "procrustes")
     return {
         "model": model.save_pretrained(folder / "model"),
         "index": index.save(folder / "index"),
+        "adapted": adapted.save(folder / "adapted"),
         "parts": parts.folder,
     }
 
@@ -96,7 +99,7 @@ def flip_bits(content: bytes, seed: int) -> Iterator[tuple[int, bytes]]:
         yield bit, bytes(flipped)
 
 
-@pytest.mark.parametrize("kind", ["model", "index", "parts"])
+@pytest.mark.parametrize("kind", ["model", "index", "adapted", "parts"])
 def test_a_flipped_bit_changes_nothing_without_a_word(
     folders: dict[str, Path], parts: EmbeddingParts, tmp_path: Path, kind: str
 ) -> None:
@@ -104,7 +107,7 @@ def test_a_flipped_bit_changes_nothing_without_a_word(
         parts._check_plan()
         return parts._read(0).to_pydict()
 
-    read = {"model": read_model, "index": read_index, "parts": read_parts}[kind]
+    read = {"model": read_model, "parts": read_parts}.get(kind, read_index)
     folder = folders[kind] if kind == "parts" else Path(shutil.copytree(folders[kind], tmp_path / kind))
     expected, lines = read(folder), []
     names = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in NOT_READ]

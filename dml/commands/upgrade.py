@@ -1,0 +1,85 @@
+"""The command ``dml upgrade``."""
+
+from argparse import Namespace
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+from dml.commands.command_parser import CommandParser, add_embedding_options, embedding_options, load_for_many_images
+from dml.commands.error_lines import one_line_errors, print_line
+from dml.runtime.errors import InputError
+from dml.runtime.paths import expand_home
+from dml.runtime.signals import continuing
+from dml.runtime.text import printable
+
+DESCRIPTION = """\
+Give an index a better model. Some of its images are embedded by the new model,
+and a table shows what both models find, and what the new one finds among the
+old vectors through adapters. With an adapter, queries are embedded by the new
+model from then on, and search the old vectors at once. Then all images are
+embedded again, in parts; until the last one, each answer is from the old
+vectors. The same command goes on after an interruption."""
+
+EXAMPLES = {
+    "dml upgrade my_index outputs/RUN --dry-run": "prints the table, and changes nothing",
+    "dml upgrade my_index outputs/RUN": "upgrades the index, with the best adapter if one pays",
+    "dml upgrade my_index outputs/RUN --keep-vectors": "searches the old vectors, and embeds no more",
+    "dml upgrade my_index": "goes on with an upgrade that has an adapter",
+}
+
+
+def upgrade(arguments: Sequence[str]) -> None:
+    """Upgrade the index that the arguments of ``dml upgrade`` name, and print what that changes."""
+    parser = CommandParser("upgrade", DESCRIPTION, EXAMPLES)
+    parser.add_argument("index", metavar="INDEX", help="folder of an index, which dml index wrote")
+    parser.add_argument("model", metavar="NEW_MODEL", nargs="?", help="new model, as dml index takes it")
+    parser.add_argument(
+        "--adapter",
+        default="auto",
+        choices=("auto", "procrustes", "affine", "mlp", "none"),
+        help="map from new queries to old vectors; none: the old model answers until all is embedded again; auto "
+        "takes the best one if it finds more than the old model, and else none (default: auto)",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print the table alone")
+    parser.add_argument("--keep-vectors", action="store_true", help="embed no more images than for the table")
+    add_embedding_options(parser)
+    options = parser.parse_args(arguments)
+    with continuing(), one_line_errors():
+        from dml.inference.index_folder import hold_folder, read_description
+
+        path = expand_home(options.index).absolute()
+        read_description(path)  # so that no folder is made for an index that isn't there
+        with nullcontext() if options.dry_run else hold_folder(path):
+            _upgrade(options, path)
+
+
+def _upgrade(options: Namespace, path: Path) -> None:
+    from dml.inference import Index
+    from dml.inference.index_folder import remove_unused_versions
+    from dml.inference.upgrades import measure_upgrade, replace_in_parts
+
+    index = Index.load(path, device=options.device, trust=options.trust)
+    name, embedding = printable(options.index), embedding_options(options)
+    if options.model is None and not index.adapter:
+        raise InputError(f"NEW_MODEL: missing; {name} has no upgrade with an adapter that could go on")
+    model = load_for_many_images(options.model, options.device, trust=options.trust) if options.model else index.model
+    is_same = index.model.fingerprint == model.fingerprint
+    if is_same and not index.adapter:
+        if not options.dry_run:
+            remove_unused_versions(path)  # of an upgrade that was killed at its end
+        print_line(f"{name}: {len(index):,} images, of the model {model.fingerprint} already")
+        return
+    parts = path / f"{index.name_replaced(model)}.parts"
+    has_begun = is_same or (options.adapter in ("auto", "none") and parts.is_dir())
+    if options.dry_run or not has_begun:
+        report = measure_upgrade(index, model, options.adapter, progress=True, **embedding)
+        print_line(str(report))
+        if report.adapter and not options.dry_run:
+            index.model, index.adapter = model, report.adapter
+            index.write(path)
+            print_line(f"{name}: from now on queries are of the model {model.fingerprint}, mapped by the adapter")
+    if options.dry_run or options.keep_vectors:
+        return
+    replace_in_parts(index, model, path, **embedding)
+    index.write(path)
+    print_line(f"{name}: {len(index):,} images, all embedded again by the model {model.fingerprint}")

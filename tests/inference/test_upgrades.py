@@ -1,0 +1,374 @@
+"""Upgrades of an index to a new model: what is measured, what is searched, and what a killed upgrade leaves."""
+
+import json
+import multiprocessing
+import os
+import re
+import shlex
+import shutil
+import signal
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from small_embedders import SETTINGS, make_model
+
+import dml
+from dml.__main__ import dispatch
+from dml.inference import embedding_files, image_index
+from dml.inference.image_embedder import ImageEmbedder
+from dml.inference.upgrades import measure_upgrade, order_by_distance
+from dml.retrieval.adapters import Adapter
+from dml.runtime.errors import InputError
+
+COUNT = 24
+FACTORIES = ["Flat", "IVF2,Flat", "HNSW8", "SQfp16", "PQ4x4"]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images of four colors with noise, six of each, in a folder for each color."""
+    folder, drawn = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
+    for number, (color, _) in enumerate(product(range(4), range(COUNT // 4))):
+        path = folder / f"color{color}" / f"{number:02}.png"
+        path.parent.mkdir(exist_ok=True)
+        center = np.array([60, 120, 180])[[color % 3, (color + 1) % 3, color // 3]]
+        Image.fromarray((center + drawn.integers(-58, 58, (20, 24, 3))).astype(np.uint8)).save(path)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def models() -> tuple[ImageEmbedder, ImageEmbedder]:
+    """An old model, and a new one whose vectors are those of the old one, rotated and with some noise."""
+    old, new = make_model(0), make_model(0)
+    drawn = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        weight = [*new.model.parameters()][-1]
+        noise = torch.randn(*weight.shape, generator=drawn)
+        weight.copy_(torch.linalg.qr(noise[:, :8])[0] @ (weight + 0.002 * weight.std() * noise))
+    return old, ImageEmbedder(new.model, SETTINGS)
+
+
+@pytest.fixture
+def index(models: tuple[ImageEmbedder, ImageEmbedder], photos: Path) -> dml.Index:
+    return dml.Index.build(models[0], photos)
+
+
+def search(index: dml.Index) -> Any:
+    scores, paths = index.search([str(path) for path in index.items.paths[:6]], k=5)
+    return scores.tolist(), paths.tolist()
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_new_queries_search_the_old_vectors_through_the_adapter(
+    models: tuple[ImageEmbedder, ImageEmbedder], photos: Path, tmp_path: Path, factory: str
+) -> None:
+    old, new = models
+    index = dml.Index.build(old, photos, factory=factory)
+    expected, vectors = index.search(photos, k=3)[1], index.vectors
+    report = index.upgrade(new, "procrustes")
+    assert index.vectors is vectors
+    assert (index.model, index.space, index.adapter) == (new, old.fingerprint, report.adapter)
+    assert index.adapter is not None
+    assert (index.adapter.source, index.adapter.target) == (new.fingerprint, old.fingerprint)
+    opened = dml.Index.load(index.save(tmp_path / "index"))
+    for searched in (index, opened, index[: len(index)] if factory == "Flat" else index):
+        found = searched.search(photos, k=3)[1]
+        assert (found == expected).mean() > (0.9 if factory != "PQ4x4" else 0.5)
+        np.testing.assert_array_equal(searched.search(new.embed(photos), k=3)[1], found)
+    assert (opened.space, opened.model.fingerprint) == (old.fingerprint, new.fingerprint)
+    assert opened.threshold is opened.calibration is None
+    with pytest.raises(InputError, match="its vectors are of the model"):
+        dml.Index.load(tmp_path / "index", old)
+    with pytest.raises(InputError, match="it is being upgraded to"):
+        index.upgrade(make_model(3))
+
+
+def test_images_that_are_added_are_mapped_too(
+    models: tuple[ImageEmbedder, ImageEmbedder], index: dml.Index, photos: Path, tmp_path: Path
+) -> None:
+    index.upgrade(models[1], "procrustes")
+    image = shutil.copy(index.items.paths[7], tmp_path / "copy.png")
+    index.add([image])
+    opened = dml.Index.load(index.save(tmp_path / "index"))
+    assert opened.search(image, k=2)[1][0, 0] == str(image)
+    assert index.remove([image]) == 1
+
+
+def test_the_old_dml_refuses_an_index_with_an_adapter(
+    models: tuple[ImageEmbedder, ImageEmbedder], index: dml.Index, tmp_path: Path
+) -> None:
+    assert json.loads((index.save(tmp_path / "index") / "index.json").read_text())["format"] == 2
+    index.upgrade(models[1], "procrustes")
+    index.save(tmp_path / "index")
+    assert json.loads((tmp_path / "index" / "index.json").read_text())["format"] == 3
+    (path,) = (tmp_path / "index").glob("adapter-*.npz")
+    content = path.read_bytes()
+    path.write_bytes(content[:-40] + bytes([content[-40] ^ 1]) + content[-39:])
+    with pytest.raises(InputError, match=f"{path.name}: missing, or not as it was written"):
+        dml.Index.load(tmp_path / "index")
+
+
+def test_an_adapter_of_other_models_is_refused(
+    models: tuple[ImageEmbedder, ImageEmbedder], index: dml.Index, tmp_path: Path
+) -> None:
+    index.upgrade(models[1], "procrustes")
+    assert index.adapter is not None
+    index.adapter = Adapter("procrustes", index.adapter.arrays, source="another", target=index.adapter.target)
+    with pytest.raises(InputError, match="its adapter is of other models"):
+        dml.Index.load(index.save(tmp_path / "index"))
+
+
+@pytest.mark.parametrize("has_labels", [True, False])
+def test_the_report_has_the_values_of_a_plain_search(
+    models: tuple[ImageEmbedder, ImageEmbedder], photos: Path, has_labels: bool
+) -> None:
+    old, new = models[0], make_model(4)
+    paths = sorted(map(str, photos.rglob("*.png")))
+    index = dml.Index.build(
+        old, photos if has_labels else None, **({} if has_labels else {"paths": paths, "vectors": old.embed(paths)})
+    )
+    assert (index.items.labels[0] != "") == has_labels
+    report = measure_upgrade(index, new, seed=3)
+    queries = np.random.default_rng((3, 1)).permutation(COUNT)[:5]
+    spaces = {
+        "old queries, old vectors": (old, old),
+        "new queries, new vectors": (new, new),
+        "new queries, old vectors, no adapter": (new, old),
+    }
+    for row, (query_model, gallery_model) in spaces.items():
+        values = []
+        for query in queries:
+            scores = gallery_model.embed(paths) @ query_model.embed(paths[query])[0]
+            order = [image for image in np.argsort(-scores, kind="stable") if image != query]
+            if has_labels:
+                hits = [image // 6 == query // 6 for image in order]
+                values.append((hits[0], sum(sum(hits[: k + 1]) / (k + 1) for k in range(5) if hits[k]) / 5))
+            else:
+                truth = [
+                    i for i in np.argsort(-(new.embed(paths) @ new.embed(paths[query])[0]), kind="stable") if i != query
+                ]
+                values.append((len({*order[:10]} & {*truth[:10]}) / 10,))
+        found = [cell[0] for cell in report.rows[row].values()]
+        np.testing.assert_allclose(found, np.mean(values, axis=0), atol=1e-9)
+    assert [name.partition(" %")[0] for name in report.rows if "replaced" in name] == [str(10 * n) for n in range(11)]
+    assert all(low <= mean <= high for row in report.rows.values() for mean, low, high in row.values())
+    best = next(name for name in report.rows if name.startswith("0 % replaced")).rpartition(" ")[2]
+    assert report.rows[f"0 % replaced through {best}"] == report.rows[f"new queries, old vectors, {best}"]
+    gain, retention = (
+        report.rows[a][[*report.rows[a]][-1]][0] / report.rows[b][[*report.rows[b]][-1]][0]
+        for a, b in (
+            ("new queries, new vectors", "old queries, old vectors"),
+            (f"0 % replaced through {best}", "new queries, new vectors"),
+        )
+    )
+    assert f"retention {retention:.3f} x gain {gain:.3f}" in report.verdict
+    assert (report.adapter is not None) == (retention * gain > 1)
+    assert str(report).count("\n") > 20
+    assert index.adapter is None
+    assert measure_upgrade(index, new, "none").adapter is None
+
+
+def test_without_an_adapter_all_is_embedded_again(
+    models: tuple[ImageEmbedder, ImageEmbedder], index: dml.Index, photos: Path
+) -> None:
+    ids = index.items.ids
+    index.upgrade(models[1], "none", dry_run=True)
+    assert index.model is models[0]
+    index.upgrade(models[1], "none")
+    assert (index.space, index.adapter) == (models[1].fingerprint, None)
+    assert search(index) == search(dml.Index.build(models[1], photos))
+    assert index.items.ids is not ids
+    np.testing.assert_array_equal(index.items.ids, ids)
+
+
+def test_the_most_misplaced_come_first() -> None:
+    vectors = np.array([[1, 0], [1, 0], [0, 1], [0.6, 0.8], [0, 1], [0, 1]], np.float32)
+    labels = np.array(["a", "a", "a", "", "b", ""], dtype=object)
+    assert order_by_distance(vectors, labels).tolist() == [2, 0, 1, 4, 3, 5]
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lambda index, models: index.upgrade(models[0]), "the index is of .* already"),
+        (
+            lambda index, models: index.upgrade(models[1], "linear"),
+            "adapter=linear: auto, procrustes, affine, mlp or none",
+        ),
+        (
+            lambda index, models: index[:9].upgrade(models[1]),
+            "9 of its images can be read; an upgrade compares 10 or more",
+        ),
+        (lambda index, models: index.upgrade(models[1], batchsize=3), "batchsize"),
+    ],
+)
+def test_what_cannot_be_upgraded_is_one_line(
+    index: dml.Index, models: Any, change: Callable[[dml.Index, Any], Any], line: str
+) -> None:
+    with pytest.raises((InputError, TypeError), match=line):
+        change(index, models)
+
+
+POINTS: dict[str, tuple[Any, str]] = {
+    "batch": (ImageEmbedder, "embed_batch"),
+    "adapter": (Adapter, "save"),
+    "commit": (image_index, "write_values"),
+    "clean-up": (image_index, "remove_unused_versions"),
+    "part": (embedding_files, "write_parquet"),
+    "replace": (dml.Index, "replace_vectors"),
+    "write": (dml.Index, "write"),
+}
+KILLS = [
+    *product(["batch"], [1, 4, 6, 8, 11], [False, True]),
+    *product(["part"], [1, 3, 6], [False, True]),
+    *product(["adapter", "replace"], [1], [False, True]),
+    *product(["commit", "clean-up", "write"], [1, 2], [False, True]),
+]
+
+
+def run_command(point: tuple[str, int, bool] | None, *arguments: str) -> int | None:
+    """Run ``dml upgrade`` in a copy of this process, which kills itself at a point -> its exit code."""
+
+    def run() -> None:
+        os.setsid()
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+            os.dup2(nowhere.fileno(), 2)
+        if point:
+            name, occurrence, is_after = point
+            owner, function_name = POINTS[name]
+            function, calls = getattr(owner, function_name), [0]
+
+            def killing(*args: Any, **options: Any) -> Any:
+                calls[0] += 1
+                if calls[0] == occurrence and not is_after:
+                    os.killpg(0, signal.SIGKILL)
+                result = function(*args, **options)
+                if calls[0] == occurrence:
+                    os.killpg(0, signal.SIGKILL)
+                return result
+
+            setattr(owner, function_name, killing)
+        dispatch(["upgrade", *arguments])
+        os._exit(0)
+
+    process = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+@pytest.mark.pipeline
+@pytest.mark.first_cases(2)
+@pytest.mark.parametrize("start", range(4))
+@pytest.mark.parametrize("adapter", ["procrustes", "none"])
+def test_a_killed_upgrade_leaves_one_space_and_goes_on(
+    models: tuple[ImageEmbedder, ImageEmbedder],
+    index: dml.Index,
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    adapter: str,
+    start: int,
+) -> None:
+    monkeypatch.setattr(embedding_files, "PART_SIZE", 4)
+    old, new = models
+    saved, first, path = new.save_pretrained(tmp_path / "new"), index.save(tmp_path / "first"), tmp_path / "index"
+    answers = {(old.fingerprint, old.fingerprint): search(index)}
+    answers[new.fingerprint, new.fingerprint] = search(dml.Index.build(new, photos))
+    index.upgrade(new, "procrustes")
+    answers[new.fingerprint, old.fingerprint] = search(index)
+    arguments = (str(path), str(saved), "--adapter", adapter, "--workers", "0", "--device", "cpu")
+    states, count = [], 0
+    for point in KILLS[start::4]:
+        shutil.rmtree(path, ignore_errors=True)
+        shutil.copytree(first, path)
+        exit_code = run_command(point, *arguments)
+        if adapter == "none" and exit_code == 0:
+            continue  # it has no such point
+        assert exit_code == -signal.SIGKILL, point
+        count += 1
+        opened = dml.Index.load(path, device="cpu")
+        state = opened.model.fingerprint, opened.space
+        states.append(state)
+        assert search(opened) == answers[state], point
+        assert run_command(None, *arguments) == 0, point
+        opened = dml.Index.load(path, device="cpu")
+        assert (opened.model.fingerprint, opened.space, len(opened)) == (new.fingerprint, new.fingerprint, COUNT)
+        assert search(opened) == answers[new.fingerprint, new.fingerprint], point
+        assert sorted(entry.name.partition("-")[0] for entry in path.iterdir()) == [
+            "index.json",
+            "items",
+            "model",
+            "vectors",
+        ]
+    assert count >= 4
+    assert {*states} <= {*answers}
+    assert adapter == "none" or len({*states}) >= 2
+
+
+@pytest.mark.pipeline
+def test_finished_parts_are_not_embedded_again(
+    models: tuple[ImageEmbedder, ImageEmbedder], index: dml.Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedding_files, "PART_SIZE", 4)
+    saved, path = models[1].save_pretrained(tmp_path / "new"), index.save(tmp_path / "index")
+    arguments = (str(path), str(saved), "--adapter", "procrustes", "--workers", "0")
+    run_command(("part", 4, True), *arguments)
+    embedded = []
+    embed_batch = ImageEmbedder.embed_batch
+    monkeypatch.setattr(ImageEmbedder, "embed_batch", lambda *a, **o: embedded.append(1) or embed_batch(*a, **o))
+    assert len([*path.glob("replaced-*/*.parquet")]) == 4
+    dispatch(["upgrade", str(path), "--workers", "0"])
+    assert len(embedded) == 2
+
+
+@pytest.mark.pipeline
+def test_the_commands_of_the_page_run_as_they_stand_there(
+    models: tuple[ImageEmbedder, ImageEmbedder], index: dml.Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "new_model.md").read_text()
+    commands = [shlex.split(line, comments=True) for line in re.findall(r"^\$ (.*)$", page, flags=re.MULTILINE)]
+    assert [command[:2] for command in commands] == [["dml", "upgrade"]] * 2
+    monkeypatch.chdir(tmp_path)
+    index.save("my_index")
+    models[1].save_pretrained("new_model")
+    spaces = []
+    for command in commands:
+        dispatch(command[1:])
+        spaces.append(dml.Index.load("my_index").space)
+    assert spaces == [models[0].fingerprint, models[1].fingerprint]
+
+
+@pytest.mark.pipeline
+def test_the_command_prints_the_report_and_what_it_did(
+    models: tuple[ImageEmbedder, ImageEmbedder], index: dml.Index, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def call(*arguments: object) -> str:
+        dispatch(["upgrade", *map(str, arguments), "--workers", "0"])
+        return capsys.readouterr().out
+
+    def refusal(*arguments: object) -> str:
+        with pytest.raises(SystemExit, match="2"):
+            call(*arguments)
+        return capsys.readouterr().err
+
+    saved, path = models[1].save_pretrained(tmp_path / "new"), index.save(tmp_path / "index")
+    before = {entry.name: entry.stat().st_mtime_ns for entry in path.iterdir()}
+    assert "| new queries, old vectors, mlp |" in call(path, saved, "--dry-run")
+    assert {entry.name: entry.stat().st_mtime_ns for entry in path.iterdir()} == before
+    assert "NEW_MODEL: missing" in refusal(path)
+    printed = call(path, saved, "--adapter", "affine", "--keep-vectors")
+    assert "from now on queries are of the model" in printed
+    assert dml.Index.load(path).space == models[0].fingerprint
+    assert "it is being upgraded to" in refusal(path, make_model(5).save_pretrained(tmp_path / "third"))
+    assert f"{COUNT} images, all embedded again by the model" in call(path)
+    assert "already" in call(path, saved)
+    assert "no index there" in refusal(tmp_path / "nowhere", saved)
+    assert not (tmp_path / "nowhere").exists()

@@ -1,0 +1,252 @@
+"""Adapters between the vectors of two models: worked values, the order of their steps, and what they refuse."""
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dml.retrieval.adapters import (
+    FITS,
+    Adapter,
+    fit_affine,
+    fit_mlp,
+    fit_procrustes,
+    solve_procrustes,
+    solve_ridge,
+)
+from dml.runtime.errors import InputError
+
+ROOT3 = 3**0.5 / 2
+PLANE = np.array([[1.0, 0], [0, 1], [1, 1]])
+TURNED = np.array([[ROOT3, 0.5], [-0.5, ROOT3], [ROOT3 - 0.5, ROOT3 + 0.5]])
+close = pytest.approx
+
+
+def squared_residual(source: Any, matrix: Any, target: Any) -> float:
+    return float(((source @ matrix - target) ** 2).sum())
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "matrix", "singular_values", "residual", "transposed_residual"),
+    [
+        (PLANE, TURNED, [[ROOT3, 0.5], [-0.5, ROOT3]], [3, 1], 0, 4.0),
+        (
+            np.eye(2),
+            np.array([[1.0, 1], [0, 1]]),
+            np.array([[2, 1], [-1, 2]]) / 5**0.5,
+            [(1 + 5**0.5) / 2, (5**0.5 - 1) / 2],
+            5 - 2 * 5**0.5,
+            2.3167184270,
+        ),
+        (
+            np.vstack([np.eye(3), np.ones(3)]),
+            np.vstack([np.eye(3), np.ones(3)])[:, [1, 0, 2]],
+            np.eye(3)[[1, 0, 2]],
+            [4, 1, 1],
+            0,
+            None,
+        ),
+        (PLANE, PLANE @ np.array([[1, 2, 2], [2, 1, -2]]) / 3, np.array([[1, 2, 2], [2, 1, -2]]) / 3, [3, 1], 0, None),
+        (
+            np.diag([1.0, 1, 3]),
+            np.array([[1.0, 0], [0, 1], [1, 0]]),
+            np.array([[0.1**0.5, 0], [0, 1], [0.9**0.5, 0]]),
+            [10**0.5, 1],
+            3.8754446797,
+            None,
+        ),
+    ],
+    ids=["exact", "inexact", "reflection", "up", "down"],
+)
+def test_procrustes_has_the_worked_values(
+    source: Any, target: Any, matrix: Any, singular_values: Any, residual: float, transposed_residual: float | None
+) -> None:
+    found, values = solve_procrustes(source, target)
+    np.testing.assert_allclose(found, matrix, atol=1e-9)
+    np.testing.assert_allclose(values, singular_values, atol=1e-9)
+    assert squared_residual(source, found, target) == close(residual, abs=1e-9)
+    if source.shape[1] <= target.shape[1]:
+        expected = (source**2).sum() + (target**2).sum() - 2 * values.sum()
+        assert squared_residual(source, found, target) == close(expected, abs=1e-9)
+        np.testing.assert_allclose(found @ found.T, np.eye(len(found)), atol=1e-12)
+    if transposed_residual is not None:
+        assert squared_residual(source, found.T, target) == close(transposed_residual, abs=1e-9)
+
+
+def test_a_reflection_may_not_be_forced_to_a_rotation() -> None:
+    source = np.vstack([np.eye(3), np.ones(3)])
+    left, _, right = np.linalg.svd(source.T @ source[:, [1, 0, 2]])
+    forced = left @ np.diag([1, 1, np.linalg.det(left @ right)]) @ right
+    assert np.linalg.det(solve_procrustes(source, source[:, [1, 0, 2]])[0]) == close(-1)
+    assert squared_residual(source, forced, source[:, [1, 0, 2]]) == close(4.0, abs=1e-9)
+
+
+def test_centering_has_the_worked_values() -> None:
+    source = np.array([[7.0, 0], [5, 1], [3, 0], [5, -1]])
+    target = np.array([[5.0, 2], [4, 0], [5, -2], [6, 0]])
+    centered, _ = solve_procrustes(source - source.mean(axis=0), target - target.mean(axis=0))
+    np.testing.assert_allclose(centered, [[0, 1], [-1, 0]], atol=1e-9)
+    mapped = (source - source.mean(axis=0)) @ centered + target.mean(axis=0)
+    np.testing.assert_allclose(mapped, target, atol=1e-9)
+    matrix, _ = solve_procrustes(source, target)
+    assert squared_residual(source, matrix, target) == close(19.0024875776, abs=1e-9)
+
+
+def test_a_map_down_matches_after_the_rows_are_normalized() -> None:
+    adapter = fit_procrustes(np.diag([1.0, 1, 3]), np.array([[1.0, 0], [0, 1], [1, 0]]), center=False)
+    np.testing.assert_allclose(adapter(np.diag([1.0, 1, 3])), [[1, 0], [0, 1], [1, 0]], atol=1e-6)
+
+
+@pytest.mark.parametrize(("ridge", "weights"), [(0, [1, 2]), (1, [0.875, 1.375])])
+def test_ridge_has_the_worked_values(ridge: float, weights: list[float]) -> None:
+    found = solve_ridge(PLANE, np.array([[1.0], [2], [3]]), ridge)
+    np.testing.assert_allclose(found[:, 0], weights, atol=1e-9)
+
+
+def test_the_rank_is_reduced_where_it_costs_the_least() -> None:
+    drawn = np.random.default_rng(0)
+    source, target = (part / np.linalg.norm(part, axis=1, keepdims=True) for part in drawn.normal(size=(2, 50, 5)))
+    matrix = fit_affine(source, target, ridge=0, rank=2, center=False).matrix
+    assert np.linalg.matrix_rank(matrix) == 2
+    least = squared_residual(source, matrix, target)
+    for _ in range(200):
+        left, values, right = np.linalg.svd(matrix + 0.01 * drawn.normal(size=(5, 5)))
+        assert squared_residual(source, left[:, :2] * values[:2] @ right[:2], target) > least
+
+
+@pytest.mark.parametrize("center", [True, False])
+def test_an_orthogonal_map_of_the_same_space_is_found(center: bool) -> None:
+    drawn = np.random.default_rng(1)
+    source = drawn.normal(size=(60, 6)) + 1
+    rotation = np.linalg.qr(drawn.normal(size=(6, 6)))[0]
+    adapter = fit_procrustes(source, 3 * source @ rotation, center=center)
+    np.testing.assert_allclose(adapter.matrix, rotation, atol=1e-9)
+    np.testing.assert_allclose(fit_procrustes(source, source, center=center).matrix, np.eye(6), atol=1e-9)
+    unit = source / np.linalg.norm(source, axis=1, keepdims=True)
+    np.testing.assert_allclose((unit @ adapter.matrix) @ (unit @ adapter.matrix).T, unit @ unit.T, atol=1e-12)
+    np.testing.assert_allclose(adapter(source), unit @ rotation, atol=1e-6)
+
+
+def simulate(noise: float = 0.5) -> tuple[Any, Any]:
+    """Draw two spaces of 32 dimensions -> old and new unit vectors (1500, 32)."""
+
+    def unit(rows: Any) -> Any:
+        return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
+
+    drawn = np.random.default_rng(0)
+    old = unit(drawn.normal(size=(1500, 32)))
+    rotation, shift = np.linalg.qr(drawn.normal(size=(32, 32)))[0], unit(drawn.normal(size=32))
+    return old, unit(old @ rotation + 2 * shift + noise * drawn.normal(size=old.shape) / 32**0.5)
+
+
+def recall(queries: Any, gallery: Any) -> float:
+    return float((np.argmax(queries @ gallery.T, axis=1) == np.arange(len(queries))).mean())
+
+
+def test_adapters_have_the_worked_recalls_of_the_simulation() -> None:
+    old, new = simulate()
+    gallery, queries, pairs = old[:1000], new[:1000], (new[1000:], old[1000:])
+    recalls = {
+        "none": recall(queries, gallery),
+        "plain": recall(fit_procrustes(*pairs, center=False)(queries), gallery),
+        "centered": recall(fit_procrustes(*pairs)(queries), gallery),
+        "ridge": recall(fit_affine(*pairs, ridge=0.01)(queries), gallery),
+        "chosen": recall(fit_affine(*pairs)(queries), gallery),
+        "rank 8": recall(fit_affine(*pairs, ridge=0.01, rank=8)(queries), gallery),
+        "mlp": recall(fit_mlp(*pairs)(queries), gallery),
+    }
+    expected = {"none": 0.0, "plain": 0.24, "centered": 1, "ridge": 1, "chosen": 1, "rank 8": 0.2, "mlp": 1}
+    assert recalls == {name: close(value, abs=0.04) for name, value in expected.items()}
+
+
+@pytest.mark.parametrize(("number", "centered", "ridge"), [(500, 0.93, 0.91), (64, 0.59, 0.37), (32, 0.15, 0.10)])
+def test_few_pairs_suit_a_rotation_better(number: int, centered: float, ridge: float) -> None:
+    old, new = simulate(noise=1.0)
+    pairs = new[1000 : 1000 + number], old[1000 : 1000 + number]
+    assert recall(fit_procrustes(*pairs)(new[:1000]), old[:1000]) == close(centered, abs=0.02)
+    assert recall(fit_affine(*pairs, ridge=0.01)(new[:1000]), old[:1000]) == close(ridge, abs=0.02)
+
+
+def test_a_ridge_is_chosen_and_the_network_adds_what_is_not_linear() -> None:
+    drawn = np.random.default_rng(2)
+    source = drawn.normal(size=(1500, 6))
+    unit = source / np.linalg.norm(source, axis=1, keepdims=True)
+    target = np.hstack([unit[:, :3], 2 * unit[:, 3:] ** 2])
+    pairs = source[:1200], target[:1200]
+    expected = target[1200:] / np.linalg.norm(target[1200:], axis=1, keepdims=True)
+    cosines = {kind: float((fit(*pairs)(source[1200:]) * expected).sum(axis=1).mean()) for kind, fit in FITS.items()}
+    assert cosines["procrustes"] < cosines["affine"] < cosines["mlp"] - 0.02
+    ridges = [float((fit_affine(*pairs, ridge=r)(source[1200:]) * expected).sum(axis=1).mean()) for r in (0.1, 1e4)]
+    assert cosines["affine"] >= ridges[0] - 1e-3 > ridges[1]
+
+
+@pytest.mark.parametrize("kind", FITS)
+def test_an_adapter_repeats_and_is_the_same_after_it_is_saved(kind: str, tmp_path: Path) -> None:
+    drawn = np.random.default_rng(3)
+    source, target = drawn.normal(size=(90, 7)), torch.from_numpy(drawn.normal(size=(90, 5)))
+    fit: Callable[..., Adapter] = FITS[kind]
+    torch.manual_seed(5)
+    first, state = fit(source, target), torch.get_rng_state()
+    torch.manual_seed(6)
+    with torch.no_grad():
+        again = fit(source, target)
+    vectors = first(source)
+    assert vectors.dtype == np.float32
+    assert vectors.shape == (90, 5)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
+    np.testing.assert_array_equal(again(source), vectors)
+    torch.manual_seed(5)
+    assert torch.equal(torch.get_rng_state(), state)
+    first.save(tmp_path / "adapter.npz")
+    opened = Adapter.read(tmp_path / "adapter.npz")
+    assert (opened.kind, opened.pairs, len(opened.pairs)) == (kind, first.pairs, 16)
+    np.testing.assert_array_equal(opened(source), vectors)
+    assert fit(source[::-1], target).pairs != first.pairs
+
+
+def test_a_damaged_adapter_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "adapter.npz"
+    adapter = fit_procrustes(np.eye(4), np.eye(4))
+    for arrays in ({"matrix": np.eye(4)}, {**adapter.arrays, "matrix": np.full((4, 4), np.nan)}):
+        Adapter("procrustes", arrays).save(path)
+        with pytest.raises(InputError, match="no adapter that can be read"):
+            Adapter.read(path)
+    np.savez(path, kind=np.array([{}], dtype=object))
+    with pytest.raises(InputError, match="no adapter that can be read"):
+        Adapter.read(path)
+    adapter.save(path)
+    content = path.read_bytes()
+    for place in range(0, len(content), 13):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
+        with suppress(InputError):
+            assert Adapter.read(path).arrays.keys() == adapter.arrays.keys()
+
+
+def test_few_pairs_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    drawn = np.random.default_rng(4)
+    with caplog.at_level(logging.WARNING):
+        fit_procrustes(drawn.normal(size=(9, 8)), drawn.normal(size=(9, 8)))
+        assert not caplog.messages
+        fit_procrustes(drawn.normal(size=(5, 8)), drawn.normal(size=(5, 8)))
+    assert caplog.messages == ["adapter=procrustes: 4 independent pairs for 8 dimensions; give more"]
+
+
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        (lambda: fit_procrustes(np.eye(3), np.eye(4)), "pairs: 3 source and 4 target vectors"),
+        (lambda: fit_procrustes(np.eye(3)[:1], np.eye(3)[:1]), "pairs: 1 source and 1 target vectors"),
+        (lambda: fit_procrustes(np.ones((3, 2)), np.eye(3)), "3 pairs are all the same"),
+        (lambda: fit_procrustes(np.full((3, 2), np.nan), np.eye(3)), r"source: of shape \(3, 2\); expected"),
+        (lambda: fit_affine(np.eye(6), np.eye(6)[:, :4], rank=5), "rank=5: the matrix has ranks from 1 to 4"),
+        (lambda: fit_procrustes(np.eye(3), np.eye(3))(np.eye(4)), "vectors of 4 dimensions: the adapter takes"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line(call: Callable[[], Any], line: str) -> None:
+    with pytest.raises(InputError, match=line):
+        call()
