@@ -1,11 +1,10 @@
 """The test of a model whose queries search a gallery that another run's model embedded: ``evaluation.gallery``."""
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import OmegaConf
 from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor
 
@@ -13,70 +12,22 @@ from dml.evaluation.evaluator import Evaluation, Evaluator
 from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.names import ASYMMETRIC, ASYMMETRIC_METRICS, describe_metric
 from dml.metrics.compatibility import mean_pair_distances
-from dml.models.adapters import merge_updates
-from dml.models.recurrent import AnyModel
 from dml.report.statistics import mean_difference
-from dml.run import builders, building, loop
-from dml.run.model_builders import list_decisive, make_fingerprint
-from dml.run.settings import Settings, read_settings
-from dml.run.stages import find_stage, make_evaluation_config
-from dml.run.stored_configuration import extract_configuration, open_stored
+from dml.run import builders
+from dml.run.config_folders import pretrained_name
+from dml.run.settings import Settings
+from dml.run.trained_run import TrainedRun, open_run
 from dml.runtime.console import console
 from dml.runtime.errors import InputError
-from dml.runtime.paths import expand_home
-from dml.runtime.run_folder import RunFolder
-from dml.runtime.text import in_markup, printable
-from dml.training.checkpoints import TrainingProgress, find_checkpoint, lacks_weights, load_model, read_checkpoint
+from dml.runtime.text import in_markup
 from dml.training.data import EvaluationData
-from dml.training.embedders import CHOSEN_HEADS, Embedded
+from dml.training.embedders import CHOSEN_HEADS
 
 KEY = "evaluation.gallery"
 
 
-class TrainedRun(NamedTuple):
-    """A run's tested stage and its model, on the CPU, with the fingerprint that the model has in `dml.load`."""
-
-    place: str
-    settings: Settings
-    model: AnyModel
-    fingerprint: str
-
-
-def open_run(key: str, place: str, *, trust: bool) -> TrainedRun:
-    """Open the folder or the checkpoint of a run, which a key names, without a change of torch's random numbers.
-
-    Raises:
-        InputError: if there is no run, it is damaged, its vectors aren't compared by cosine, or it names unknown code
-            and ``trust`` is false.
-    """
-    path = expand_home(place)
-    if not path.exists():
-        raise InputError(f"{key}={printable(place)}: nothing is there; the folder of a run or a checkpoint")
-    path = find_checkpoint(RunFolder(path)) if path.is_dir() else path
-    checkpoint = read_checkpoint(path, lazily=True)
-    stored = open_stored(extract_configuration(checkpoint).config)
-    stage = find_stage(stored, TrainingProgress.from_checkpoint(checkpoint).stage)
-    config = make_evaluation_config(stage.config, lacks_weights=lacks_weights(checkpoint))
-    plain: Any = OmegaConf.to_container(config, resolve=True)
-    parts = {part: plain.get(part) for part in ("model", "adapter", "recurrent")}
-    try:
-        with building.trusting(None if trust else ()):
-            building.check_targets(parts | {"transform": {"test": plain["transform"]["test"]}}, "")
-    except InputError as error:
-        raise InputError(f"{key}={printable(place)}: {error}; trust=true if you trust this file") from error
-    decisive, settings = list_decisive(plain), read_settings(config, Settings)
-    if "geometry" in decisive:
-        raise InputError(f"{key}={printable(place)}: its vectors are compared by Poincare distance; a run with cosine")
-    with torch.random.fork_rng(devices=()):
-        model = builders.build_model(settings)
-    load_model(model, path)
-    merge_updates(model)
-    described = decisive | {"heads": model.chosen_heads, "geometry": "cosine"}
-    return TrainedRun(place, settings, model, make_fingerprint(described, model))
-
-
 def open_gallery_run(settings: Settings, dimension: int, *, may_choose: bool = False) -> TrainedRun | None:
-    """Open the run of ``evaluation.gallery``; None without one.
+    """Open the run of ``evaluation.gallery``, or else of ``compatible.with``; None without one.
 
     Args:
         settings: settings of the tested stage.
@@ -86,9 +37,10 @@ def open_gallery_run(settings: Settings, dimension: int, *, may_choose: bool = F
     Raises:
         InputError: if there is no such run, or its embeddings have another size than those of the tested model.
     """
-    if settings.evaluation.gallery is None:
+    place = settings.evaluation.gallery or (settings.compatible and settings.compatible.with_)
+    if not place or place.endswith(".parquet") or pretrained_name(place) is not None:
         return None
-    run = open_run(KEY, settings.evaluation.gallery, trust=settings.trust)
+    run = open_run(KEY, place, trust=settings.trust)
     size = sum(run.model.embed_dims[head] for head in run.model.chosen_heads)
     if size != dimension:
         raise InputError(
@@ -97,19 +49,6 @@ def open_gallery_run(settings: Settings, dimension: int, *, may_choose: bool = F
     if may_choose and builders.build_head_choice(settings) is not None:
         raise InputError(f"{KEY}: heads.choose=true may choose vectors of another size; heads.choose=false")
     return run
-
-
-def embed_tested(run: TrainedRun, settings: Settings, images: EvaluationData) -> Embedded:
-    """Embed the tested images with another run's model, transform and views, read as the settings of the test say."""
-    data = replace(settings.data, background=run.settings.data.background)
-    reading = replace(run.settings, data=data, dataset=settings.dataset, trainer=settings.trainer)
-    embedder, loaded = (
-        builders.build_embedder(reading, run.model),
-        builders.build_evaluation_data(reading, images.table),
-    )
-    loaded.tested_on = images.tested_on
-    loop.build_testing_trainer(settings).test(embedder, loaded, verbose=False)
-    return embedder.embedded
 
 
 def search_other_gallery(
@@ -125,7 +64,7 @@ def search_other_gallery(
     ``embeddings`` (N, D) are those of the tested ``rows`` (N,) of the split by the tested model. The metrics are those
     of `compare_models`; the fingerprint of the run's model is beside them.
     """
-    embedded = embed_tested(run, settings, images)
+    embedded = run.embed(settings, images.table, images.tested_on)
     if not torch.equal(embedded.rows, rows):
         raise InputError(f"{KEY}={run.place}: its transform read {len(embedded.rows)} images, the test's {len(rows)}")
     old = UnitEmbeddings.normalize(embedded.embeddings[CHOSEN_HEADS].to(embeddings.rows.device))

@@ -3,40 +3,36 @@
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from dml.data.table import ImageTable
 from dml.losses.compatibility import InfluenceLoss, class_means
 from dml.losses.compose import WeightedSum
 from dml.losses.distillation import TeacherLoss
-from dml.run import builders, building, loop
+from dml.run import builders, building
 from dml.run.config_folders import CONF, list_network_overrides, pretrained_name
 from dml.run.model_builders import count_features, use_features
 from dml.run.prepare_job import make_cache_folder
 from dml.run.settings import Settings, read_settings
-from dml.run.stages import find_stage, resolve_parts
-from dml.run.stored_configuration import extract_configuration, open_stored
+from dml.run.stages import resolve_parts
+from dml.run.trained_run import TrainedRun, open_run
 from dml.runtime.console import warn
 from dml.runtime.errors import InputError
 from dml.runtime.paths import expand_home
-from dml.runtime.run_folder import RunFolder
 from dml.runtime.text import printable
-from dml.training.checkpoints import TrainingProgress, find_checkpoint, lacks_weights, load_model, read_checkpoint
 from dml.training.embedders import CHOSEN_HEADS
 from dml.training.frozen import FeatureCache
 
 PLACES = "give a run's folder, a checkpoint, pretrained:NAME or a .parquet file that dml embed wrote"
-PARTS = ("model", "adapter", "recurrent", "transform", "evaluation")
-"""The parts of a configuration that decide embeddings, beside the color of ``data.background``."""
+PARTS = ("model", "adapter", "recurrent", "transform", "evaluation", "data")
+"""The parts of a configuration that decide embeddings."""
 
 
 def add_teachers(
@@ -80,16 +76,10 @@ def _read_vectors(key: str, place: str, settings: Settings, table: ImageTable) -
     """Return another model's vectors (N, E) of the images of a table; NaN for an image that can't be read."""
     if place.endswith(".parquet"):
         return _read_file(key, place, table)
+    if (name := pretrained_name(place)) is None:
+        return _embed(settings, open_run(key, place, trust=settings.trust, places=PLACES), table)
     with torch.random.fork_rng(devices=()):  # so that a run draws the same numbers whether they are stored or not
-        if (name := pretrained_name(place)) is not None:
-            return _embed(settings, _compose_pretrained(name), None, table)
-        path = expand_home(place)
-        folder = RunFolder(path)
-        if not any(file.is_file() for file in (path, folder.best_checkpoint, folder.last_checkpoint)):
-            raise InputError(f"{key}={place}: no run with a checkpoint is there; {PLACES}")
-        path = path if path.is_file() else find_checkpoint(folder)
-        stored = open_stored(extract_configuration(read_checkpoint(path, lazily=True)).config)
-        return _embed(settings, find_stage(stored, TrainingProgress.read(path).stage).config, path, table)
+        return _embed(settings, _build_pretrained(place, name), table)
 
 
 def _read_file(key: str, place: str, table: ImageTable) -> Tensor:
@@ -109,44 +99,24 @@ def _read_file(key: str, place: str, table: ImageTable) -> Tensor:
     return torch.from_numpy(vectors[rows]).float()
 
 
-def _compose_pretrained(name: str) -> DictConfig:
-    """Compose a pretrained network whose pooled features are the embedding, as `dml.pretrained` does."""
+def _build_pretrained(place: str, name: str) -> TrainedRun:
+    """Build a pretrained network whose pooled features are the embedding, as `dml.pretrained` does."""
     is_in_command = GlobalHydra.instance().is_initialized()
     with nullcontext() if is_in_command else initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("train", overrides=["transform=imagenet", *list_network_overrides(name)])
     use_features(config.model, count_features(config.model.backbone, config.transform.size))
-    return config
+    parts = resolve_parts(config, [str(key) for key in config if key not in PARTS])
+    composed = read_settings(OmegaConf.create(parts), Settings)
+    return TrainedRun(place, composed, builders.build_model(composed), place)
 
 
-def _embed(settings: Settings, config: DictConfig, checkpoint: Path | None, table: ImageTable) -> Tensor:
-    """Return a model's vectors (N, E) of images, which are read as in the run, and transformed as in the model's test.
-
-    They are stored by an earlier run, or else computed and stored.
-    """
-    plain = resolve_parts(config, [str(key) for key in config if key not in (*PARTS, "data")])
-    if checkpoint is not None:
-        try:
-            with building.trusting(None if settings.trust else ()):
-                building.check_targets(plain, "")
-        except InputError as error:
-            raise InputError(f"{checkpoint}: {error}; trust=true if you trust this file") from error
-        if "weights" in plain["model"]["backbone"] and not lacks_weights(read_checkpoint(checkpoint, lazily=True)):
-            plain["model"]["backbone"]["weights"] = None
-    teacher = read_settings(OmegaConf.create(plain), Settings)
-    model = builders.build_model(teacher)
-    if checkpoint is not None:
-        load_model(model, checkpoint)
-    data = replace(settings.data, background=teacher.data.background)
-    reading = replace(settings, data=data, **{part: getattr(teacher, part) for part in PARTS})
+def _embed(settings: Settings, run: TrainedRun, table: ImageTable) -> Tensor:
+    """Return a model's vectors (N, E) of images: those that an earlier run stored, or else computed and stored."""
 
     def compute(images: ImageTable, names: Sequence[str]) -> tuple[dict[str, Tensor], Tensor]:
-        embedder = builders.build_embedder(reading, model)
-        trainer = loop.build_testing_trainer(settings, limit_test_batches=1.0)
-        trainer.test(embedder, builders.build_evaluation_data(reading, images), verbose=False)
-        return {names[0]: embedder.embedded.embeddings[CHOSEN_HEADS]}, embedder.embedded.rows
+        embedded = run.embed(settings, images, limit_test_batches=1.0)
+        return {names[0]: embedded.embeddings[CHOSEN_HEADS]}, embedded.rows
 
-    described = {key: plain.get(key) for key in ("model", "adapter", "recurrent")}
-    described |= {"transform": plain["transform"]["test"], "views": teacher.evaluation.crops}
-    described |= {"heads": model.chosen_heads, "color": data.limits.color, "precision": settings.trainer.precision}
+    described = {"model": run.fingerprint, "color": settings.data.limits.color, "precision": settings.trainer.precision}
     folder = None if settings.data.cache is None else make_cache_folder(settings)
-    return FeatureCache(folder, warn).load(table, model, {"vectors": described}, compute)["vectors"]
+    return FeatureCache(folder, warn).load(table, run.model, {"vectors": described}, compute)["vectors"]

@@ -124,12 +124,12 @@ def test_what_cannot_be_searched_is_told_before_the_training(
     assert "heads.choose=true may choose vectors of another size; heads.choose=false" in refused(
         *given, gallery, *heads
     )
-    assert "nothing is there" in refused(*given, f"evaluation.gallery={tmp_path / 'none'}")
+    assert "no run with a checkpoint is there" in refused(*given, f"evaluation.gallery={tmp_path / 'none'}")
     assert "with evaluation.gallery embeddings are compared by cosine" in refused(*given, gallery, "loss=hyperbolic")
     line = refused(
         f"checkpoint={new / 'checkpoints' / 'last.ckpt'}", f"evaluation.gallery={tmp_path}", command="evaluate"
     )
-    assert "neither a run with checkpoints" in line
+    assert "no run with a checkpoint is there" in line
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 

@@ -1,0 +1,76 @@
+"""A trained run that another run uses: its tested model, with the settings by which it embeds images."""
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from omegaconf import OmegaConf
+
+from dml.data.table import ImageTable
+from dml.models.adapters import merge_updates
+from dml.models.recurrent import AnyModel
+from dml.run import builders, building, loop
+from dml.run.model_builders import list_decisive, make_fingerprint
+from dml.run.settings import Settings, read_settings
+from dml.run.stages import find_stage, make_evaluation_config
+from dml.run.stored_configuration import extract_configuration, open_stored
+from dml.runtime.errors import InputError
+from dml.runtime.paths import expand_home
+from dml.runtime.run_folder import RunFolder
+from dml.runtime.text import printable
+from dml.training.checkpoints import TrainingProgress, find_checkpoint, lacks_weights, load_model, read_checkpoint
+from dml.training.embedders import Embedded
+
+
+class TrainedRun(NamedTuple):
+    """A run's tested stage and its model, on the CPU, with the fingerprint that the model has in `dml.load`."""
+
+    place: str
+    settings: Settings
+    model: AnyModel
+    fingerprint: str
+
+    def embed(self, settings: Settings, images: ImageTable, split: str = "test", **changes: Any) -> Embedded:
+        """Embed images with the run's model, transform and views; they are read as the settings of another run say."""
+        data = replace(settings.data, background=self.settings.data.background)
+        reading = replace(self.settings, data=data, dataset=settings.dataset, trainer=settings.trainer)
+        embedder, loaded = builders.build_embedder(reading, self.model), builders.build_evaluation_data(reading, images)
+        loaded.tested_on = split
+        loop.build_testing_trainer(settings, **changes).test(embedder, loaded, verbose=False)
+        return embedder.embedded
+
+
+def open_run(key: str, place: str, *, trust: bool, places: str = "give a run's folder or a checkpoint") -> TrainedRun:
+    """Open the folder or the checkpoint of a run, which a key names, without a change of torch's random numbers.
+
+    ``places`` says in the error line about a missing run what the key takes.
+
+    Raises:
+        InputError: if there is no run, it is damaged, its vectors aren't compared by cosine, or it names unknown code
+            and ``trust`` is false.
+    """
+    path = expand_home(place)
+    folder = RunFolder(path)
+    if not any(file.is_file() for file in (path, folder.best_checkpoint, folder.last_checkpoint)):
+        raise InputError(f"{key}={printable(place)}: no run with a checkpoint is there; {places}")
+    path = find_checkpoint(folder) if path.is_dir() else path
+    checkpoint = read_checkpoint(path, lazily=True)
+    stored = open_stored(extract_configuration(checkpoint).config)
+    stage = find_stage(stored, TrainingProgress.from_checkpoint(checkpoint).stage)
+    config = make_evaluation_config(stage.config, lacks_weights=lacks_weights(checkpoint))
+    plain: Any = OmegaConf.to_container(config, resolve=True)
+    parts = {part: plain.get(part) for part in ("model", "adapter", "recurrent")}
+    try:
+        with building.trusting(None if trust else ()):
+            building.check_targets(parts | {"transform": {"test": plain["transform"]["test"]}}, "")
+    except InputError as error:
+        raise InputError(f"{key}={printable(place)}: {error}; trust=true if you trust this file") from error
+    decisive, settings = list_decisive(plain), read_settings(config, Settings)
+    if "geometry" in decisive:
+        raise InputError(f"{key}={printable(place)}: its vectors are compared by Poincare distance; a run with cosine")
+    with torch.random.fork_rng(devices=()):
+        model = builders.build_model(settings)
+    load_model(model, path)
+    merge_updates(model)
+    described = decisive | {"heads": model.chosen_heads, "geometry": "cosine"}
+    return TrainedRun(place, settings, model, make_fingerprint(described, model))
