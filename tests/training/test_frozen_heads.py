@@ -44,7 +44,7 @@ def make_model(head_l: Any = PoolHead) -> EmbeddingModel:
     torch.manual_seed(0)
     heads = {"L": head_l, "H": NormalizedPoolHead}
     taps = {"L": "relu1", "H": "pool2"}
-    return EmbeddingModel(small_cnn(), taps=taps, head=heads, heads=["L", "H"], embed_dim=4, image_size=8).eval()
+    return EmbeddingModel(small_cnn(), taps=taps, head=heads, heads=["L", "H"], embed_dim=6, image_size=8).eval()
 
 
 def pool(model: EmbeddingModel) -> HeadInputs:
