@@ -187,8 +187,8 @@ class ImageEmbedder:
         None unless its queries found there `LEAST_SHARE` of what that model's own did, and its heads are those tested.
         """
         metrics, fingerprint = self.settings.metrics, self.settings.metrics.get("gallery_fingerprint")
-        own, crossed = (metrics.get(f"{ASYMMETRIC}/{pair}/level0/recall@1", 0.0) for pair in ASYMMETRIC_LABELS)
-        is_usable = fingerprint is not None and self.has_chosen_heads and crossed >= LEAST_SHARE * own > 0
+        old_recall, recall = (metrics.get(f"{ASYMMETRIC}/{pair}/level0/recall@1", 0.0) for pair in ASYMMETRIC_LABELS)
+        is_usable = fingerprint is not None and self.has_chosen_heads and recall >= LEAST_SHARE * old_recall > 0
         return str(fingerprint) if is_usable else None
 
     def preprocess(self, image: ImageInput | ImageFile, views: int = 1) -> Tensor:

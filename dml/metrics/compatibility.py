@@ -78,16 +78,19 @@ def mean_pair_distances(
         excluded: (Q, M) items of the gallery whose pair with the query doesn't count, padded with -1; None for none.
     """
     names, classes = np.unique(np.concatenate([labels, gallery_labels]), return_inverse=True)
-    own, others = classes[: len(labels)], classes[len(labels) :]
+    query_classes, item_classes = classes[: len(labels)], classes[len(labels) :]
     sums = np.zeros((len(names), gallery.shape[1]))
-    np.add.at(sums, others, gallery)
+    np.add.at(sums, item_classes, gallery)
     excluded = np.empty((len(labels), 0), dtype=np.int64) if excluded is None else excluded
     rows, places = np.nonzero(excluded >= 0)
     items = excluded[rows, places]
-    products, is_same = (queries[rows] * gallery[items]).sum(axis=1, dtype=np.float64), own[rows] == others[items]
-    same = (queries * sums[own]).sum() - products[is_same].sum()
+    products, is_same = (
+        (queries[rows] * gallery[items]).sum(axis=1, dtype=np.float64),
+        query_classes[rows] == item_classes[items],
+    )
+    same = (queries * sums[query_classes]).sum() - products[is_same].sum()
     other = queries.sum(axis=0, dtype=np.float64) @ sums.sum(axis=0) - products.sum() - same
-    same_pairs = np.bincount(others, minlength=len(names))[own].sum() - is_same.sum()
+    same_pairs = np.bincount(item_classes, minlength=len(names))[query_classes].sum() - is_same.sum()
     other_pairs = len(labels) * len(gallery_labels) - len(rows) - same_pairs
     same_mean, other_mean = (
         1.0 - float(total) / int(pairs) if pairs else float("nan")

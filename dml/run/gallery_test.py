@@ -109,11 +109,11 @@ def compare_models(evaluator: Evaluator, new: UnitEmbeddings, old: UnitEmbedding
             f"{ASYMMETRIC}/{kind}/{pair}": value for kind, value in zip(ASYMMETRIC_METRICS, distances, strict=True)
         }
     for lists in zip(*(test.lists for test in tests.values()), strict=True):
-        own = labels[lists[0].queries]
-        level = int(np.argmax((own >= 0).all(axis=0)))  # queries of a coarser list may have no finer class
+        query_labels = labels[lists[0].queries]
+        level = int(np.argmax((query_labels >= 0).all(axis=0)))  # queries of a coarser list may have no finer class
         for name, values in lists[0].values.items():
             metrics |= {f"{ASYMMETRIC}/{pair}/{name}": test.metrics[name] for pair, test in tests.items()}
-            gain = mean_difference(values, lists[1].values[name], own[:, level])
+            gain = mean_difference(values, lists[1].values[name], query_labels[:, level])
             parts = {"gain": gain.mean, "gain_low": gain.low, "gain_high": gain.high, "holds": float(gain.mean > 0)}
             metrics |= {f"{ASYMMETRIC}/{part}/{name}": value for part, value in parts.items()}
     return metrics

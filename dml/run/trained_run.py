@@ -31,7 +31,7 @@ class TrainedRun(NamedTuple):
     fingerprint: str
 
     def embed(self, settings: Settings, images: ImageTable, split: str = "test", **changes: Any) -> Embedded:
-        """Embed images with the run's model, transform and views; they are read as the settings of another run say."""
+        """Embed images as the run's test does; the settings of another run say how files are read."""
         data = replace(settings.data, background=self.settings.data.background)
         reading = replace(self.settings, data=data, dataset=settings.dataset, trainer=settings.trainer)
         embedder, loaded = builders.build_embedder(reading, self.model), builders.build_evaluation_data(reading, images)
