@@ -329,7 +329,13 @@ class Index:
         return int(is_removed.sum())
 
     def upgrade(
-        self, new_model: ImageEmbedder, adapter: str = "auto", *, dry_run: bool = False, **options: Any
+        self,
+        new_model: ImageEmbedder,
+        adapter: str = "auto",
+        *,
+        vectors: NDArray[Any] | None = None,
+        dry_run: bool = False,
+        **options: Any,
     ) -> "UpgradeReport":
         """Search by a new model from now on, and report what that changes, see `dml.inference.upgrades`.
 
@@ -340,17 +346,20 @@ class Index:
             new_model: model that embeds the queries from now on.
             adapter: "procrustes", "affine" or "mlp"; "none" embeds all images again instead; "auto" takes the best
                 adapter if it finds more than the old model, and else "none".
+            vectors: (N, E) the new model's vectors of the images of the index, so that none is embedded; None embeds
+                images.
             dry_run: whether to report, and to leave the index as it is.
             **options: further arguments of `measure_upgrade` and `ImageEmbedder.embed`; the errors are theirs.
         """
         from dml.inference.upgrades import measure_upgrade
 
-        report = measure_upgrade(self, new_model, adapter, **options)
+        report = measure_upgrade(self, new_model, adapter, vectors=vectors, **options)
         if report.adapter and not dry_run:
             self.model, self._space, self.adapter = new_model, "", report.adapter
         elif not dry_run:
             embedding = {name: value for name, value in options.items() if name in EMBED_OPTIONS}
-            self.replace_vectors(new_model, new_model.embed(self.items.paths.tolist(), **embedding))
+            embedded = new_model.embed(self.items.paths.tolist(), **embedding) if vectors is None else vectors
+            self.replace_vectors(new_model, np.asarray(embedded, np.float32))
         return report
 
     def replace_vectors(self, model: ImageEmbedder, vectors: NDArray[np.float32]) -> None:
@@ -359,7 +368,7 @@ class Index:
         check_readable(int(is_read.sum()), len(self))
         items = self.items.take(is_read)
         searchable = make_vector_index(model, self.vectors.factory, self.vectors.parameters, len(items))
-        _fill(searchable, _to_searched(vectors[is_read], model), items.ids)
+        _fill(searchable, _to_searched(_check_vectors(vectors[is_read], model), model), items.ids)
         self.model, self.vectors, self.items, self._space, self.adapter = model, searchable, items, "", None
 
     def name_replaced(self, model: ImageEmbedder) -> str:

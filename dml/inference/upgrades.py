@@ -57,7 +57,14 @@ class UpgradeReport:
 
 
 def measure_upgrade(
-    index: Index, new_model: ImageEmbedder, adapter: str = "auto", *, pairs: int = 4000, seed: int = 0, **options: Any
+    index: Index,
+    new_model: ImageEmbedder,
+    adapter: str = "auto",
+    *,
+    vectors: NDArray[Any] | None = None,
+    pairs: int = 4000,
+    seed: int = 0,
+    **options: Any,
 ) -> UpgradeReport:
     """Embed some images of an index by a new model, fit adapters to the index's vectors, and compare what they find.
 
@@ -70,6 +77,7 @@ def measure_upgrade(
         index: the index, which stays as it is.
         new_model: the new model.
         adapter: kind of the adapter, see `dml.Index.upgrade`.
+        vectors: (N, E) the new model's vectors of the images of the index, NaN for one that has none; None embeds some.
         pairs: largest number of images to embed; more than 4,000 gained nothing at 384 dimensions (rebasis).
         seed: seed of the sample, of the queries and of the adapters.
         **options: arguments of `ImageEmbedder.embed`; images that can't be read are left out.
@@ -81,7 +89,12 @@ def measure_upgrade(
     _check(index, new_model, adapter)
     rows = np.sort(np.random.default_rng(seed).permutation(len(index))[:pairs])
     began = perf_counter()
-    embedded = new_model.embed(index.items.paths[rows].tolist(), **{**options, "on_corrupt": "skip"})
+    if vectors is None:
+        embedded = new_model.embed(index.items.paths[rows].tolist(), **{**options, "on_corrupt": "skip"})
+    elif np.shape(vectors) != (shape := (len(index), new_model.dimension)):
+        raise InputError(f"vectors of shape {np.shape(vectors)}: expected {shape}, one for each image of the index")
+    else:
+        embedded = np.asarray(vectors, np.float32)[rows]
     duration = timedelta(seconds=round((perf_counter() - began) / len(rows) * len(index)))
     rows, embedded = rows[is_read := ~np.isnan(embedded[:, 0])], embedded[is_read]
     if len(rows) < FEWEST_PAIRS:

@@ -187,6 +187,27 @@ def test_without_an_adapter_all_is_embedded_again(
     np.testing.assert_array_equal(index.items.ids, ids)
 
 
+@pytest.mark.parametrize("adapter", ["affine", "none"])
+def test_vectors_of_the_new_model_take_the_place_of_images(
+    models: tuple[ImageEmbedder, ImageEmbedder],
+    index: dml.Index,
+    photos: Path,
+    adapter: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    other = dml.Index.build(models[0], photos)
+    vectors = models[1].embed(index.items.paths.tolist())
+    other.upgrade(models[1], adapter)
+    with monkeypatch.context() as patched:
+        patched.setattr(ImageEmbedder, "embed", None)  # the images may be gone
+        index.upgrade(models[1], adapter, vectors=3 * vectors)
+    assert index.space == other.space
+    np.testing.assert_allclose(search(index)[0], search(other)[0], atol=1e-6)
+    assert search(index)[1] == search(other)[1]
+    with pytest.raises(InputError, match=r"^vectors of shape \(3, 8\): expected \(24, 8\), one for each image"):
+        dml.Index.build(models[0], photos).upgrade(models[1], vectors=vectors[:3])
+
+
 def test_the_most_misplaced_come_first() -> None:
     vectors = np.array([[1, 0], [1, 0], [0, 1], [0.6, 0.8], [0, 1], [0, 1]], np.float32)
     labels = np.array(["a", "a", "a", "", "b", ""], dtype=object)
