@@ -8,6 +8,7 @@ import torch
 from conftest import PLAIN, Here, Refused
 from runs import kill_at
 
+import dml
 from dml.run.interpolation import Candidate, choose_candidate, mix_weights
 from dml.runtime.run_folder import RunFolder
 from dml.training.checkpoints import INTERPOLATION, read_checkpoint
@@ -58,6 +59,18 @@ def test_a_training_that_only_harms_keeps_its_beginning(here: Here, small_emoji:
     metrics = folder.metrics()
     assert metrics["interpolation"] == share
     assert metrics["step"] == (6 if share else 0)
+
+
+@pytest.mark.parametrize("beginning", ["true", "false"])
+def test_a_beginning_that_is_kept_opens_with_its_metrics(
+    here: Here, small_emoji: Path, tmp_path: Path, beginning: str
+) -> None:
+    """The history of the run in metrics.csv has the validation before the first step, as the checkpoint does."""
+    given = ["checkpoints.interpolation=[1]", f"checkpoints.beginning={beginning}", f"dataset.root={small_emoji}"]
+    here("train", *PATH, *HARM, *given, f"hydra.run.dir={tmp_path}")
+    metrics = RunFolder(tmp_path).metrics()
+    assert (metrics["step"], metrics["interpolation"]) == (0, 0)
+    assert dml.load(tmp_path).settings.metrics == metrics
 
 
 @pytest.mark.parametrize("point", ["after a stage ends", "before the test"])
