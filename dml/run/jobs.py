@@ -16,6 +16,7 @@ from dml.data.copies import count_queries_in_gallery
 from dml.data.split_overview import summarize_data
 from dml.data.splits import describe_shared_classes, describe_splits
 from dml.data.table import ImageTable
+from dml.losses.compose import WeightedSum
 from dml.losses.memory import CrossBatchMemory
 from dml.models.embedding import EmbeddingModel
 from dml.models.recurrent import AnyModel
@@ -344,8 +345,10 @@ def print_setup(settings: Settings, images: DataModule, learner: MetricLearner, 
         f"[bold]model[/]    {trained:,} of {parameters:,} parameters ({trained / parameters:.1%}) are trained; "
         f"heads {in_markup(heads)}"
     )
-    loss = in_markup(type(next(iter(learner.losses.values()))).__name__)
-    console.print(f"[bold]loss[/]     {loss}, {settings.trainer.max_steps:,} steps")
+    loss: Any = next(iter(learner.losses.values()))
+    terms = loss.terms.values() if isinstance(loss, WeightedSum) else [loss]
+    names = " + ".join(type(term).__name__ for term in terms)
+    console.print(f"[bold]loss[/]     {in_markup(names)}, {settings.trainer.max_steps:,} steps")
     if parse_compile(settings.training.compile) is not None:
         console.print("[bold]compile[/]  the first step compiles the network, which can take minutes")
     pace = builders.build_pace(settings, len(images.sampler))

@@ -150,6 +150,7 @@ def test_new_embeddings_stay_comparable(
     torch.testing.assert_close(term.classifier, torch.nn.functional.normalize(means), rtol=0, atol=1e-6)
     both = [*arguments, compatible, f"distill.teacher={teacher}", "trainer.max_steps=2"]
     here("train", *both, f"hydra.run.dir={tmp_path / 'run'}")
+    assert "RankedListLoss + TeacherLoss + InfluenceLoss, 2 steps" in (tmp_path / "run" / "train.log").read_text()
     assert "asymmetric/new_old/level0/recall@1" in metrics(tmp_path / "run")  # the test says whether it is compatible
     line = refused(*arguments, compatible, "model.embed_dim=6", f"hydra.run.dir={tmp_path / 'other'}")
     assert "its embeddings have 8 numbers, the heads' {'H': 6}; choose model.heads and model.embed_dim" in line
