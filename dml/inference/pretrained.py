@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from copy import deepcopy
 
 import torch
-from hydra import compose, initialize_config_dir
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig
 from torch import Tensor, nn
@@ -13,7 +12,7 @@ from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.model_settings import ModelSettings
 from dml.models.embedding import SIZE_ERRORS
 from dml.run.building import build
-from dml.run.config_folders import CONF, list_network_overrides
+from dml.run.config_folders import compose_training, list_network_overrides
 from dml.run.given import giving
 from dml.run.model_builders import count_features, use_features
 from dml.run.stages import resolve_parts
@@ -70,12 +69,6 @@ def wrap_module(
     }
     with giving({"module": network}):
         return _embed_by_features(config, embeddings.shape[1], name or kind, device)
-
-
-def compose_training(words: Sequence[str]) -> DictConfig:
-    """Compose the configuration of ``dml train`` with these words of the command line."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("train", overrides=[*words])
 
 
 def _compose(image_size: int, words: Sequence[str]) -> DictConfig:

@@ -11,9 +11,8 @@ from omegaconf import OmegaConf
 from dml.data.table import ImageTable
 from dml.evaluation.evaluator import Evaluator
 from dml.inference.image_embedder import ImageEmbedder
-from dml.inference.pretrained import compose_training
 from dml.run.builders import build_table
-from dml.run.config_folders import quote
+from dml.run.config_folders import compose_training, quote
 from dml.run.evaluators import build_metric_config
 from dml.run.settings import Settings, read_settings
 from dml.run.stages import resolve_parts

@@ -1,9 +1,13 @@
 """The folders that configurations come from, ``conf/`` and the user's on ``hydra.searchpath``, and the overrides."""
 
 import re
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf
@@ -23,6 +27,13 @@ REFERENCE = re.compile(r"\$\{[\w.\[\]-]*\}")
 
 PLAIN_WORD = re.compile(r"(?!(null|true|false|inf|nan)$)[a-z_/][\w./@+-]*", re.ASCII | re.IGNORECASE)
 """A text that Hydra reads back as it is without quotes."""
+
+
+def compose_training(words: Sequence[str]) -> DictConfig:
+    """Compose the configuration of ``dml train`` with these words of the command line, also while a command runs."""
+    is_in_command = GlobalHydra.instance().is_initialized()
+    with nullcontext() if is_in_command else initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("train", overrides=[*words])
 
 
 def pretrained_name(place: str | Path) -> str | None:

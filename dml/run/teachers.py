@@ -2,13 +2,10 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
@@ -17,7 +14,7 @@ from dml.losses.compatibility import InfluenceLoss, class_means
 from dml.losses.compose import WeightedSum
 from dml.losses.distillation import TeacherLoss
 from dml.run import builders, building
-from dml.run.config_folders import CONF, list_network_overrides, pretrained_name
+from dml.run.config_folders import compose_training, list_network_overrides, pretrained_name
 from dml.run.model_builders import count_features, use_features
 from dml.run.prepare_job import make_cache_folder
 from dml.run.settings import Settings, read_settings
@@ -101,9 +98,7 @@ def _read_file(key: str, place: str, table: ImageTable) -> Tensor:
 
 def _build_pretrained(place: str, name: str) -> TrainedRun:
     """Build a pretrained network whose pooled features are the embedding, as `dml.pretrained` does."""
-    is_in_command = GlobalHydra.instance().is_initialized()
-    with nullcontext() if is_in_command else initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("train", overrides=["transform=imagenet", *list_network_overrides(name)])
+    config = compose_training(["transform=imagenet", *list_network_overrides(name)])
     use_features(config.model, count_features(config.model.backbone, config.transform.size))
     parts = resolve_parts(config, [str(key) for key in config if key not in PARTS])
     composed = read_settings(OmegaConf.create(parts), Settings)
