@@ -108,16 +108,16 @@ def measure_upgrade(
     adapted = {kind: sample.search(queries, old) for kind, queries in mapped.items()}
     values |= {f"new queries, old vectors, {kind}": row for kind, row in adapted.items()}
     values[NEW] = sample.search(new, new)
-    notes = [
-        f"{len(sample.queries):,} queries among {len(rows):,} images; 95 % intervals over {sample.groups_name}",
-        f"embedding all {len(index):,} images again takes about {duration}",
-    ]
+    notes = [f"{len(sample.queries):,} queries among {len(rows):,} images; 95 % intervals over {sample.groups_name}"]
+    if vectors is None:
+        notes.append(f"embedding all {len(index):,} images again takes about {duration}")
     if not kinds:
         return UpgradeReport(sample.summarize(values), None, sample.judge(values[OLD], None, values[NEW])[0], notes)
     best = max(kinds, key=lambda kind: [*adapted[kind].values()][-1].mean())
+    order = order_by_distance(old, labels)
     for percent in range(0, 101, 10):
-        is_replaced = np.isin(np.arange(len(rows)), order_by_distance(old, labels)[: percent * len(rows) // 100])
-        gallery = torch.where(torch.from_numpy(is_replaced)[:, None], mapped[best], old)
+        gallery, replaced = old.clone(), order[: percent * len(rows) // 100]
+        gallery[replaced] = mapped[best][replaced]
         values[f"{percent} % replaced through {best}"] = sample.search(mapped[best], gallery)
     verdict, pays = sample.judge(values[OLD], adapted[best], values[NEW])
     final = replace(FITS[best](new, old), source=new_model.fingerprint, target=index.space)
@@ -181,7 +181,7 @@ class _Sample:
         return rows
 
     def judge(self, old: Values, adapted: Values | None, new: Values) -> tuple[str, bool]:
-        """Say whether waiting, adapting or embedding again pays, and whether an adapter finds more than the old model.
+        """Judge whether waiting, adapting or embedding again pays, and whether an adapter beats the old model.
 
         An adapter does if retention x gain > 1: the share that it keeps of what the new model finds, times how much
         more that is than what the old one finds.
