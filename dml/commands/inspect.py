@@ -113,6 +113,8 @@ def _test_backbones(
     check_queries(tested)
     evaluator = _make_evaluator(settings, tested)
     training = table.subset("train")
+    learning = table.take(np.concatenate([table.rows(split) for split in TRAINING_SPLITS]))
+    classes = _list_classes_with_pairs(learning)
     reading = set_for_readable(settings)
     size = settings.components or _count_dimensions(settings.model)
     results: dict[str, Metrics] = {}
@@ -132,8 +134,7 @@ def _test_backbones(
         training_features = source.load_raw(training) if len(training) else tested_features[:0]
         projections = evaluate_projections(training_features, tested_features, evaluator, size)
         results |= {f"{name}, {projection}": metrics for projection, metrics in projections.items()}
-        learning = table.take(np.concatenate([table.rows(split) for split in TRAINING_SPLITS]))
-        if len(classes := _list_classes_with_pairs(learning)) >= FEWEST_CLASSES:
+        if len(classes) >= FEWEST_CLASSES:
             features = torch.cat([training_features, source.load_raw(table.subset("val"))])
             gains = describe_gains(measure_gains(settings, learning, classes, features))
             advice.append(f"{name}: {gains} {_describe_duration(settings, training, model)}")
@@ -151,8 +152,7 @@ def _test_backbones(
 
 
 FOLDS, FEWEST_CLASSES, MOST_CLASSES = 4, 8, 400
-"""The numbers of groups of classes that `measure_gains` holds out in turn, and of the classes that it
-needs and takes."""
+"""How many groups of classes `measure_gains` holds out in turn, and how many classes it needs and takes."""
 
 
 def _list_classes_with_pairs(table: ImageTable) -> NDArray[np.int64]:

@@ -91,8 +91,8 @@ SMOOTHING = 0.9
 """The share of the unit matrix in the covariance of `normalize_within_classes`, which has more entries than images."""
 
 
-def normalize_within_classes(features: Tensor, labels: npt.NDArray[np.int64], others: Tensor) -> Tensor:
-    """Map features (M, F) of other classes so that those of known classes would vary alike in all directions.
+def normalize_within_classes(features: Tensor, labels: npt.NDArray[np.int64], unknown_features: Tensor) -> Tensor:
+    """Map features (M, F) of unknown classes so that those of known classes would vary alike in all directions.
 
     The classes' means aside, the mapped features (N, F) have the unit matrix as their covariance. This is within-class
     covariance normalization (Hatch et al., Within-class covariance normalization for SVM-based speaker recognition,
@@ -106,7 +106,7 @@ def normalize_within_classes(features: Tensor, labels: npt.NDArray[np.int64], ot
     covariance = (1 - SMOOTHING) * centered.T @ centered / len(rows)
     covariance.diagonal().add_(SMOOTHING * centered.square().mean())
     variances, directions = torch.linalg.eigh(covariance)
-    mapped: Tensor = (others - rows.mean(dim=0)) @ directions / variances.clamp(min=1e-12).sqrt()
+    mapped: Tensor = (unknown_features - rows.mean(dim=0)) @ directions / variances.clamp(min=1e-12).sqrt()
     return mapped.float()
 
 

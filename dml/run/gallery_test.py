@@ -37,17 +37,19 @@ def open_gallery_run(settings: Settings, dimension: int, *, may_choose: bool = F
     Raises:
         InputError: if there is no such run, or its embeddings have another size than those of the tested model.
     """
-    place = settings.evaluation.gallery or (settings.compatible and settings.compatible.with_)
+    key, place = KEY, settings.evaluation.gallery
+    if place is None and settings.compatible:
+        key, place = "compatible.with", settings.compatible.with_
     if not place or place.endswith(".parquet") or pretrained_name(place) is not None:
         return None
-    run = open_run(KEY, place, trust=settings.trust)
+    run = open_run(key, place, trust=settings.trust)
     size = sum(run.model.embed_dims[head] for head in run.model.chosen_heads)
     if size != dimension:
         raise InputError(
-            f"{KEY}={run.place}: its vectors have {size} dimensions, those of the tested model {dimension}"
+            f"{key}={run.place}: its vectors have {size} dimensions, those of the tested model {dimension}"
         )
     if may_choose and builders.build_head_choice(settings) is not None:
-        raise InputError(f"{KEY}: heads.choose=true may choose vectors of another size; heads.choose=false")
+        raise InputError(f"{key}: heads.choose=true may choose vectors of another size; heads.choose=false")
     return run
 
 
