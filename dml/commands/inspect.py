@@ -27,10 +27,16 @@ from dml.commands.error_lines import explain
 from dml.data.copies import describe_copies
 from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.prepared_files import hold_preparation_lock
-from dml.data.table import TRAINING_SPLITS, UNKNOWN, ImageTable
+from dml.data.table import TRAINING_SPLITS, ImageTable
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.items import check_queries, is_of_one_class
-from dml.evaluation.raw_features import Metrics, describe_best, evaluate_projections, normalize_within_classes
+from dml.evaluation.raw_features import (
+    Metrics,
+    describe_best,
+    evaluate_projections,
+    hold_out_classes,
+    normalize_within_classes,
+)
 from dml.models.embedding import EmbeddingModel
 from dml.models.networks import describe_timm_model
 from dml.report.console import metric_table
@@ -114,7 +120,7 @@ def _test_backbones(
     evaluator = _make_evaluator(settings, tested)
     training = table.subset("train")
     learning = table.take(np.concatenate([table.rows(split) for split in TRAINING_SPLITS]))
-    classes = _list_classes_with_pairs(learning)
+    groups = hold_out_classes(learning.labels[:, 0])
     reading = set_for_readable(settings)
     size = settings.components or _count_dimensions(settings.model)
     results: dict[str, Metrics] = {}
@@ -134,9 +140,9 @@ def _test_backbones(
         training_features = source.load_raw(training) if len(training) else tested_features[:0]
         projections = evaluate_projections(training_features, tested_features, evaluator, size)
         results |= {f"{name}, {projection}": metrics for projection, metrics in projections.items()}
-        if len(classes) >= FEWEST_CLASSES:
+        if groups:
             features = torch.cat([training_features, source.load_raw(table.subset("val"))])
-            gains = describe_gains(measure_gains(settings, learning, classes, features))
+            gains = describe_gains(measure_gains(settings, learning, groups, features))
             advice.append(f"{name}: {gains} {_describe_duration(settings, training, model)}")
     if not results:
         raise errors[0]
@@ -151,35 +157,22 @@ def _test_backbones(
     return results
 
 
-FOLDS, FEWEST_CLASSES, MOST_CLASSES = 4, 8, 400
-"""How many groups of classes `measure_gains` holds out in turn, and how many classes it needs and takes."""
-
-
-def _list_classes_with_pairs(table: ImageTable) -> NDArray[np.int64]:
-    """List the classes with at least two images, in random order."""
-    labels = table.labels[:, 0]
-    classes, counts = np.unique(labels[labels != UNKNOWN], return_counts=True)
-    return np.random.default_rng(0).permutation(classes[counts > 1])
-
-
 def measure_gains(
-    settings: InspectSettings, table: ImageTable, classes: NDArray[np.int64], features: Tensor
+    settings: InspectSettings, table: ImageTable, groups: Sequence[NDArray[np.bool_]], features: Tensor
 ) -> list[float]:
     """Measure by how much a linear map that knows some classes raises the MAP@R of others -> (C,), one a class.
 
-    The classes are in `FOLDS` groups, in each of which the images search each other; the map is learned from all other
-    classes.
+    In each group of classes the images search each other; the map is learned from all other classes.
 
     Args:
         settings: settings of the command.
         table: images of a training.
-        classes: (C,) classes that are held out.
+        groups: groups of classes that are held out in turn, see `hold_out_classes`.
         features: (N, F) features of a backbone.
     """
     labels = table.labels[:, 0]
     gains: list[float] = []
-    for fold in np.array_split(classes[:MOST_CLASSES], FOLDS):
-        is_held = np.isin(labels, fold)
+    for is_held in groups:
         held, rows = np.flatnonzero(is_held), torch.arange(int(is_held.sum()))
         tested = table.take(held)
         evaluator = _make_evaluator(settings, replace(tested, split=np.full(len(tested), "train")))

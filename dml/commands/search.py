@@ -163,7 +163,7 @@ def _write_page(index: "Index", name: str, results: Sequence[dict[str, Any]], pa
         score="cosine similarity" if is_cosine else "negative distance in the Poincaré ball",
         threshold=index.threshold,
         prior=format_percent(calibration.prior, digits=2) if (calibration := index.calibration) else "",
-        choice=describe_choice(index.model.threshold_errors),
+        choice=describe_choice(index.model.threshold_errors, of_nearest=True),
         queries=[
             (result["query"], [FoundImage(**{"same": None} | neighbor) for neighbor in result["neighbors"]])
             for result in results

@@ -176,6 +176,7 @@ THRESHOLD_METRICS = {
     metric.name: metric
     for metric in (
         MetricDescription("similarity", "threshold", shown_in_percent=False),
+        MetricDescription("nearest_similarity", "threshold of searches", shown_in_percent=False),
         MetricDescription("val_fmr", "FMR (val)", higher_is_better=False),
         MetricDescription("val_fnmr", "FNMR (val)", higher_is_better=False),
         MetricDescription("wanted_fmr", "wanted FMR", higher_is_better=False),

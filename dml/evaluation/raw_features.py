@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dml.data.table import UNKNOWN
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.items import Labels, Positives
@@ -85,6 +86,20 @@ def evaluate_projections(train: Tensor, test: Tensor, evaluator: Evaluator, size
         results[name] = evaluator(components.project(test, whiten=False))
         results[f"{name}, whitened"] = evaluator(components.project(test, whiten=True))
     return results
+
+
+FOLDS, FEWEST_CLASSES, MOST_CLASSES = 4, 8, 400
+"""How many groups of classes `hold_out_classes` holds out in turn, and how many classes it needs and takes."""
+
+
+def hold_out_classes(labels: npt.NDArray[np.int64]) -> list[npt.NDArray[np.bool_]]:
+    """Divide classes with at least two images into groups -> for each, (N,) whether an image is of it.
+
+    No group if there are too few such classes; of more than `MOST_CLASSES` some are drawn.
+    """
+    classes, counts = np.unique(labels[labels != UNKNOWN], return_counts=True)
+    drawn = np.random.default_rng(0).permutation(classes[counts > 1])[:MOST_CLASSES]
+    return [np.isin(labels, group) for group in np.array_split(drawn, FOLDS) if len(drawn) >= FEWEST_CLASSES]
 
 
 SMOOTHING = 0.9

@@ -1,4 +1,4 @@
-"""A threshold on the similarity, from which on two images are judged to be of one class, and probabilities of it."""
+"""Thresholds on the similarity: from which on two images are of one class, or the nearest is; and probabilities."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -44,9 +44,24 @@ def find_calibration(metrics: Mapping[str, float]) -> Calibration | None:
     return Calibration(**known) if is_usable else None
 
 
-def describe_choice(metrics: Mapping[str, float]) -> str:
-    """Describe which threshold was chosen, as the end of a sentence, by metrics without `THRESHOLD_PREFIX`."""
-    if "wanted_fmr" in metrics:
+def _has_both(metrics: Mapping[str, float]) -> bool:
+    return {"wanted_fmr", "wanted_wrong_share"} <= metrics.keys()
+
+
+def find_nearest_threshold(metrics: Mapping[str, float]) -> float | None:
+    """Find the threshold of the nearest images in metrics without `THRESHOLD_PREFIX`; None if there is none.
+
+    Where two images aren't judged by a threshold of their own, as in older versions, theirs is the one of both.
+    """
+    return metrics.get("nearest_similarity" if _has_both(metrics) else "similarity")
+
+
+def describe_choice(metrics: Mapping[str, float], *, of_nearest: bool = False) -> str:
+    """Describe how the threshold of two images or of the nearest ones was chosen, as the end of a sentence.
+
+    The names of the metrics lack `THRESHOLD_PREFIX`.
+    """
+    if "wanted_fmr" in metrics and not (of_nearest and _has_both(metrics)):
         return f"for a false match rate of {format_percent(metrics['wanted_fmr'])} %"
     if "wanted_wrong_share" in metrics:
         return f'where the share of wrong "same" among the nearest is {format_percent(metrics["wanted_wrong_share"])} %'
@@ -131,18 +146,18 @@ def judge_nearest(nearest: NearestItems, threshold: float | None) -> Metrics:
 
 @dataclass(frozen=True)
 class ThresholdSettings:
-    """How the threshold is chosen and judged: ``evaluation.threshold``.
+    """How the thresholds are chosen and judged: ``evaluation.threshold``.
 
     Args:
         wrong_share: wanted share of wrong "same" among the nearest images of the validation classes.
-        fmr: false match rate that is wanted on the validation classes in place of ``wrong_share``; None wants none.
+        fmr: wanted false match rate of two images of the validation classes; None judges them as the nearest ones.
 
     Raises:
         InputError: if one of them isn't between 0 and 1.
     """
 
     wrong_share: float = 0.05
-    fmr: float | None = None
+    fmr: float | None = 0.01
 
     def __post_init__(self) -> None:
         for name, share in {"wrong_share": self.wrong_share, "fmr": self.fmr}.items():
@@ -170,23 +185,16 @@ def has_both_kinds(pairs: LabeledPairs) -> bool:
     return bool(pairs.counts.positives[0] and pairs.counts.negatives[0])
 
 
-def choose_threshold(pairs: LabeledPairs, nearest: NearestItems, settings: ThresholdSettings) -> float | None:
-    """Choose the smallest threshold with the wanted share of wrong "same" among the nearest, or false match rate.
-
-    There is none if no similarity has such a share.
-
-    There must be pairs of both kinds, see `has_both_kinds`.
-    """
-    if settings.fmr is None:
-        return _find_wrong_share(nearest, settings.wrong_share)
-    rates = error_rates(pairs, (settings.fmr,))
-    return float(rates.thresholds[find_threshold(rates, settings.fmr)])
+def choose_pair_threshold(pairs: LabeledPairs, fmr: float) -> float:
+    """Choose the smallest threshold with a false match rate; there must be pairs of both kinds (`has_both_kinds`)."""
+    rates = error_rates(pairs, (fmr,))
+    return float(rates.thresholds[find_threshold(rates, fmr)])
 
 
-def _find_wrong_share(nearest: NearestItems, share: float) -> float | None:
-    """Find the smallest similarity from which on at most a share of the nearest items are of another class.
+def choose_nearest_threshold(nearest: NearestItems, share: float) -> float | None:
+    """Choose the smallest similarity from which on at most a share of the nearest items are of another class.
 
-    Fewer than 1 / share items can't show such a share.
+    None if no similarity has such a share; fewer than 1 / share items can't show it.
     """
     order = np.argsort(-nearest.scores)
     scores, wrong, counts = nearest.scores[order], np.cumsum(~nearest.is_right[order]), np.arange(1, len(order) + 1)
@@ -213,6 +221,9 @@ def compute_threshold_errors(pairs: LabeledPairs, similarity: float) -> Metrics:
 LOWEST_FMR = 1e-6
 """The lowest false match rate of a stored curve."""
 
+VALIDATED = ("fmr", "fnmr", "known_accepted", "wrong_share")
+"""The errors on the validation classes that are stored, too."""
+
 POINTS = 121
 """The number of points of a stored curve; 20 of them are in each power of ten."""
 
@@ -220,17 +231,17 @@ POINTS = 121
 def evaluate_threshold(
     split: str, tested: LabeledPairs | None, validated: LabeledPairs | None, settings: ThresholdSettings
 ) -> tuple[dict[str, float], dict[str, Floats]]:
-    """Choose a threshold and fit probabilities on the validation classes, and judge both on those of a tested split.
+    """Choose thresholds and fit probabilities on the validation classes, and judge all on those of a tested split.
 
     Args:
         split: name of the tested split; if it is "val", nothing is judged.
         tested: pairs of the tested split; None if they can't be compared by cosine similarity.
         validated: pairs of the validation split; None if there is none.
-        settings: how the threshold is chosen.
+        settings: how the thresholds are chosen.
 
     Returns:
-        {name in metrics.json: value}, without those of threshold and probabilities if there is no validation split with
-        pairs of both kinds; and {name of a split: (2, P) FMR and FNMR}, the ROC curve of each split, with the
+        {name in metrics.json: value}, without those of thresholds and probabilities if there is no validation split
+        with pairs of both kinds; and {name of a split: (2, P) FMR and FNMR}, the ROC curve of each split, with the
         reliability curves of the tested split, (2, P) mean probability and share of pairs of one class.
     """
     if tested is None or not has_both_kinds(tested):
@@ -238,19 +249,23 @@ def evaluate_threshold(
     verification = PairVerification(tested)
     curves = {split: thin_curve(verification.rates, tested)}
     metrics = {metric.name: float(metric.function(verification)) for metric in METRICS if metric.kind == Kind.PAIRS}
-    similarity = None
+    similarity = nearest_similarity = None
     if validated is not None and has_both_kinds(validated):
         nearest = find_nearest(validated)
-        similarity = choose_threshold(validated, nearest, settings)
-        metrics |= (
-            {"wanted_wrong_share": settings.wrong_share} if settings.fmr is None else {"wanted_fmr": settings.fmr}
-        )
+        similarity = nearest_similarity = choose_nearest_threshold(nearest, settings.wrong_share)
+        metrics |= {"wanted_wrong_share": settings.wrong_share}
+        if settings.fmr is not None:
+            similarity = choose_pair_threshold(validated, settings.fmr)
+            metrics |= {"wanted_fmr": settings.fmr}
         curves |= {"val": thin_curve(PairVerification(validated).rates, validated)}
+        errors: Metrics = {}
         if similarity is not None:
-            errors = compute_threshold_errors(validated, similarity) | judge_nearest(nearest, similarity)
-            metrics |= {"similarity": similarity} | {
-                f"val_{name}": errors[name] for name in ("fmr", "fnmr", "known_accepted", "wrong_share")
-            }
+            metrics |= {"similarity": similarity}
+            errors |= compute_threshold_errors(validated, similarity)
+        if nearest_similarity is not None:
+            metrics |= {"nearest_similarity": nearest_similarity}
+            errors |= judge_nearest(nearest, nearest_similarity)
+        metrics |= {f"val_{name}": errors[name] for name in VALIDATED if name in errors}
         calibration = fit_calibration(validated.counts)
         metrics |= {f"{CALIBRATION_PREFIX}{name}": value for name, value in asdict(calibration).items()}
         if split != "val":
@@ -258,7 +273,7 @@ def evaluate_threshold(
             metrics, curves = metrics | calibration_errors, curves | reliability_curves
     if split != "val":
         metrics |= {} if similarity is None else compute_threshold_errors(tested, similarity)
-        metrics |= judge_nearest(find_nearest(tested), similarity)
+        metrics |= judge_nearest(find_nearest(tested), nearest_similarity)
     return {f"{THRESHOLD_PREFIX}{name}": value for name, value in metrics.items()}, curves
 
 

@@ -21,7 +21,7 @@ from dml.data.image_files.images import ImageFile, UnreadableImageError
 from dml.data.transforms import Pipeline, stack
 from dml.data.worker_processes import choose_start_method
 from dml.evaluation.names import ASYMMETRIC, ASYMMETRIC_LABELS, THRESHOLD_PREFIX
-from dml.evaluation.threshold import find_calibration
+from dml.evaluation.threshold import find_calibration, find_nearest_threshold
 from dml.inference.image_inputs import ImageInput, ImageInputs, Source, list_inputs, read_pixels
 from dml.inference.model_settings import ModelSettings
 from dml.metrics.verification import Calibration
@@ -148,6 +148,15 @@ class ImageEmbedder:
         are compared by Poincare distance.
         """
         value = self.threshold_errors.get("similarity")
+        return None if value is None else float(value)
+
+    @property
+    def nearest_threshold(self) -> float | None:
+        """The similarity from which on the nearest image is judged to be of the query's class, as `threshold`.
+
+        A search takes the best of many comparisons, so that it is larger, or None if no similarity was sure enough.
+        """
+        value = find_nearest_threshold(self.threshold_errors)
         return None if value is None else float(value)
 
     @property

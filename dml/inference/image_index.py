@@ -192,12 +192,13 @@ class Index:
 
     @property
     def threshold(self) -> float | None:
-        """The model's threshold; None if it has none, or if scores may differ from cosine similarities by 0.01 or more.
+        """The model's threshold of the nearest images, from which on one is judged to be of the query's class.
 
-        A PCA subtracts the mean of the vectors, and scores of short codes, such as PQ8, are off by 0.1 to 0.5. Another
-        model's vectors have other similarities.
+        None if it has none, or if scores may differ from cosine similarities by 0.01 or more: a PCA subtracts the mean
+        of the vectors, and scores of short codes, such as PQ8, are off by 0.1 to 0.5. Another model's vectors have
+        other similarities.
         """
-        return self.model.threshold if self._scores_are_models else None
+        return self.model.nearest_threshold if self._scores_are_models else None
 
     @property
     def calibration(self) -> Calibration | None:

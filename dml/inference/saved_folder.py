@@ -18,7 +18,7 @@ import yaml
 from safetensors.torch import save
 
 from dml.evaluation.names import ASYMMETRIC, HEADS, RERANKED, THRESHOLD_PREFIX, format_percent, join_head_names
-from dml.evaluation.threshold import describe_choice, find_calibration
+from dml.evaluation.threshold import describe_choice, find_calibration, find_nearest_threshold
 from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.model_settings import ModelSettings
 from dml.report.provenance import name_dataset
@@ -189,6 +189,8 @@ def write_card(embedder: ImageEmbedder, license_id: str | None) -> str:
         lacks_metrics_of_heads=bool(settings.metrics) and not embedder.has_chosen_heads,
         errors=errors,
         threshold_choice=describe_choice(errors),
+        nearest_threshold=find_nearest_threshold(errors),
+        nearest_choice=describe_choice(errors, of_nearest=True),
         thresholds=_tabulate_thresholds(errors),
         calibration=find_calibration(errors),
         calibrations=_tabulate_calibrations(errors),

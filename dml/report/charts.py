@@ -222,7 +222,7 @@ SPLITS = {"val": "validation", "train": "training"}
 FACTS = (
     *("eer", "fnmr@1e-2", "fnmr@1e-3", "fnmr@1e-4", "opis"),
     *("ece", "ece_balanced", "brier", "brier_balanced", "log_loss", "log_loss_balanced"),
-    *("unknown_auroc", "known_accepted", "known_identified", "unknown_accepted", "wrong_share"),
+    *("nearest_similarity", "unknown_auroc", "known_accepted", "known_identified", "unknown_accepted", "wrong_share"),
 )
 """The metrics of the tested split that the section lists, without `THRESHOLD_PREFIX`."""
 

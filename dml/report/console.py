@@ -22,7 +22,7 @@ from dml.evaluation.names import (
     format_value,
     split_parts,
 )
-from dml.evaluation.threshold import describe_choice
+from dml.evaluation.threshold import describe_choice, find_nearest_threshold
 from dml.runtime.console import console
 from dml.runtime.errors import InputError
 from dml.runtime.text import in_markup, printable
@@ -186,15 +186,22 @@ def list_remarks(metrics: Mapping[str, Any], settings: Mapping[str, Any]) -> dic
 
 
 def _print_threshold(metrics: Mapping[str, Any]) -> None:
-    """Print the threshold, how it was chosen on the validation classes, and the results with it on the tested ones."""
+    """Print the thresholds, how they were chosen on the validation classes, and the results on the tested ones."""
     values = {name.removeprefix(THRESHOLD_PREFIX): value for name, value in metrics.items()}
-    choice = f"{describe_choice(values)} on the validation classes"
-    if "similarity" in values and "wrong_share" in values:
+    if "wanted_fmr" in values and "fmr" in values:
+        choice = f"{describe_choice(values)} on the validation classes"
         console.print(
-            f"[bold]same[/]     from a similarity of {values['similarity']:.3f} on, {in_markup(choice)}; here "
+            f"[bold]same[/]     two images from a similarity of {values['similarity']:.3f} on, {in_markup(choice)}; "
+            f"here {values['fmr']:.1%} of the pairs of two classes, and {1 - values['fnmr']:.1%} of those of one"
+        )
+    choice = f"{describe_choice(values, of_nearest=True)} on the validation classes"
+    threshold = find_nearest_threshold(values)
+    if threshold is not None and "wrong_share" in values:
+        console.print(
+            f"[bold]same[/]     the nearest from a similarity of {threshold:.3f} on, {in_markup(choice)}; here "
             f'{values["known_accepted"]:.1%} of the nearest are "same", {values["wrong_share"]:.1%} of these wrongly'
         )
-    elif "wanted_wrong_share" in values and "similarity" not in values:
+    elif "wanted_wrong_share" in values and threshold is None:
         console.print(f"[bold]same[/]     no threshold: there is no similarity {in_markup(choice)}")
 
 

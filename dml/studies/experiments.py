@@ -92,6 +92,8 @@ def identify(config: DictConfig, root: Path | None = None) -> str:
     if values.get("evaluation.threshold.wrong_share") == 0.05:
         # finished runs keep the identity that they had when a false match rate was the default
         del values["evaluation.threshold.wrong_share"]
+        if values.get("evaluation.threshold.fmr") == 0.01:
+            del values["evaluation.threshold.fmr"]
         values = {"evaluation.threshold.fmr": 0.001, "evaluation.threshold.seed": 0} | values
     values.setdefault("trainer.deterministic", "warn")  # null stands for it on a CPU, and it once was the default
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]

@@ -17,12 +17,14 @@ from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.threshold import (
     NearestItems,
     ThresholdSettings,
-    choose_threshold,
+    choose_nearest_threshold,
+    choose_pair_threshold,
     compute_threshold_errors,
     describe_choice,
     evaluate_threshold,
     find_calibration,
     find_nearest,
+    find_nearest_threshold,
     judge_nearest,
     make_pairs,
 )
@@ -56,8 +58,7 @@ def test_the_threshold_is_the_smallest_with_the_wanted_rate() -> None:
     similarities = (rows @ rows.T).clamp(-1, 1).numpy()
     listed = list(combinations(range(150), 2))
     different = np.array([similarities[i, j] for i, j in listed if labels[i] != labels[j]])
-    chosen = choose_threshold(pairs, find_nearest(pairs), ThresholdSettings(fmr=0.05))
-    assert chosen is not None
+    chosen = choose_pair_threshold(pairs, fmr=0.05)
     assert (different >= np.float32(chosen)).mean() <= 0.05
     smaller = max(similarities[i, j] for i, j in listed if similarities[i, j] < np.float32(chosen))
     assert (different >= smaller).mean() > 0.05
@@ -81,12 +82,12 @@ def test_the_default_threshold_has_the_wanted_share_of_wrong_ones_among_the_near
     searches = list_searches(rows, labels)
     nearest = find_nearest(pairs)
     np.testing.assert_allclose(sorted(zip(*nearest, strict=True)), sorted(searches), rtol=1e-6)
-    chosen = choose_threshold(pairs, nearest, ThresholdSettings(share))
+    chosen = choose_nearest_threshold(nearest, share)
     shares = {score: np.mean([not right for other, _, right in searches if other >= score]) for score, _, _ in searches}
     counts = {score: sum(other >= score for other, _, _ in searches) for score in shares}
     fitting = [score for score in shares if shares[score] <= share and counts[score] * share >= 1]
     assert chosen == pytest.approx(min(fitting))
-    assert ThresholdSettings() == ThresholdSettings(wrong_share=0.05, fmr=None)
+    assert ThresholdSettings() == ThresholdSettings(wrong_share=0.05, fmr=0.01)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ def test_where_no_similarity_has_the_share_there_is_no_threshold(
 ) -> None:
     is_right = np.array([i not in wrong for i in range(len(scores))])
     nearest = NearestItems(scores.astype(np.float32), np.ones_like(is_right), is_right)
-    chosen = choose_threshold(LabeledPairs(*make_rows(0)), nearest, ThresholdSettings())
+    chosen = choose_nearest_threshold(nearest, share=0.05)
     assert chosen == (None if threshold is None else pytest.approx(threshold))
 
 
@@ -176,18 +177,24 @@ def test_a_query_that_excludes_the_gallery_has_no_neighbor() -> None:
 
 def test_what_a_test_reports_depends_on_the_splits_that_it_has() -> None:
     tested, validated = LabeledPairs(*make_rows(6)), LabeledPairs(*make_rows(7))
-    metrics, curves = evaluate_threshold("test", tested, validated, ThresholdSettings(fmr=0.01))
+    metrics, curves = evaluate_threshold("test", tested, validated, ThresholdSettings(wrong_share=0.8))
     assert [*curves] == ["test", "val", "reliability", "reliability_balanced"]
     alone, curve = evaluate_threshold("test", tested, None, ThresholdSettings())
     assert alone == {name: metrics[name] for name in alone}
     assert {name.removeprefix("threshold/") for name in alone} >= {"eer", "fnmr@1e-3", "opis", "unknown_auroc"}
-    assert not {"threshold/similarity", "threshold/calibration_slope", "threshold/ece"} & {*alone}
+    assert not {"threshold/similarity", "threshold/nearest_similarity", "threshold/ece"} & {*alone}
+    assert "threshold/calibration_slope" not in alone
     np.testing.assert_array_equal(curve["test"], curves["test"])
-    on_val, _ = evaluate_threshold("val", validated, validated, ThresholdSettings(fmr=0.01))
+    on_val, _ = evaluate_threshold("val", validated, validated, ThresholdSettings(wrong_share=0.8))
     assert on_val["threshold/similarity"] == metrics["threshold/similarity"]
     assert "threshold/fmr" not in on_val
     assert on_val["threshold/val_wrong_share"] == metrics["threshold/val_wrong_share"]
-    without, curves_without = evaluate_threshold("test", tested, validated, ThresholdSettings(wrong_share=1e-6))
+    sure, _ = evaluate_threshold("test", tested, validated, ThresholdSettings(wrong_share=1e-6))
+    assert sure["threshold/fmr"] == metrics["threshold/fmr"]
+    assert not {"threshold/nearest_similarity", "threshold/wrong_share"} & {*sure}
+    one, _ = evaluate_threshold("test", tested, validated, ThresholdSettings(wrong_share=0.8, fmr=None))
+    assert one["threshold/similarity"] == one["threshold/nearest_similarity"]
+    without, curves_without = evaluate_threshold("test", tested, validated, ThresholdSettings(1e-6, fmr=None))
     assert without["threshold/wanted_wrong_share"] == 1e-6
     assert not {"threshold/similarity", "threshold/fmr", "threshold/wrong_share"} & {*without}
     assert without["threshold/ece"] == metrics["threshold/ece"]
@@ -257,7 +264,17 @@ def test_a_share_that_is_no_share_is_refused(name: str, share: float) -> None:
     ],
 )
 def test_the_choice_is_stated_in_words(metrics: dict[str, float], words: str) -> None:
-    assert describe_choice(metrics) == words
+    assert describe_choice(metrics) == describe_choice(metrics, of_nearest=True) == words
+    assert find_nearest_threshold(metrics) == metrics.get("similarity")
+
+
+def test_the_thresholds_of_two_images_and_of_the_nearest_are_told_apart() -> None:
+    metrics = {"wanted_fmr": 0.01, "wanted_wrong_share": 0.05, "similarity": 0.5, "nearest_similarity": 0.7}
+    assert describe_choice(metrics) == "for a false match rate of 1 %"
+    assert describe_choice(metrics, of_nearest=True).endswith("the nearest is 5 %")
+    assert find_nearest_threshold(metrics) == 0.7
+    del metrics["nearest_similarity"]
+    assert find_nearest_threshold(metrics) is None
 
 
 def test_the_report_draws_the_curves_and_the_threshold(make_run: MakeRun) -> None:
@@ -286,7 +303,7 @@ def test_the_report_draws_the_curves_and_the_threshold(make_run: MakeRun) -> Non
     assert min(numbers) >= 0
     assert max(numbers) <= 100
     assert f"{100 * metrics['threshold/eer']:.1f} %" in section
-    metrics_without, _ = evaluate_threshold("test", tested, validated, ThresholdSettings(wrong_share=1e-6))
+    metrics_without, _ = evaluate_threshold("test", tested, validated, ThresholdSettings(1e-6, fmr=None))
     plain = {name: value for name, value in folder.metrics().items() if not name.startswith("threshold/")}
     folder.write_metrics({**plain, **metrics_without})
     words = (

@@ -33,7 +33,7 @@ from dml.runtime.errors import InputError
 from dml.runtime.run_folder import RunFolder
 
 SHORT = ["trainer.max_steps=2", "trainer.val_check_interval=2", "evaluation.raw=false", "evaluation.clustering=false"]
-RUN = [*SMALL, "model.heads=[L,H]", "model.normalize=false", "evaluation.threshold.fmr=0.01", *SHORT]
+RUN = [*SMALL, "model.heads=[L,H]", "model.normalize=false", "evaluation.threshold.wrong_share=0.5", *SHORT]
 
 
 def train(folder: Path, small_emoji: Path, *arguments: str) -> None:
@@ -95,6 +95,7 @@ def test_the_threshold_is_the_runs(
     """It is chosen on the validation classes: as a user would find it, with the vectors of the opened model."""
     metrics = RunFolder(run).metrics()
     assert model.threshold == metrics["threshold/similarity"]
+    assert model.nearest_threshold == metrics["threshold/nearest_similarity"]
     assert model.threshold_errors["fnmr"] == metrics["threshold/fnmr"]
     validated = hold_out_classes(read(small_emoji)).subset("val")
     for table, names in ((validated, ("val_fmr", "val_fnmr")), (tested, ("fmr", "fnmr"))):
@@ -104,7 +105,8 @@ def test_the_threshold_is_the_runs(
         assert passes[~is_same].mean() == pytest.approx(model.threshold_errors[names[0]], abs=2 / (~is_same).sum())
         assert 1 - passes[is_same].mean() == pytest.approx(model.threshold_errors[names[1]], abs=2 / is_same.sum())
         similarities = vectors @ vectors.T - 9 * np.eye(len(labels))
-        accepted = similarities.max(axis=1) >= model.threshold
+        assert model.nearest_threshold is not None
+        accepted = similarities.max(axis=1) >= model.nearest_threshold
         wrong = labels[similarities.argmax(axis=1)][accepted] != labels[accepted]
         share = model.threshold_errors[names[0].replace("fmr", "wrong_share")]
         assert wrong.mean() == pytest.approx(share, abs=2 / accepted.sum())

@@ -79,8 +79,13 @@ def test_a_quick_run_says_so() -> None:
     [
         (
             {"similarity": 0.5, "wanted_wrong_share": 0.05, "known_accepted": 0.7, "wrong_share": 0.06},
-            'same from a similarity of 0.500 on, where the share of wrong "same" among the nearest is 5 % on the '
-            'validation classes; here 70.0% of the nearest are "same", 6.0% of these wrongly',
+            'same the nearest from a similarity of 0.500 on, where the share of wrong "same" among the nearest is 5 % '
+            'on the validation classes; here 70.0% of the nearest are "same", 6.0% of these wrongly',
+        ),
+        (
+            {"similarity": 0.5, "wanted_fmr": 0.01, "fmr": 0.012, "fnmr": 0.4},
+            "same two images from a similarity of 0.500 on, for a false match rate of 1 % on the validation classes; "
+            "here 1.2% of the pairs of two classes, and 60.0% of those of one",
         ),
         (
             {"wanted_wrong_share": 0.05},

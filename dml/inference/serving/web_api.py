@@ -129,7 +129,7 @@ class IndexFacts(BaseModel):
     dimension: int = Field(description="size of the vectors")
     geometry: str = Field(description='"cosine", or the Poincare ball in which vectors are compared')
     kind: str = Field(description='kind of the index; "Flat" is exact')
-    threshold: float | None = Field(description="score from which on two images are judged to be of one class")
+    threshold: float | None = Field(description="score from which on an image is judged to be of the query's class")
     threshold_choice: str = Field(description="which threshold was chosen, as the end of a sentence")
     threshold_errors: dict[str, float] = Field(description="error rates of the threshold on the test classes")
     prior: float | None = Field(description="share of pairs of one class for which probabilities are")
@@ -195,7 +195,7 @@ def describe_index(search: Search) -> IndexFacts:
         geometry=index.model.geometry,
         kind=index.vectors.factory,
         threshold=index.threshold,
-        threshold_choice=describe_choice(index.model.threshold_errors),
+        threshold_choice=describe_choice(index.model.threshold_errors, of_nearest=True),
         threshold_errors={} if index.threshold is None else index.model.threshold_errors,
         prior=calibration.prior if (calibration := index.calibration) else None,
         prior_is_of_labels=index.items.same_share is not None,

@@ -4,11 +4,14 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
+from dml.evaluation.evaluator import evaluate
+from dml.evaluation.raw_features import hold_out_classes
 from dml.losses.proxies import begin_at_class_means, count_classes, proxy_sets
 from dml.models.embedding import EmbeddingModel
 from dml.runtime.errors import InputError
@@ -17,6 +20,9 @@ from dml.training.module import MetricLearner
 
 SMALLEST_SHARE = 1e-5
 """The root mean square of a component, as a share of the largest, below which float32 inputs hold rounding alone."""
+
+SHARES = (0.25, 0.5)
+"""The shares of the whitening among which `choose_whitening` chooses."""
 
 
 def last_layers(heads: nn.ModuleDict) -> dict[str, nn.Linear]:
@@ -53,25 +59,59 @@ def begin_at_principal_components(layer: nn.Linear, inputs: Tensor, whitening: f
     Raises:
         InputError: if all inputs are 0.
     """
-    unit = F.normalize(inputs, dim=1).cpu().numpy()
-    if not unit.any():
-        raise InputError("heads.initial: the network gives 0 for all images of the training split")
-    from sklearn.decomposition import TruncatedSVD  # late: it takes a second, and models in use need none
-
-    decomposition = TruncatedSVD(min(layer.out_features, *unit.shape), random_state=0).fit(unit)
-    sizes, weight = decomposition.singular_values_, layer.weight.float()  # in 16 bits there is no QR decomposition
-    scales = np.where(sizes > SMALLEST_SHARE * sizes[0], np.maximum(sizes, SMALLEST_SHARE * sizes[0]) ** -whitening, 0)
-    components = torch.from_numpy(scales[:, None] * decomposition.components_).to(weight)
-    components = F.pad(components, (0, 0, 0, layer.out_features - len(components)))
-    num_components = int((scales > 0).sum())
+    sizes, directions = _find_components(inputs, layer.out_features)
+    num_components, weight = len(sizes), layer.weight.float()  # in 16 bits there is no QR decomposition
+    directions = directions.to(weight)
+    components = F.pad(_whiten(sizes, directions, whitening), (0, 0, 0, layer.out_features - num_components))
     if num_components < min(layer.weight.shape):
         free_rows = slice(num_components, layer.in_features)
-        directions = torch.from_numpy(decomposition.components_[:num_components]).to(weight)
         norm = components[:num_components].norm(dim=1).min()
         components[free_rows] = norm * _make_orthogonal(weight[free_rows], directions)
     layer.weight.copy_(components * (weight.norm() / components.norm()))
     if layer.bias is not None:
         layer.bias.zero_()
+
+
+def _find_components(inputs: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Find principal components of the directions of inputs (N, C) about 0 -> (K,) root sums of squares, (K, C)."""
+    unit = F.normalize(inputs, dim=1).cpu().numpy()
+    if not unit.any():
+        raise InputError("heads.initial: the network gives 0 for all images of the training split")
+    from sklearn.decomposition import TruncatedSVD  # late: it takes a second, and models in use need none
+
+    decomposition = TruncatedSVD(min(size, *unit.shape), random_state=0).fit(unit)
+    sizes, directions = map(torch.from_numpy, (decomposition.singular_values_, decomposition.components_))
+    varies = sizes > SMALLEST_SHARE * sizes[0]
+    return sizes[varies], directions[varies]
+
+
+def _whiten(sizes: Tensor, directions: Tensor, whitening: float) -> Tensor:
+    return sizes.to(directions)[:, None] ** -whitening * directions
+
+
+def choose_whitening(inputs: Tensor, labels: npt.NDArray[np.int64], size: int) -> float:
+    """Choose the share of the whitening that finds more in classes that its components don't know.
+
+    Components of a few images that are whitened more than a little lose some of what a network knows well; of other
+    images they find more so. Each quarter of the classes, see `hold_out_classes`, is tested with the components of the
+    others.
+
+    Args:
+        inputs: (N, C) inputs of a head's last layer.
+        labels: (N,) classes.
+        size: number of components D.
+
+    Returns:
+        The one of `SHARES` with the best MAP@R; the largest if there are too few classes.
+    """
+    found = dict.fromkeys(SHARES, 0.0)
+    for is_held in hold_out_classes(labels):
+        sizes, directions = _find_components(inputs[~is_held], size)
+        held = F.normalize(inputs[is_held], dim=1).cpu()
+        for share in SHARES:
+            embeddings = held @ _whiten(sizes, directions, share).T.to(held)
+            found[share] += evaluate(embeddings, labels[is_held], metrics=("map@r",), clustering=False)["level0/map@r"]
+    return max(SHARES, key=lambda share: (found[share], share))
 
 
 def _make_orthogonal(rows: Tensor, directions: Tensor) -> Tensor:
@@ -84,12 +124,17 @@ def _make_orthogonal(rows: Tensor, directions: Tensor) -> Tensor:
     return basis.T
 
 
-WHITENING = {"principal_components": 0.0, "half_whitened_components": 0.5, "whitened_components": 1.0}
-"""The share of the whitening by the values of ``initial_heads``, see `begin_at_principal_components`."""
+WHITENING = {
+    "auto": None,
+    "principal_components": 0.0,
+    "half_whitened_components": 0.5,
+    "whitened_components": 1.0,
+}
+"""The share of the whitening by the values of ``heads.initial``; with None, `choose_whitening` chooses it."""
 
 
 def make_principal_heads(initial_heads: str | None, init: str | None = None) -> "PrincipalHeads | None":
-    """Make the callback of ``initial_heads``; return None if the heads keep the weights that they have.
+    """Make the callback of ``heads.initial``; return None if the heads keep the weights that they have.
 
     Args:
         initial_heads: a key of `WHITENING`, or None.
@@ -105,10 +150,10 @@ class PrincipalHeads(Callback):
     does not end in a linear layer keeps its weights, and so do all heads of a later stage and of a resumed run.
 
     Args:
-        whitening: share of the whitening of the components.
+        whitening: share of the whitening of the components; None chooses it for each head, see `choose_whitening`.
     """
 
-    def __init__(self, whitening: float = 0.0) -> None:
+    def __init__(self, whitening: float | None = None) -> None:
         self.whitening = whitening
 
     @torch.no_grad()
@@ -133,8 +178,12 @@ class PrincipalHeads(Callback):
         finally:
             for hook in hooks:
                 hook.remove()
+        labels = get_training_data(trainer).train_table.labels[embedded.rows.numpy(), 0]
         for name, layer in layers.items():
-            begin_at_principal_components(layer, embedded.embeddings[name], self.whitening)
+            inputs_of_head, share = embedded.embeddings[name], self.whitening
+            if share is None:
+                share = choose_whitening(inputs_of_head, labels, layer.out_features)
+            begin_at_principal_components(layer, inputs_of_head, share)
             # from the CPU: it is pickled, and a tensor of the first GPU would take all processes there
             layer.weight.copy_(trainer.strategy.broadcast(layer.weight.cpu()))
 

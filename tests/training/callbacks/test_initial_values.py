@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from dml.models.heads import AuxiliaryHead, ClassTokenHead, NormalizedPoolHead, PoolHead
 from dml.runtime.errors import InputError
-from dml.training.callbacks.initial_values import begin_at_principal_components, last_layers
+from dml.training.callbacks.initial_values import begin_at_principal_components, choose_whitening, last_layers
 
 
 def draw(images: int, channels: int) -> Tensor:
@@ -46,6 +46,23 @@ def test_components_are_divided_by_a_power_of_their_root_mean_square(whitening: 
     singular = torch.linalg.svdvals(unit)[:3]
     sizes = (unit @ layer.weight.detach().T).square().sum(dim=0).sqrt()
     torch.testing.assert_close(sizes / sizes[0], (singular / singular[0]) ** (1 - whitening), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("others", "scale", "share"),
+    [
+        pytest.param(60, 0.1, 0.25, id="many small directions that say nothing"),
+        pytest.param(2, 5.0, 0.5, id="two large ones"),
+    ],
+)
+def test_the_share_that_finds_more_in_other_classes_is_chosen(others: int, scale: float, share: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = np.repeat(np.arange(16), 6)
+    telling = torch.randn(16, 8, generator=generator)[labels] + 0.3 * torch.randn(96, 8, generator=generator)
+    inputs = torch.cat([telling, scale * torch.randn(96, others, generator=generator)], dim=1)
+    assert choose_whitening(inputs, labels, size=32) == share
+    few = labels < 7
+    assert choose_whitening(inputs[few], labels[few], size=32) == 0.5
 
 
 def test_components_of_rounding_alone_are_not_whitened() -> None:
