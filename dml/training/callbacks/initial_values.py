@@ -1,5 +1,6 @@
 """First values of heads and proxies that the training images give, in place of random numbers."""
 
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -59,12 +60,20 @@ def begin_at_principal_components(layer: nn.Linear, inputs: Tensor, whitening: f
     Raises:
         InputError: if all inputs are 0.
     """
-    sizes, directions = _find_components(inputs, layer.out_features)
-    num_components, weight = len(sizes), layer.weight.float()  # in 16 bits there is no QR decomposition
-    directions = directions.to(weight)
-    components = F.pad(_whiten(sizes, directions, whitening), (0, 0, 0, layer.out_features - num_components))
+    unit = F.normalize(inputs, dim=1).cpu().numpy()
+    if not unit.any():
+        raise InputError("heads.initial: the network gives 0 for all images of the training split")
+    from sklearn.decomposition import TruncatedSVD  # late: it takes a second, and models in use need none
+
+    decomposition = TruncatedSVD(min(layer.out_features, *unit.shape), random_state=0).fit(unit)
+    sizes, weight = decomposition.singular_values_, layer.weight.float()  # in 16 bits there is no QR decomposition
+    scales = np.where(sizes > SMALLEST_SHARE * sizes[0], np.maximum(sizes, SMALLEST_SHARE * sizes[0]) ** -whitening, 0)
+    components = torch.from_numpy(scales[:, None] * decomposition.components_).to(weight)
+    components = F.pad(components, (0, 0, 0, layer.out_features - len(components)))
+    num_components = int((scales > 0).sum())
     if num_components < min(layer.weight.shape):
         free_rows = slice(num_components, layer.in_features)
+        directions = torch.from_numpy(decomposition.components_[:num_components]).to(weight)
         norm = components[:num_components].norm(dim=1).min()
         components[free_rows] = norm * _make_orthogonal(weight[free_rows], directions)
     layer.weight.copy_(components * (weight.norm() / components.norm()))
@@ -72,44 +81,27 @@ def begin_at_principal_components(layer: nn.Linear, inputs: Tensor, whitening: f
         layer.bias.zero_()
 
 
-def _find_components(inputs: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Find principal components of the directions of inputs (N, C) about 0 -> (K,) root sums of squares, (K, C)."""
-    unit = F.normalize(inputs, dim=1).cpu().numpy()
-    if not unit.any():
-        raise InputError("heads.initial: the network gives 0 for all images of the training split")
-    from sklearn.decomposition import TruncatedSVD  # late: it takes a second, and models in use need none
-
-    decomposition = TruncatedSVD(min(size, *unit.shape), random_state=0).fit(unit)
-    sizes, directions = map(torch.from_numpy, (decomposition.singular_values_, decomposition.components_))
-    varies = sizes > SMALLEST_SHARE * sizes[0]
-    return sizes[varies], directions[varies]
-
-
-def _whiten(sizes: Tensor, directions: Tensor, whitening: float) -> Tensor:
-    return sizes.to(directions)[:, None] ** -whitening * directions
-
-
-def choose_whitening(inputs: Tensor, labels: npt.NDArray[np.int64], size: int) -> float:
-    """Choose the share of the whitening that finds more in classes that its components don't know.
+@torch.no_grad()
+def choose_whitening(layer: nn.Linear, inputs: Tensor, labels: npt.NDArray[np.int64]) -> float:
+    """Choose the share of the whitening that finds more in classes that the components don't know.
 
     Components of a few images that are whitened more than a little lose some of what a network knows well; of other
-    images they find more so. Each quarter of the classes, see `hold_out_classes`, is tested with the components of the
-    others.
+    images they find more so. Each group of `hold_out_classes` is embedded by the components of the other classes.
 
     Args:
-        inputs: (N, C) inputs of a head's last layer.
+        layer: linear layer from C inputs to D outputs, which stays as it is.
+        inputs: (N, C) inputs of the layer.
         labels: (N,) classes.
-        size: number of components D.
 
     Returns:
         The one of `SHARES` with the best MAP@R; the largest if there are too few classes.
     """
     found = dict.fromkeys(SHARES, 0.0)
     for is_held in hold_out_classes(labels):
-        sizes, directions = _find_components(inputs[~is_held], size)
-        held = F.normalize(inputs[is_held], dim=1).cpu()
         for share in SHARES:
-            embeddings = held @ _whiten(sizes, directions, share).T.to(held)
+            trial = deepcopy(layer)
+            begin_at_principal_components(trial, inputs[~is_held], share)
+            embeddings = trial(inputs[is_held].to(layer.weight))
             found[share] += evaluate(embeddings, labels[is_held], metrics=("map@r",), clustering=False)["level0/map@r"]
     return max(SHARES, key=lambda share: (found[share], share))
 
@@ -180,10 +172,9 @@ class PrincipalHeads(Callback):
                 hook.remove()
         labels = get_training_data(trainer).train_table.labels[embedded.rows.numpy(), 0]
         for name, layer in layers.items():
-            inputs_of_head, share = embedded.embeddings[name], self.whitening
-            if share is None:
-                share = choose_whitening(inputs_of_head, labels, layer.out_features)
-            begin_at_principal_components(layer, inputs_of_head, share)
+            head_inputs = embedded.embeddings[name]
+            share = choose_whitening(layer, head_inputs, labels) if self.whitening is None else self.whitening
+            begin_at_principal_components(layer, head_inputs, share)
             # from the CPU: it is pickled, and a tensor of the first GPU would take all processes there
             layer.weight.copy_(trainer.strategy.broadcast(layer.weight.cpu()))
 

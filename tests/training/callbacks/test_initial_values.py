@@ -60,9 +60,12 @@ def test_the_share_that_finds_more_in_other_classes_is_chosen(others: int, scale
     labels = np.repeat(np.arange(16), 6)
     telling = torch.randn(16, 8, generator=generator)[labels] + 0.3 * torch.randn(96, 8, generator=generator)
     inputs = torch.cat([telling, scale * torch.randn(96, others, generator=generator)], dim=1)
-    assert choose_whitening(inputs, labels, size=32) == share
+    layer = nn.Linear(inputs.shape[1], 32)
+    weight = layer.weight.clone()
+    assert choose_whitening(layer, inputs, labels) == share
+    assert torch.equal(layer.weight, weight)
     few = labels < 7
-    assert choose_whitening(inputs[few], labels[few], size=32) == 0.5
+    assert choose_whitening(layer, inputs[few], labels[few]) == 0.5
 
 
 def test_components_of_rounding_alone_are_not_whitened() -> None:
