@@ -122,6 +122,17 @@ def _contrastive(loss: Any, _: None, batch: Batch) -> Any:
     return _average_pairs(loss, batch, lambda matrix: (pull(matrix), push(matrix)))
 
 
+def _intra_pair_variance(loss: Any, _: None, batch: Batch) -> Any:
+    sums = _by_rows(loss, batch, lambda matrix, *masks: (*_add_up(matrix, masks[0]), *_add_up(matrix, masks[1])))
+    near, far, rises = _mean(*sums[:2]), _mean(*sums[2:]), loss.distance.is_inverted
+
+    def terms(matrix: Tensor) -> tuple[Tensor, Tensor]:
+        pulled = loss.variance_with_eps(matrix, near, loss.pos_eps, rises)
+        return F.relu(pulled) ** 2, F.relu(loss.variance_with_eps(matrix, far, loss.neg_eps, not rises)) ** 2
+
+    return _average_pairs(loss, batch, terms)
+
+
 def _threshold_consistent(loss: Any, _: None, batch: Batch) -> Any:
     def compute(cosines: Tensor, positives: Tensor, negatives: Tensor, _: slice) -> tuple[Tensor, ...]:
         pulled, pushed = loss.margin_plus - cosines, cosines - loss.margin_minus
@@ -230,9 +241,42 @@ def _pnp(loss: Any, _: None, batch: Batch) -> Any:
     return _mean(*_by_rows(loss, batch, compute, width=None))
 
 
+def _fast_ap(loss: Any, _: None, batch: Batch) -> Any:
+    largest = 2**loss.distance.power
+    edges = torch.linspace(0.0, largest, loss.num_edges, dtype=batch.anchors.dtype).to(batch.anchors.device)[:, None]
+
+    def compute(matrix: Tensor, positives: Tensor, negatives: Tensor, _: slice) -> tuple[Tensor, ...]:
+        pulses = F.relu(1 - (matrix[:, None, :] - edges).abs() / (largest / loss.num_bins))
+        near, far = ((pulses * pairs[:, None, :]).sum(dim=2) for pairs in (positives, negatives))
+        totals, count = (near + far).cumsum(dim=1), positives.sum(dim=1)
+        precisions = near * near.cumsum(dim=1) / totals.masked_fill(totals == 0, 1.0)
+        return 1 - precisions.sum(dim=1) / count.clamp(min=1), count > 0
+
+    terms, has_positives = _by_rows(loss, batch, compute, loss.num_edges)
+    return _reduce(loss, batch, terms[has_positives])
+
+
+def _angular(loss: Any, _: None, batch: Batch) -> Any:
+    same = batch.classes[:, None] == batch.reference_classes
+    negative = (~same).nonzero()[:1].T  # the library asks only whether there is one
+    if not negative.numel():
+        return 0.0 * batch.anchors.sum()
+    pairs = same.fill_diagonal_(False).nonzero().T
+
+    def compute(block: slice) -> tuple[Tensor, ...]:
+        indices, (anchors, classes, *references) = (*pairs[:, block], *negative), batch
+        return (loss.compute_loss(anchors, classes, indices, *references)["loss"]["losses"].flatten(),)
+
+    (terms,) = in_blocks(compute, range(pairs.shape[1]), len(batch.references), batch.anchors.device)
+    return _reduce(loss, batch, terms)
+
+
 FORMS: dict[str, Callable[[Any, Any, Batch], Any]] = {
     **dict.fromkeys(("CircleLoss", "GeneralizedLiftedStructureLoss", "MultiSimilarityLoss", "SupConLoss"), _elements),
     **dict.fromkeys(("ContrastiveLoss", "SignalToNoiseRatioContrastiveLoss"), _contrastive),
+    "AngularLoss": _angular,
+    "FastAPLoss": _fast_ap,
+    "IntraPairVarianceLoss": _intra_pair_variance,
     "LiftedStructureLoss": _lifted,
     "MarginLoss": _margin,
     "PNPLoss": _pnp,
