@@ -10,7 +10,6 @@ are what a call adds at most to the memory that torch holds on the GPU. The embe
 and drawn as for scripts/bench_losses.py and scripts/bench_evaluation.py.
 """
 
-from dml.run.settings import Settings, read_settings
 from dml.runtime.signals import handle_signals
 
 if __name__ == "__main__":
@@ -26,15 +25,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from bench_evaluation import BLOCK, INATURALIST, RANKING, RECALL_AT, SOP, draw_gallery, random_items
-from bench_losses import SIZE, LogSumExp, draw_batch
-from hydra import compose, initialize_config_dir
+from bench_losses import LogSumExp, build_loss, draw_batch
 from torch import Tensor, nn
 
 from dml.evaluation import evaluate
 from dml.ops.precision import full_float32
 from dml.retrieval.kmeans_clusters import kmeans
 from dml.retrieval.search import nearest_neighbors
-from dml.run.builders import build_losses
 from dml.run.config_folders import CONF
 
 DEVICE = torch.device("cuda")
@@ -86,13 +83,6 @@ def measure_loss(loss: nn.Module, embeddings: Tensor, labels: Tensor) -> Cost:
     return measure(step, 15)
 
 
-def build_loss(name: str, labels: Tensor) -> nn.Module:
-    """Build a loss by its YAML, with the classes of a batch."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("train", overrides=[f"loss={name}"])
-    return build_losses(read_settings(config, Settings), {"H": SIZE}, labels.numpy())["H"].to(DEVICE)
-
-
 def print_losses(chosen: Sequence[str]) -> None:
     """Print the table of the losses, beside the product of all embeddings and a reduction of it.
 
@@ -109,7 +99,7 @@ def print_losses(chosen: Sequence[str]) -> None:
         print(f"{'logsumexp(E E^T)':<28}{batch:>7}{1000 * bare.seconds:>9.2f}{bare.mebibytes:>9,.0f}")
         for name in names:
             try:
-                cost = measure_loss(build_loss(name, labels), *on_gpu)
+                cost = measure_loss(build_loss(name, labels).to(DEVICE), *on_gpu)
             except torch.OutOfMemoryError:
                 print(f"{name:<28}{batch:>7}  more memory than the GPU has", flush=True)
                 continue

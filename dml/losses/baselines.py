@@ -1,6 +1,7 @@
 """Adapters that give the losses of pytorch-metric-learning the interface of this project's losses.
 
-No other module imports that library. Of some losses it computes another form than the equations of the papers.
+No other module imports that library. `dml.losses.pair_blocks` computes most of its pair and triplet losses in little
+memory. Of some losses the library computes another form than the equations of the papers.
 
 P and N are the positive and negative pairs of a batch, in both orders, and T its triplets (i, j, k) with (i, j) in P
 and (i, k) in N. D_ij is the distance of the library's loss, f_i are the embeddings, and m and alpha the library's
@@ -26,6 +27,7 @@ from pytorch_metric_learning.utils.loss_and_miner_utils import get_all_pairs_ind
 from torch import Tensor, nn
 
 from dml.losses.loss_contract import Loss
+from dml.losses.pair_blocks import Batch, find_form
 from dml.ops.pairs import finest, masked_logsumexp, pair_masks
 from dml.ops.precision import full_precision
 from dml.runtime.errors import InputError
@@ -143,8 +145,13 @@ class PairLoss(Loss):
             return zero
         if self.form is not None:
             return self._equations[self.form](self.loss, anchors, *pair_masks(classes)) + zero
+        value: Tensor
+        compute = find_form(self.loss, self.miner)
+        if compute is not None and (len(references) == len(anchors) or not getattr(self.loss, "swap", False)):
+            value = compute(self.loss, self.miner, Batch(anchors, classes, references, reference_classes))
+            return value + zero
         pairs = self._choose_pairs(anchors, classes, references, reference_classes)
-        value: Tensor = self.loss(anchors, classes, pairs, references, reference_classes)
+        value = self.loss(anchors, classes, pairs, references, reference_classes)
         return value + zero
 
     def _prepare(self, embeddings: Tensor) -> Tensor:

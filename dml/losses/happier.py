@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dml.losses.loss_contract import Loss
-from dml.ops.gradients import block_size, refuse_second_derivative
+from dml.ops.gradients import block_size, refuse_second_derivative, row_blocks
 from dml.ops.pairs import ALL, finest, own_entries
 from dml.ops.precision import full_precision
 from dml.ops.relevance import level_counts, power_relevance, shared_levels
@@ -104,6 +104,11 @@ class SmoothHierarchicalAPLoss(Loss):
         """
         unit = F.normalize(embeddings, dim=1)
         columns = labels[:, None] if labels.ndim == 1 else labels
+        blocks = row_blocks(range(*queries.indices(len(unit))), 4 * len(unit), unit.device)
+        return torch.cat([self._compute_terms(unit, columns, block) for block in blocks]).mean()
+
+    def _compute_terms(self, unit: Tensor, columns: Tensor, queries: slice) -> Tensor:
+        """Compute the terms (Q,) of some queries among L2-normalized embeddings (B, D) with labels (B, L)."""
         levels = shared_levels(columns[queries], columns)
         own_entries(levels, queries).fill_(-1)
         has_positives = (levels > 0).any(dim=1)
@@ -113,7 +118,7 @@ class SmoothHierarchicalAPLoss(Loss):
         relevance = self.relevance or partial(power_relevance, alpha=self.alpha)
         h_rank_step = self._h_rank_step if self.smooth_h_rank else None
         lists = GradedLists(levels, relevance(counts), self._rank_step, h_rank_step)
-        return ((1.0 - graded_average_precision(unit[queries] @ unit.T, lists)) * has_positives).mean()
+        return (1.0 - graded_average_precision(unit[queries] @ unit.T, lists)) * has_positives
 
     def _rank_step(self, gaps: Tensor) -> tuple[Tensor, Tensor]:
         """Compute g of items of a lower level, and the slope of g, at each gap t. The gaps are overwritten.

@@ -1,11 +1,13 @@
 """The hyperbolic contrastive loss, and the Poincare ball that it compares embeddings in."""
 
+from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from dml.losses.loss_contract import Loss
+from dml.ops.gradients import in_blocks
 from dml.ops.pairs import finest
 from dml.ops.poincare import check_ball, poincare_distances, to_ball
 from dml.ops.precision import full_precision
@@ -59,7 +61,11 @@ class HyperbolicContrastiveLoss(Loss):
         images = _list_by_class(finest(labels))
         points = to_ball(embeddings, self.curvature, self.clip)
         if self.curvature:
-            logits = poincare_distances(points, points, self.curvature) / -self.temperature
+            distances = partial(poincare_distances, items=points, curvature=self.curvature)
+            rows, width = range(len(points)), len(points)
+            (logits,) = in_blocks(
+                lambda block: (distances(points[block]) / -self.temperature,), rows, width, points.device
+            )
         else:
             logits = points @ points.T / self.temperature
         total = 0.0 * embeddings.sum()

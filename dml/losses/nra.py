@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from dml.losses.loss_contract import Loss
-from dml.ops.gradients import refuse_second_derivative
+from dml.ops.gradients import refuse_second_derivative, row_blocks
 from dml.ops.pairs import finest, pair_masks
 from dml.ops.precision import full_precision
 from dml.runtime.errors import InputError
@@ -96,15 +96,18 @@ def _choose_extremes(rows: Tensor, positives: Tensor, negatives: Tensor) -> tupl
     Returns:
         Indices of the chosen rows (4, B), and which rows have both positives and negatives (B,) bool.
     """
-    squares = rows.square().sum(dim=1)
-    squared = squares[:, None] + squares - 2.0 * rows @ rows.T
-    # ``far`` rises with the distance and ``near`` falls. Both are at least 1, so that multiplying by a 0/1 mask
-    # excludes entries; filling by a mask would be slower.
-    far = squared - squared.min() + 1.0
-    near = far.max() - far + 1.0
-    positive, negative = positives.to(rows.dtype), negatives.to(rows.dtype)
-    maxima = [weights.max(dim=1) for weights in (far * positive, near * negative, near * positive, far * negative)]
-    return torch.stack([indices for _, indices in maxima]), (maxima[0].values > 0) & (maxima[1].values > 0)
+    squares, chosen, has_both = rows.square().sum(dim=1), [], []
+    for block in row_blocks(range(len(rows)), len(rows), rows.device):
+        squared = squares[block, None] + squares - 2.0 * rows[block] @ rows.T
+        # ``far`` rises with the distance and ``near`` falls. Both are at least 1, so that multiplying by a 0/1 mask
+        # excludes entries; filling by a mask would be slower.
+        far = squared - squared.min() + 1.0
+        near = far.max() - far + 1.0
+        positive, negative = positives[block].to(rows.dtype), negatives[block].to(rows.dtype)
+        maxima = [weights.max(dim=1) for weights in (far * positive, near * negative, near * positive, far * negative)]
+        chosen.append(torch.stack([indices for _, indices in maxima]))
+        has_both.append((maxima[0].values > 0) & (maxima[1].values > 0))
+    return torch.cat(chosen, dim=1), torch.cat(has_both)
 
 
 class _ChosenDistances(torch.autograd.Function):

@@ -13,8 +13,8 @@ from dml.ops.pairs import ALL, finest
 from dml.ops.precision import full_precision
 from dml.runtime.errors import InputError
 
-BLOCK = 2**22
-"""Number of gaps that a CPU computes at a time, 16 MiB in float32; in smaller blocks threads wait for each other."""
+BLOCK = 2**21
+"""Number of gaps that a CPU computes at a time, 8 MiB in float32; in smaller blocks threads wait for each other."""
 
 
 class RecallAtKLoss(Loss):

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dml.losses.loss_contract import Loss
+from dml.ops.gradients import in_blocks
 from dml.ops.pairs import ALL, finest, masked_softmax, pair_masks, unit_distances
 from dml.ops.precision import full_precision
 from dml.runtime.errors import InputError
@@ -86,15 +87,18 @@ class RankedListLoss(Loss):
         """
         unit = F.normalize(embeddings, dim=1)
         gallery = unit.detach() if self.detach_gallery else unit
-        distances = unit_distances(unit[queries], gallery)
-        positives, negatives = pair_masks(finest(labels), queries)
 
-        too_far = distances - (self.alpha - self.margin)
-        too_near = self.alpha - distances
-        positive_term = _weighted_mean(too_far, positives, self.positive_temperature)
-        negative_term = _weighted_mean(too_near, negatives, self.negative_temperature)
-        lists = (1.0 - self.negative_weight) * positive_term + self.negative_weight * negative_term
-        return (lists * positives.any(dim=1)).mean()
+        def compute(block: slice) -> tuple[Tensor]:
+            distances = unit_distances(unit[block], gallery)
+            positives, negatives = pair_masks(finest(labels), block)
+            too_far = distances - (self.alpha - self.margin)
+            too_near = self.alpha - distances
+            positive_term = _weighted_mean(too_far, positives, self.positive_temperature)
+            negative_term = _weighted_mean(too_near, negatives, self.negative_temperature)
+            lists = (1.0 - self.negative_weight) * positive_term + self.negative_weight * negative_term
+            return (lists * positives.any(dim=1),)
+
+        return in_blocks(compute, range(*queries.indices(len(unit))), len(unit), unit.device)[0].mean()
 
 
 def _weighted_mean(violations: Tensor, pairs: Tensor, temperature: float) -> Tensor:

@@ -5,7 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dml.losses.loss_contract import Loss
-from dml.ops.pairs import ALL, finest
+from dml.ops.gradients import in_blocks
+from dml.ops.pairs import ALL, finest, list_columns
 from dml.ops.precision import full_precision
 from dml.runtime.errors import InputError
 
@@ -49,16 +50,21 @@ class SmoothAPLoss(Loss):
         The mean is over the rows ``queries``, each of which is compared with the whole batch.
         """
         unit, classes = F.normalize(embeddings, dim=1), finest(labels)
-        similarities = unit[queries] @ unit.T
-        same = classes[queries, None] == classes
-        count = same.sum(dim=1)
-        # Only items of the query's class are ranked, as padded columns: (Q, P, B) gaps instead of (Q, B, B).
-        items = same.long().argsort(dim=1, descending=True, stable=True)[:, : int(count.max())]
-        inside = same.gather(1, items)
-        gaps = similarities[:, None, :] - similarities.gather(1, items)[:, :, None]
-        before = torch.sigmoid(gaps / self.temperature)
-        # The sums include the item itself, which counts sigmoid(0) = 1/2; with 0.5 that is the 1 of the formula.
-        rank = 0.5 + before.sum(dim=2)
-        rank_of_positives = 0.5 + (before * same[:, None, :]).sum(dim=2)
-        precision = (inside * rank_of_positives / rank).sum(dim=1) / count
-        return ((1.0 - precision) * (count > 1)).mean()
+        largest = int(torch.unique(classes, return_counts=True)[1].max())
+
+        def compute(block: slice) -> tuple[Tensor]:
+            similarities = unit[block] @ unit.T
+            same = classes[block, None] == classes
+            # Only items of the query's class are ranked, as padded columns: (Q, P, B) gaps instead of (Q, B, B).
+            items, inside = list_columns(same)
+            gaps = similarities[:, None, :] - similarities.gather(1, items)[:, :, None]
+            before = torch.sigmoid(gaps / self.temperature)
+            # The sums include the item itself, which counts sigmoid(0) = 1/2; with 0.5 that is the 1 of the formula.
+            rank = 0.5 + before.sum(dim=2)
+            rank_of_positives = 0.5 + (before * same[:, None, :]).sum(dim=2)
+            count = same.sum(dim=1)
+            precision = (inside * rank_of_positives / rank).sum(dim=1) / count
+            return ((1.0 - precision) * (count > 1),)
+
+        rows = range(*queries.indices(len(unit)))
+        return in_blocks(compute, rows, largest * len(unit), unit.device)[0].mean()

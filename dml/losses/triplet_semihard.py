@@ -5,7 +5,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dml.losses.loss_contract import Loss
+from dml.ops.gradients import in_blocks
 from dml.ops.pairs import finest, pair_masks
+from dml.ops.poincare import euclidean_distances
 from dml.ops.precision import full_precision
 
 
@@ -41,13 +43,18 @@ class TripletSemihardLoss(Loss):
     @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar."""
-        positives, negatives = pair_masks(finest(labels))
         # A matrix product would round equal distances to different values, which changes the choice of negatives.
-        distances = torch.cdist(embeddings, embeddings, compute_mode="donot_use_mm_for_euclid_dist").square()
-        chosen_indices = _choose_negatives(distances.detach(), negatives)
-        chosen_distances = distances.masked_fill(~negatives, torch.inf).gather(1, chosen_indices)
-        terms = F.relu(self.margin + distances - chosen_distances)
-        return torch.where(positives, terms, 0.0).sum() / positives.sum().clamp(min=1)
+        matrix = euclidean_distances(embeddings, embeddings)
+
+        def compute(block: slice) -> tuple[Tensor, Tensor]:
+            distances, (positives, negatives) = matrix[block].square(), pair_masks(finest(labels), block)
+            chosen_indices = _choose_negatives(distances.detach(), negatives)
+            chosen_distances = distances.masked_fill(~negatives, torch.inf).gather(1, chosen_indices)
+            terms = F.relu(self.margin + distances - chosen_distances)
+            return torch.where(positives, terms, 0.0).sum(dim=1), positives.sum(dim=1)
+
+        total, count = in_blocks(compute, range(len(embeddings)), len(embeddings), embeddings.device)
+        return total.sum() / count.sum().clamp(min=1)
 
 
 def _choose_negatives(distances: Tensor, negatives: Tensor) -> Tensor:

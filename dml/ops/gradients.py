@@ -1,6 +1,17 @@
-"""What functions with a written-out gradient share: the size of their blocks, and no second derivative."""
+"""Blocks of long computations, and what functions with a written-out gradient refuse: a second derivative."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 
 import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from dml.ops.precision import without_tf32
+
+BLOCK = 2**18
+"""Numbers of a block of rows on a CPU, 1 MiB in float32."""
 
 ON_GPU = 2**24
 """Numbers of a block on a GPU, 64 MiB in float32: a kernel that computes fewer takes longer to start than to run."""
@@ -17,6 +28,37 @@ def block_size(device: torch.device, on_cpu: int) -> int:
         on_cpu: numbers of a block on a CPU, whose caches should hold it.
     """
     return on_cpu if device.type == "cpu" else ON_GPU
+
+
+def row_blocks(rows: range, width: int, device: torch.device) -> list[slice]:
+    """Divide rows into blocks for a computation that makes ``width`` numbers of each row."""
+    size = max(1, block_size(device, on_cpu=BLOCK) // max(1, width))
+    starts = range(rows.start, max(rows.stop, rows.start + 1), size)
+    return [slice(start, min(start + size, rows.stop)) for start in starts]
+
+
+def in_blocks(
+    compute: Callable[[slice], tuple[Tensor, ...]], rows: range, width: int, device: torch.device
+) -> tuple[Tensor, ...]:
+    """Compute results of some rows a block at a time, and again for the gradient, so that memory holds one block.
+
+    >>> in_blocks(lambda block: (torch.arange(9)[block],), range(2, 5), 2**18, torch.device("cpu"))
+    (tensor([2, 3, 4]),)
+
+    Args:
+        compute: function of a slice of the rows that returns tensors, with an entry for each row or with any number.
+        rows: the rows.
+        width: how many numbers the longest intermediate result has for each row.
+        device: device that computes.
+    """
+    blocks = row_blocks(rows, width, device)
+    if len(blocks) == 1:
+        return compute(*blocks)
+    repeat = partial(  # the gradient has to compute the same numbers, so without TF32
+        checkpoint, use_reentrant=False, preserve_rng_state=False, context_fn=lambda: (nullcontext(), without_tf32())
+    )
+    parts: list[tuple[Tensor, ...]] = [repeat(compute, block) for block in blocks]
+    return tuple(map(torch.cat, zip(*parts, strict=True)))
 
 
 def refuse_second_derivative(name: str) -> None:

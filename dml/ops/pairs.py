@@ -57,6 +57,12 @@ def pair_masks(labels: Tensor, queries: slice = ALL) -> tuple[Tensor, Tensor]:
     return positives, ~same
 
 
+def list_columns(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """List the columns in each row of a mask (Q, B) -> columns (Q, K), which of them aren't padding (Q, K) bool"""
+    columns = mask.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, : int(mask.sum(dim=1).max())]
+    return columns, mask.gather(1, columns)
+
+
 def unit_distances(rows: Tensor, columns: Tensor) -> Tensor:
     """Compute Euclidean distances of L2-normalized rows (B, D) and columns (C, D) by one matrix product -> (B, C).
 

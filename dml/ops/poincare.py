@@ -106,11 +106,11 @@ def poincare_distances(points: Tensor, items: Tensor, curvature: float) -> Tenso
     """
     if not curvature > 0.0:
         raise InputError(f"curvature={curvature}: Poincare distances need a curvature above 0")
-    gaps = _euclidean_distances(points, items)
+    gaps = euclidean_distances(points, items)
     return _scale_gaps(gaps, points.square().sum(dim=1)[:, None], items.square().sum(dim=1), curvature)
 
 
-def _euclidean_distances(points: Tensor, items: Tensor, block: int | None = None) -> Tensor:
+def euclidean_distances(points: Tensor, items: Tensor, block: int | None = None) -> Tensor:
     """Compute the Euclidean distances of points (N, D) and items (M, D) without products, which round -> (N, M).
 
     On a GPU, the backward pass of torch.cdist holds all M D differences of each point that it is given. It is

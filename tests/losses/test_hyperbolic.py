@@ -10,7 +10,7 @@ from loss_batches import draw_embeddings, published_cases
 from torch import Tensor
 
 from dml.losses.hyperbolic import HyperbolicContrastiveLoss, poincare_distances, to_ball
-from dml.ops.poincare import _euclidean_distances
+from dml.ops.poincare import euclidean_distances
 from dml.runtime.errors import InputError
 
 SETTINGS = [(0.2, 0.1, 2.3), (0.1, 0.0, 2.3), (0.3, 1.0, 1.0)]
@@ -136,7 +136,7 @@ def test_distances_by_blocks_of_points_are_the_same(block: int) -> None:
     outer = draw_embeddings(9, 11, seed=2)
     found = []
     for size in (None, block):
-        distances = _euclidean_distances(points, items, size)
+        distances = euclidean_distances(points, items, size)
         found.append((distances, *torch.autograd.grad(distances, (points, items), outer)))
     for whole, in_blocks in zip(*found, strict=True):
         torch.testing.assert_close(in_blocks, whole, rtol=1e-12, atol=1e-14)
