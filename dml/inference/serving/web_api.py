@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dml.evaluation.threshold import describe_choice
+from dml.inference.certificates import describe
 from dml.inference.serving.image_search import ImageSearch, Item, Neighbor, RefusedRequestError, ServedIndex
 
 HEADERS = {
@@ -129,6 +130,7 @@ class IndexFacts(BaseModel):
     dimension: int = Field(description="size of the vectors")
     geometry: str = Field(description='"cosine", or the Poincare ball in which vectors are compared')
     kind: str = Field(description='kind of the index; "Flat" is exact')
+    certificate: str = Field(description="share of the true nearest that is found; empty if it wasn't measured")
     threshold: float | None = Field(description="score from which on two images are judged to be of one class")
     threshold_choice: str = Field(description="which threshold was chosen, as the end of a sentence")
     threshold_errors: dict[str, float] = Field(description="error rates of the threshold on the test classes")
@@ -196,6 +198,7 @@ def describe_index(search: Search) -> IndexFacts:
         dimension=index.vectors.dimension if index.adapter else index.model.dimension,
         geometry=index.model.geometry,
         kind=index.vectors.factory,
+        certificate=describe(index.certificate, index.state) if index.certificate else "",
         threshold=index.threshold,
         threshold_choice=describe_choice(index.model.threshold_errors),
         threshold_errors={} if index.threshold is None else index.model.threshold_errors,
