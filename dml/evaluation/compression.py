@@ -264,7 +264,7 @@ def _make_row(
     )
 
 
-def count_per_second(task: Callable[[], None]) -> float:
+def count_per_second(task: Callable[[], Any]) -> float:
     """Return how often a task runs in a second; the first time isn't counted."""
     task()
     count, began = 0, perf_counter()

@@ -302,13 +302,14 @@ class Index:
         """
         ids, is_own = self.items.ids, isinstance(queries, Integral)
         gallery = self.vectors.reconstruct(ids) if vectors is None else unit_rows(vectors, "vectors").numpy()
-        if gallery.shape != (shape := (len(self), self.vectors.dimension)) or (is_own and self.model.ball):
-            line = f"vectors: of shape {gallery.shape}, expected {shape}"
-            raise InputError(f"{line}; in a Poincare ball, also give images or points as queries")
+        if gallery.shape != (shape := (len(self), self.vectors.dimension)):
+            raise InputError(f"vectors: of shape {gallery.shape}, expected {shape}, one for each image of the index")
+        if is_own and self.model.ball:
+            raise InputError(f"queries={queries}: in the model's Poincare ball, give images or points")
         pool = gallery if is_own else self._map_queries(self._to_queries(queries))[1]
         excluded = ids[:, None] if is_own else np.empty((len(pool), 0), np.int64)
         count = min(int(queries) if is_own else len(pool), len(pool) // (1 if recall is None else 2))
-        if count < 1 or not 1 <= k <= len(self) - excluded.shape[1]:
+        if count < 1 or not isinstance(k, Integral) or not 1 <= k <= len(self) - excluded.shape[1]:
             raise InputError(f"queries={count}, k={k}: there must be 1 or more, among {len(self)} images")
         order = np.random.default_rng(seed).permutation(len(pool))
         if recall is not None:
