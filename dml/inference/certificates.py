@@ -23,7 +23,7 @@ ROUNDING = 1e-12
 def describe(certificate: Mapping[str, Any], state: Sequence[Any]) -> str:
     """Say in a line what a certificate says, and whether the index is in another state now."""
     recall, low, high = (f"{certificate[name]:.3f}" for name in ("recall", "low", "high"))
-    line = f"recall@{certificate['k']} {recall} ({low} to {high}) by {certificate['queries']:,} queries"
+    line = f"recall@{certificate['k']:d} {recall} ({low} to {high}) by {certificate['queries']:,} queries"
     decoded = ", among the vectors that its codes stand for" if certificate["decoded"] else ""
     return f"{line}{decoded}" + ("" if certificate["state"] == [*state] else "; stale: the index changed since")
 

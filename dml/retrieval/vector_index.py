@@ -162,7 +162,8 @@ class VectorIndex:
         if lists is not None:
             depths = powers["nprobe"][: lists.nlist.bit_length()]
         factors = powers["k_factor_rf"] if isinstance(find_core(self._index), faiss.IndexRefine) else [""]
-        return [[",".join(filter(None, (*others, factor, depth))) for depth in depths] for factor in factors]
+        table = [[",".join(filter(None, (*others, factor, depth))) for depth in depths] for factor in factors]
+        return table if len(depths) > 1 else [[row[0] for row in table]]
 
     def train(self, vectors: Floats) -> None:
         """Find the cells or codes of an approximate index from vectors (N, D); an exact index needs none.

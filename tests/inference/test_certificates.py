@@ -160,6 +160,10 @@ def test_list_parameters_keeps_the_others() -> None:
     index.set_parameters("quantizer_efSearch=32,nprobe=2")
     assert index.list_parameters() == [[f"quantizer_efSearch=32,nprobe={value}" for value in (1, 2, 4)]]
     assert VectorIndex(SIZE, "SQ8").list_parameters() == [[""]]
+    assert VectorIndex(SIZE, "SQ4,RFlat").list_parameters() == [[f"k_factor_rf={2**n}" for n in range(7)]]
+    both = VectorIndex(SIZE, "IVF4,SQ4,RFlat").list_parameters()
+    assert [len(row) for row in both] == [3] * 7
+    assert (both[0][0], both[-1][-1]) == ("k_factor_rf=1,nprobe=1", "k_factor_rf=64,nprobe=4")
 
 
 @pytest.mark.parametrize(
