@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+from typing import Any
 
 from dml.commands.command_parser import CommandParser, add_embedding_options, embedding_options, load_for_many_images
 from dml.commands.error_lines import one_line_errors, print_line
@@ -16,6 +17,7 @@ dml search finds the most similar ones. The index holds the model, so its
 folder can be moved anywhere; it holds the paths of the images, not the images.
 A finished index is extended by dml index INDEX IMAGES: images that it holds
 already, by their paths, are embedded again.
+With --check, it measures the recall@10 of an index against exact search.
 With --to, the vectors are uploaded to a vector database instead. Images that
 it holds already, by their paths and contents, are passed over, so the same
 command goes on after an interruption."""
@@ -24,6 +26,7 @@ EXAMPLES = {
     "dml index outputs/RUN photos --output my_index": "makes an index of all images in the folder photos",
     "dml index my_index more_photos": "adds images to it",
     "dml index my_model list.csv --output big --factory IVF1024,Flat": "an approximate index, for many images",
+    "dml index my_index --check 1000 --recall 0.95": "chooses the fastest search parameters that find so much",
     "dml index my_model photos --to lancedb:vectors --collection my_photos": "to LanceDB",
 }
 
@@ -32,16 +35,27 @@ def index_images(arguments: Sequence[str]) -> None:
     """Make, extend or upload the index that the arguments of ``dml index`` describe, and print where it is."""
     parser = CommandParser("index", DESCRIPTION, EXAMPLES)
     parser.add_model("; or an index to extend")
-    parser.add_argument("images", metavar="IMAGES", help="folder of images, .csv file of images, or one image")
+    parser.add_argument("images", metavar="IMAGES", nargs="?", help="folder of images, list of them, or one image")
     parser.add_argument("--output", metavar="FOLDER", help="folder of the index (default: the index that is extended)")
     parser.add_argument("--factory", metavar="KIND", help="kind of a new index (default: Flat, exact)")
     parser.add_argument("--parameters", help="search parameters of an approximate index, such as nprobe=32")
+    parser.add_argument("--check", type=int, metavar="N", help="measure an index by N of its images, or N of IMAGES")
+    parser.add_argument("--recall", type=float, metavar="R", help="recall to choose the search parameters by")
     _add_store_options(parser)
     add_embedding_options(parser)
     options = parser.parse_args(arguments)
-    if options.to is None:
+    if options.check is not None:
+        with one_line_errors():
+            _refuse(
+                options, ("output", "factory", "parameters", "to", "collection", "root", "replace"), "not with --check"
+            )
+            _check(options)
+    elif options.images is None:
+        parser.error("the following arguments are required: IMAGES")
+    elif options.to is None:
         with one_line_errors():
             _refuse(options, ("collection", "root", "replace"), "only with --to")
+            _refuse(options, ("recall",), "only with --check")
             _write_index(options)
     else:
         with continuing(), one_line_errors():
@@ -103,6 +117,26 @@ def _write_index(options: argparse.Namespace) -> None:
             count = len(index)
         index.write(path)
     print_line(f"{printable(folder)}: {count:,} images embedded, {len(index):,} in the index")
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Measure an index, print what it finds, and keep that in its folder."""
+    from dml.inference import Index  # after --help: it takes seconds
+    from dml.inference.certificates import describe
+    from dml.inference.image_inputs import list_source
+    from dml.inference.index_folder import hold_folder, read_description, write_certificate
+
+    read_description(expand_home(options.model))  # so that no folder is made for an index that isn't there
+    with hold_folder(options.model) as path:
+        index = Index.load(path, device=options.device, trust=options.trust)
+        images = None if options.images is None else list_source(options.images)[0]
+        index.check(options.check if images is None else images[: options.check], recall=options.recall)
+        certificate: Any = index.certificate
+        write_certificate(path, index.vectors.parameters, certificate)
+    parameters = index.vectors.parameters and f", {index.vectors.parameters}"
+    print_line(f"{printable(options.model)}{parameters}: {describe(certificate, index.state)}")
+    for label, recall, low, high, count in certificate["labels"]:
+        print_line(f"  {recall:.3f} ({low:.3f} to {high:.3f}) by {count:,} of {printable(label)}")
 
 
 def _upload(options: argparse.Namespace) -> None:

@@ -47,6 +47,7 @@ def search_images(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     with one_line_errors():
         from dml.inference import Index, load  # after --help: it takes seconds
+        from dml.inference.certificates import describe
 
         _check_outputs(options)
         model = None if options.model is None else load(options.model, trust=options.trust)
@@ -59,6 +60,8 @@ def search_images(arguments: Sequence[str]) -> None:
         print_line(_to_json(results) if options.json else _format(results))
         if index.space != index.model.fingerprint and not options.json:
             print_line(f"queries of the model {index.model.fingerprint}, vectors of {index.space}")
+        if index.certificate and not options.json:
+            print_line(describe(index.certificate, index.state))
         if options.picture:
             _draw(index, results, options.picture)
         if options.html:

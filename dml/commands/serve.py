@@ -2,11 +2,13 @@
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from ipaddress import ip_address
 
 from dml.commands.command_parser import CommandParser, add_trust
 from dml.commands.error_lines import one_line_errors, print_line
 from dml.runtime.errors import InputError, check_installed
+from dml.runtime.paths import expand_home
 from dml.runtime.text import printable
 
 DESCRIPTION = """\
@@ -54,7 +56,7 @@ def serve_index(arguments: Sequence[str]) -> None:
         from dml.data.image_files.limits import ImageLimits  # after --help: these take seconds
         from dml.inference import Index, load
         from dml.inference.serving.http_server import open_listener, running_server
-        from dml.inference.serving.image_search import ImageSearch
+        from dml.inference.serving.image_search import ServedIndex
         from dml.inference.serving.web_api import create_app
 
         hosts = _list_hosts(options.host, options.allow_host)
@@ -62,12 +64,14 @@ def serve_index(arguments: Sequence[str]) -> None:
         with listener:
             address, port = listener.getsockname()[:2]
             model = options.model and load(options.model, device=options.device, trust=options.trust)
-            index = Index.load(options.index, model, device=options.device, trust=options.trust)
+            limits = ImageLimits(options.max_megabytes << 20, options.max_megapixels * 1_000_000)
+            open_index = partial(Index.load, options.index, model, device=options.device, trust=options.trust)
+            served = ServedIndex(expand_home(options.index), open_index, limits)
+            index = served.find_search().index
             if not index.model.fingerprint:
                 raise InputError(f"{printable(options.index)}: built of vectors alone; --model MODEL embeds queries")
-            limits = ImageLimits(options.max_megabytes << 20, options.max_megapixels * 1_000_000)
             page_hosts = _list_page_hosts(address, options.allow_host)
-            app = create_app(ImageSearch(index, limits), [*hosts, *page_hosts])  # --host may name another address
+            app = create_app(served, [*hosts, *page_hosts])  # --host may name another address
             with running_server(app, listener) as server:
                 pages = " and ".join(f"http://{name}:{port}" for name in page_hosts)
                 print_line(f"{printable(options.index)}: {len(index):,} images at {pages}; Ctrl-C ends it")

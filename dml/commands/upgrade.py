@@ -23,7 +23,6 @@ vectors. The same command goes on after an interruption."""
 EXAMPLES = {
     "dml upgrade my_index outputs/RUN --dry-run": "prints the table, and changes nothing",
     "dml upgrade my_index outputs/RUN": "upgrades the index, with the best adapter if one pays",
-    "dml upgrade my_index outputs/RUN --keep-vectors": "searches the old vectors, and embeds no more",
     "dml upgrade my_index": "goes on with an upgrade that has an adapter",
 }
 
@@ -41,7 +40,6 @@ def upgrade(arguments: Sequence[str]) -> None:
         "takes the best one if it finds more than the old model, and else none (default: auto)",
     )
     parser.add_argument("--dry-run", action="store_true", help="print the table alone")
-    parser.add_argument("--keep-vectors", action="store_true", help="embed no more images than for the table")
     add_embedding_options(parser)
     options = parser.parse_args(arguments)
     with continuing(), one_line_errors():
@@ -78,7 +76,7 @@ def _upgrade(options: Namespace, path: Path) -> None:
             index.model, index.adapter = model, report.adapter
             index.write(path)
             print_line(f"{name}: from now on queries are of the model {model.fingerprint}, mapped by the adapter")
-    if options.dry_run or options.keep_vectors:
+    if options.dry_run:
         return
     replace_in_parts(index, model, path, **embedding)
     index.write(path)

@@ -16,8 +16,9 @@ from dml.evaluation.items import BenchmarkList, Items, Positives, find_nearest_i
 from dml.evaluation.ranking import LARGEST_BLOCK, PerQuery
 from dml.evaluation.raw_features import PrincipalComponents
 from dml.metrics.binary import map_at_r, positive_ranks, recall_at_k
-from dml.retrieval.compressed_vectors import CompressedVectors, Storage
+from dml.retrieval.compressed_vectors import HAS_RABITQ, CompressedVectors, Storage
 from dml.retrieval.rows import unit_rows
+from dml.runtime.console import warn
 from dml.runtime.errors import InputError
 from dml.runtime.text import markdown_table
 
@@ -153,6 +154,8 @@ def measure_compression(
     """
     if len(train) < 2:
         raise InputError(f"{len(train)} training images: quantizers are trained on at least 2")
+    if not HAS_RABITQ:
+        warn("rabitq: this version of FAISS has no such codes, so their rows are left out")
     config = replace(evaluator.config, metrics=("recall", "map@r"), recall_at=(1,), clustering=False)
     evaluator = replace(evaluator, config=config)
     for form in make_forms(train, test.rows, head_dims, prefixes, concatenation):
@@ -160,9 +163,9 @@ def measure_compression(
         yield _make_row(form, Storage.FLOAT32, _Searches(form, Storage.FLOAT32, evaluator), 0, exact_metrics)
         if form.name.startswith("pca"):
             continue
-        for storage in (Storage.FLOAT16, Storage.INT8, Storage.BINARY, Storage.PRODUCT):
+        for storage in [*Storage][1 : None if HAS_RABITQ else -4]:
             searches = _Searches(form, storage, evaluator)
-            for rescored in (0, candidates) if storage in (Storage.BINARY, Storage.PRODUCT) else (0,):
+            for rescored in (0,) if storage in (Storage.FLOAT16, Storage.INT8) else (0, candidates):
                 yield _make_row(form, storage, searches, rescored, searches.evaluate(rescored))
 
 
@@ -224,7 +227,7 @@ class _Searches:
             else:
                 gallery.search_quickly(queries, k)
 
-        return len(queries) * _count_per_second(search)
+        return len(queries) * count_per_second(search)
 
 
 def rank_positives(neighbors: Integers, query_labels: Integers, gallery_labels: Integers, counts: Integers) -> Tensor:
@@ -261,7 +264,7 @@ def _make_row(
     )
 
 
-def _count_per_second(task: Callable[[], None]) -> float:
+def count_per_second(task: Callable[[], Any]) -> float:
     """Return how often a task runs in a second; the first time isn't counted."""
     task()
     count, began = 0, perf_counter()

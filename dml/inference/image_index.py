@@ -1,6 +1,7 @@
 """An index of images, which finds the images that are most similar to others."""
 
 import inspect
+import re
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from dml.data.image_files.images import UnreadableImageError
 from dml.evaluation.geometry import Geometry, UnitEmbeddings
+from dml.inference.certificates import RecallTest, summarize
 from dml.inference.image_embedder import REMEDY, ImageEmbedder
 from dml.inference.image_inputs import Source, check_readable, list_source, to_vectors, unpack_paths
 from dml.inference.index_folder import (
@@ -32,6 +34,7 @@ from dml.inference.loading import load
 from dml.inference.model_settings import ModelSettings
 from dml.metrics.verification import Calibration
 from dml.retrieval.adapters import Adapter
+from dml.retrieval.rows import unit_rows
 from dml.retrieval.vector_index import EXACT, VectorIndex
 from dml.runtime.checksums import file_checksum
 from dml.runtime.errors import InputError
@@ -96,6 +99,8 @@ class Index:
         space: fingerprint of the model that made the vectors; "" for that of ``model``, or of the adapter's target.
         adapter: map from the model's vectors to those of the index, which another model made, see `upgrade`; None if
             the model's vectors are compared as they are.
+
+    ``index.certificate`` is that of the last `check`, which is saved with the index; None without one.
     """
 
     def __init__(
@@ -113,6 +118,7 @@ class Index:
         self.adapter = adapter
         self._next_id = max(next_id, items.next_id)
         self._space = space
+        self.certificate: dict[str, Any] | None = None
 
     @classmethod
     def build(
@@ -186,6 +192,11 @@ class Index:
         return self.adapter.target if self.adapter else self._space or self.model.fingerprint
 
     @property
+    def state(self) -> list[Any]:
+        """What a certificate is of: an addition raises the next id, and a removal lowers the number of images."""
+        return [self._next_id, len(self), self.space, self.vectors.parameters]
+
+    @property
     def _scores_are_models(self) -> bool:
         """Whether scores are similarities of the model's own vectors: those to another model's vectors are others."""
         return self.space == self.model.fingerprint and self.vectors.scores_are_precise
@@ -240,14 +251,14 @@ class Index:
         k = min(DEFAULT_NEIGHBORS, len(self)) if k is None else k
         if not isinstance(k, Integral) or not 1 <= k <= len(self):
             raise InputError(f"k={k}: the index holds {len(self)} images; k is from 1 to that number")
-        images = to_vectors(images)
-        is_vectors = isinstance(images, np.ndarray) and images.dtype.kind == "f"
-        queries = _check_vectors(np.atleast_2d(images), self.model) if is_vectors else self._embed_queries(images)
-        scores, ids = self._search(queries, int(k))
+        scores, ids = self._search(self._to_queries(images), int(k))
         return np.where(ids < 0, -np.inf, scores), self.items.positions(ids)
 
-    def _embed_queries(self, images: Any) -> NDArray[np.float32]:
-        """Embed queries (Q, D); the error line of an unreadable one names no argument, which `search` doesn't take."""
+    def _to_queries(self, images: Any) -> NDArray[np.float32]:
+        """Check vectors, or embed images; the error line of an unreadable one names no option, which `search` lacks."""
+        images = to_vectors(images)
+        if isinstance(images, np.ndarray) and images.dtype.kind == "f":
+            return _check_vectors(np.atleast_2d(images), self.model)
         try:
             return self.model.embed(images)
         except UnreadableImageError as error:
@@ -255,12 +266,63 @@ class Index:
 
     def _search(self, queries: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Search with vectors (Q, D) -> scores (Q, k) and ids (Q, k)."""
+        points, searched = self._map_queries(queries)
+        products, ids = self.vectors.search(searched, k)
+        scores = Geometry.from_ball(self.model.ball).search_scores(points, torch.from_numpy(products))
+        return scores.numpy(), ids
+
+    def _map_queries(self, queries: NDArray[np.float32]) -> tuple[torch.Tensor, NDArray[np.float32]]:
+        """Map queries (Q, D) to the space of the index -> points (Q, E), and the vectors that a search takes."""
         if self.adapter and len(queries):
             queries = self.adapter(queries)
-        geometry = Geometry.from_ball(self.model.ball)
         points = torch.from_numpy(np.require(queries, requirements="W"))
-        products, ids = self.vectors.search(geometry.query_vectors(points).numpy(), k)
-        return geometry.search_scores(points, torch.from_numpy(products)).numpy(), ids
+        return points, Geometry.from_ball(self.model.ball).query_vectors(points).numpy()
+
+    def check(
+        self, queries: Any = 1000, k: int = 10, seed: int = 0, *, recall: float | None = None, vectors: Any = None
+    ) -> dict[str, float]:
+        """Measure the recall@k of the index against exact search -> recall, low, high and queries.
+
+        The recall of a query is the share of its k nearest vectors that the index finds; of vectors that share the k-th
+        score any count. ``recall`` is the mean over queries, and low and high are its 95 % interval by Clopper and
+        Pearson, with a query as one trial, since its neighbors are found or missed together. The interval is exact
+        for k=1, and else wider than need be. ``index.certificate`` also has the labels that are found the least.
+
+        Args:
+            queries: number of images of the index to draw, each of which excludes itself; or images or vectors, as
+                `search` takes them, such as those that users searched by.
+            k: number of neighbors.
+            seed: seed of the draw.
+            recall: recall that low shall reach: the index takes the fastest search parameters that do so on as many
+                other queries, in powers of two of nprobe, efSearch and k_factor_rf. Half of given queries choose them.
+            vectors: (N, D) vectors of the images, to be searched exactly; None takes those that the index keeps. An
+                index of codes keeps none but those that its codes stand for, and the line of the certificate says so.
+
+        Raises:
+            InputError: if there are too few images, no parameters reach the recall, or the vectors can't be had.
+        """
+        ids, is_own = self.items.ids, isinstance(queries, Integral)
+        gallery = self.vectors.reconstruct(ids) if vectors is None else unit_rows(vectors, "vectors").numpy()
+        if gallery.shape != (shape := (len(self), self.vectors.dimension)):
+            raise InputError(f"vectors: of shape {gallery.shape}, expected {shape}, one for each image of the index")
+        if is_own and self.model.ball:
+            raise InputError(f"queries={queries}: in the model's Poincare ball, give images or points")
+        pool = gallery if is_own else self._map_queries(self._to_queries(queries))[1]
+        excluded = ids[:, None] if is_own else np.empty((len(pool), 0), np.int64)
+        count = min(int(queries) if is_own else len(pool), len(pool) // (1 if recall is None else 2))
+        if count < 1 or not isinstance(k, Integral) or not 1 <= k <= len(self) - excluded.shape[1]:
+            raise InputError(f"queries={count}, k={k}: there must be 1 or more, among {len(self)} images")
+        order = np.random.default_rng(seed).permutation(len(pool))
+        if recall is not None:
+            rows = order[count : 2 * count]
+            RecallTest(pool[rows], gallery, ids, k, excluded[rows]).choose_parameters(self.vectors, recall)
+        rows = order[:count]
+        shares = RecallTest(pool[rows], gallery, ids, k, excluded[rows]).measure(self.vectors)
+        values = summarize(shares, self.items.labels[rows] if is_own else np.full(count, "", object))
+        keeps_vectors = self.vectors.keeps_products and re.search(r"(^|,)(R?Flat|HNSW\d+)$", self.vectors.factory)
+        decoded = vectors is None and not keeps_vectors
+        self.certificate = values | {"k": int(k), "seed": int(seed), "decoded": decoded, "state": self.state}
+        return {name: values[name] for name in ("recall", "low", "high", "queries")}
 
     def add(self, source: Source, **options: Any) -> int:
         """Embed images and add them, and return how many.
@@ -421,6 +483,8 @@ class Index:
                 "parameters": self.vectors.parameters,
                 "files": names,
             } | ({"space": self.space} if self.adapter else {})
+            if self.certificate:
+                description["certificate"] = self.certificate
             files = [names[kind] for kind in ("vectors", "items", "adapter") if kind in names]
             checksums = {name: file_checksum(path / name) for name in files}
             write_values(path / DESCRIPTION, description, checksums, on_disk=True)
@@ -492,7 +556,9 @@ class Index:
             raise InputError(
                 f"{printable(path)}: {len(vectors)} vectors for {len(items)} images; build the index again"
             )
-        return cls(model, vectors, items, description["next_id"], "" if adapter else fingerprint, adapter)
+        opened = cls(model, vectors, items, description["next_id"], "" if adapter else fingerprint, adapter)
+        opened.certificate = description["certificate"]
+        return opened
 
 
 def _name_first(paths: Sequence[str]) -> str:

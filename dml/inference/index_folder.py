@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,11 +22,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from dml.inference.certificates import describe
 from dml.runtime.checksums import CHECKSUMS, DamageError, file_checksum
 from dml.runtime.errors import InputError
 from dml.runtime.locks import holding
 from dml.runtime.paths import absolute_path, expand_home
-from dml.runtime.run_files import read_values
+from dml.runtime.run_files import read_values, write_values
 from dml.runtime.text import printable
 
 
@@ -187,6 +188,8 @@ def read_description(path: Path) -> dict[str, Any]:
         keys = [description[key] for key in ("fingerprint", "factory", "parameters")]
         keys += [description.setdefault("space", "")]
         next_id = description.setdefault("next_id", 0)  # older versions wrote none
+        if certificate := description.setdefault("certificate", None):
+            describe(certificate, [])  # values of other types raise an error here
         older = {files[kind]: checksum for kind, checksum in description.get("sha256", {}).items()}
         description[CHECKSUMS] = checksums or older
     except (DamageError, AttributeError, KeyError, TypeError, ValueError) as error:
@@ -197,6 +200,12 @@ def read_description(path: Path) -> dict[str, Any]:
     if not are_kinds_right or any(os.path.basename(name) != name for name in names):
         raise InputError(f"{printable(file)}: damaged (values that dml doesn't write); build the index again")
     return description
+
+
+def write_certificate(path: Path, parameters: str, certificate: Mapping[str, Any]) -> None:
+    """Replace the search parameters and the certificate in an index's folder, which the caller holds."""
+    description = read_description(path) | {"parameters": parameters, "certificate": certificate}
+    write_values(path / DESCRIPTION, description, description.pop(CHECKSUMS), on_disk=True)
 
 
 def check_files(path: Path, description: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from dml.inference.embedding_files import WHOLE, EmbeddingParts, as_arrays, embed_parts
 from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.image_index import Index, make_vector_index
+from dml.losses.compatibility import class_means
 from dml.metrics.binary import map_at_r, positive_ranks, recall_at_k
 from dml.report.statistics import ClassSums, mean_difference, sum_by_class
 from dml.retrieval.adapters import FITS, HELD_OUT, Adapter
@@ -202,11 +203,8 @@ def order_by_distance(vectors: Any, labels: NDArray[Any]) -> NDArray[np.int64]:
 
     So the most misplaced are replaced first (arXiv 2509.16664). Images without a label come last, in their order.
     """
-    names, codes = np.unique(labels.astype(str), return_inverse=True)
-    means = np.zeros((len(names), vectors.shape[1]), np.float32)
-    np.add.at(means, codes, np.asarray(vectors))
-    lengths = np.maximum(np.linalg.norm(means, axis=1), 1e-12)
-    similarities = np.einsum("nd,nd->n", np.asarray(vectors), means[codes]) / lengths[codes]
+    units, codes = torch.as_tensor(vectors), torch.from_numpy(np.unique(labels.astype(str), return_inverse=True)[1])
+    similarities = (units * class_means(units, codes)[codes]).sum(dim=1)
     return np.argsort(np.where(labels == "", np.inf, similarities), kind="stable")
 
 

@@ -9,7 +9,6 @@ from .clustering import pair_f1 as pair_f1
 from .compatibility import average_compatibility as average_compatibility
 from .compatibility import average_multimodel_score as average_multimodel_score
 from .compatibility import mean_pair_distances as mean_pair_distances
-from .compatibility import update_gain as update_gain
 from .graded import asi as asi
 from .graded import count_by_level as count_by_level
 from .graded import h_ap as h_ap

@@ -43,18 +43,6 @@ def _check_scores(scores: npt.ArrayLike) -> npt.NDArray[np.float64]:
     return matrix
 
 
-def update_gain(new_old: float, old_old: float, new_new: float) -> float:
-    """Compute the share of a new model's gain that is had without embedding the gallery again; NaN without a gain.
-
-    (M(n, o) - M(o, o)) / (M(n*, n*) - M(o, o)) for a new model n, the old one o, and a new model n* that was trained
-    without regard to the old one, after BCT (arXiv:2003.11942).
-
-    >>> update_gain(new_old=0.6, old_old=0.5, new_new=0.7)
-    0.5
-    """
-    return (new_old - old_old) / (new_new - old_old) if new_new != old_old else float("nan")
-
-
 def mean_pair_distances(
     queries: npt.NDArray[Any],
     gallery: npt.NDArray[Any],
@@ -78,22 +66,17 @@ def mean_pair_distances(
         excluded: (Q, M) items of the gallery whose pair with the query doesn't count, padded with -1; None for none.
     """
     names, classes = np.unique(np.concatenate([labels, gallery_labels]), return_inverse=True)
-    query_classes, item_classes = classes[: len(labels)], classes[len(labels) :]
-    sums = np.zeros((len(names), gallery.shape[1]))
+    query_classes, item_classes = np.split(classes, [len(labels)])
+    sums, counts = np.zeros((len(names), gallery.shape[1])), np.bincount(item_classes, minlength=len(names))
     np.add.at(sums, item_classes, gallery)
-    excluded = np.empty((len(labels), 0), dtype=np.int64) if excluded is None else excluded
-    rows, places = np.nonzero(excluded >= 0)
-    items = excluded[rows, places]
-    products, is_same = (
-        (queries[rows] * gallery[items]).sum(axis=1, dtype=np.float64),
-        query_classes[rows] == item_classes[items],
-    )
-    same = (queries * sums[query_classes]).sum() - products[is_same].sum()
-    other = queries.sum(axis=0, dtype=np.float64) @ sums.sum(axis=0) - products.sum() - same
-    same_pairs = np.bincount(item_classes, minlength=len(names))[query_classes].sum() - is_same.sum()
-    other_pairs = len(labels) * len(gallery_labels) - len(rows) - same_pairs
-    same_mean, other_mean = (
-        1.0 - float(total) / int(pairs) if pairs else float("nan")
-        for total, pairs in ((same, same_pairs), (other, other_pairs))
-    )
-    return same_mean, other_mean
+    total, pairs = queries.sum(axis=0, dtype=np.float64) @ sums.sum(axis=0), len(labels) * len(gallery_labels)
+    same, same_pairs = (queries * sums[query_classes]).sum(), counts[query_classes].sum()
+    if excluded is not None:
+        rows, places = np.nonzero(excluded >= 0)
+        items = excluded[rows, places]
+        products = (queries[rows] * gallery[items]).sum(axis=1, dtype=np.float64)
+        is_same = query_classes[rows] == item_classes[items]
+        total, pairs = total - products.sum(), pairs - len(rows)
+        same, same_pairs = same - products[is_same].sum(), same_pairs - is_same.sum()
+    means = [s / n if n else np.nan for s, n in ((same, same_pairs), (total - same, pairs - same_pairs))]
+    return 1 - float(means[0]), 1 - float(means[1])

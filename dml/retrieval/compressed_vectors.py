@@ -33,6 +33,12 @@ class Storage(StrEnum):
     """The sign of each number; vectors are compared by the number of signs that differ."""
     PRODUCT = "pq"
     """A byte for every four numbers: the nearest of 256 centroids of the training vectors (product quantizer)."""
+    RABITQ1, RABITQ2, RABITQ4, RABITQ8 = "rabitq1", "rabitq2", "rabitq4", "rabitq8"
+    """So many bits for each number of the rotated vectors, and 8 to 20 bytes more (RaBitQ, arXiv:2405.12497)."""
+
+
+HAS_RABITQ = hasattr(faiss, "IndexRaBitQ")
+"""Whether this version of FAISS has RaBitQ."""
 
 
 class CompressedVectors:
@@ -62,7 +68,7 @@ class CompressedVectors:
     @property
     def bytes_per_vector(self) -> int:
         """The bytes in which a vector is stored."""
-        return int(self._index.code_size)
+        return int(self._index.code_size if self.is_binary else self._index.sa_code_size())
 
     def search(self, queries: Floats, k: int, excluded: Integers | None = None) -> Integers:
         """Find the k nearest vectors of each query (Q, D) -> (Q, k), nearest first; ties are in the vectors' order.
@@ -143,6 +149,8 @@ def _make_index(storage: Storage, train: Floats) -> Any:
         bits = min(LARGEST_CODE, max(1, len(train).bit_length() - 1))
         index = faiss.IndexPQ(size, size // numbers, bits, faiss.METRIC_INNER_PRODUCT)
         index.pq.cp.min_points_per_centroid = 1  # otherwise FAISS warns of fewer than 39
+    elif storage.startswith("rabitq"):
+        index = faiss.index_factory(size, f"RR{size},RaBitQ{storage[-1]}", faiss.METRIC_INNER_PRODUCT)
     else:
         kinds = {Storage.FLOAT16: faiss.ScalarQuantizer.QT_fp16, Storage.INT8: faiss.ScalarQuantizer.QT_8bit}
         index = faiss.IndexScalarQuantizer(size, kinds[storage], faiss.METRIC_INNER_PRODUCT)

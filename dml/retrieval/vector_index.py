@@ -37,6 +37,8 @@ TRIAL_VECTORS = 300
 
 DEFAULT_LIMIT = 1 << 40
 """FAISS's own limit of the bytes of a vector in a file."""
+TRIED = {"nprobe": range(31), "efSearch": range(4, 11), "k_factor_rf": range(7)}
+"""The powers of two of the search parameters that `VectorIndex.list_parameters` lists; the first are FAISS's own."""
 _reading = Lock()  # the limit is that of the process
 _gpu_search = Lock()
 """Held by the one thread that may search on FAISS's GPUs."""
@@ -150,6 +152,18 @@ class VectorIndex:
                 ) from error
         self.parameters = parameters
         self._forget_copy()
+
+    def list_parameters(self) -> list[list[str]]:
+        """List the search parameters to try, in powers of two: in each list the cheapest first; [[""]] without any."""
+        lists, codes = faiss.try_extract_index_ivf(self._index), find_codes(self._index)
+        others = [part for part in self.parameters.split(",") if part.partition("=")[0] not in TRIED]
+        powers = {name: [f"{name}={2**exponent}" for exponent in exponents] for name, exponents in TRIED.items()}
+        depths = powers["efSearch"] if isinstance(codes, faiss.IndexHNSW) else [""]
+        if lists is not None:
+            depths = powers["nprobe"][: lists.nlist.bit_length()]
+        factors = powers["k_factor_rf"] if isinstance(find_core(self._index), faiss.IndexRefine) else [""]
+        table = [[",".join(filter(None, (*others, factor, depth))) for depth in depths] for factor in factors]
+        return table if len(depths) > 1 else [[row[0] for row in table]]
 
     def train(self, vectors: Floats) -> None:
         """Find the cells or codes of an approximate index from vectors (N, D); an exact index needs none.

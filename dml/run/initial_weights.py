@@ -41,7 +41,7 @@ def load_beginning(settings: Settings, model: nn.Module, path: Path) -> None:
     checkpoint = read_checkpoint(path, lazily=True)
     shapes = {name: value.shape for name, value in checkpoint["state_dict"].items() if ".lora_" in name}
     present = {f"model.{name}": value.shape for name, value in model.state_dict().items() if ".lora_" in name}
-    stage = _read_stage(checkpoint) if shapes else None
+    stage = read_stage(checkpoint) if shapes else None
     if stage is None or (shapes == present and stage.adapter.get("alpha") == settings.adapter.get("alpha")):
         load_initial_weights(model, path)
         return
@@ -51,7 +51,7 @@ def load_beginning(settings: Settings, model: nn.Module, path: Path) -> None:
     load_initial_state(model, merged.state_dict(), path)
 
 
-def _read_stage(checkpoint: dict[str, Any]) -> DictConfig:
+def read_stage(checkpoint: dict[str, Any]) -> DictConfig:
     """Return the configuration of the stage that a checkpoint was written in."""
     stored = open_stored(extract_configuration(checkpoint).config)
     return find_stage(stored, TrainingProgress.from_checkpoint(checkpoint).stage).config

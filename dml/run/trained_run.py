@@ -10,15 +10,15 @@ from dml.data.table import ImageTable
 from dml.models.adapters import merge_updates
 from dml.models.recurrent import AnyModel
 from dml.run import builders, building, loop
+from dml.run.initial_weights import read_stage
 from dml.run.model_builders import list_decisive, make_fingerprint
 from dml.run.settings import Settings, read_settings
-from dml.run.stages import find_stage, make_evaluation_config
-from dml.run.stored_configuration import extract_configuration, open_stored
+from dml.run.stages import make_evaluation_config
 from dml.runtime.errors import InputError
 from dml.runtime.paths import expand_home
 from dml.runtime.run_folder import RunFolder
 from dml.runtime.text import printable
-from dml.training.checkpoints import TrainingProgress, find_checkpoint, lacks_weights, load_model, read_checkpoint
+from dml.training.checkpoints import find_checkpoint, lacks_weights, load_model, read_checkpoint
 from dml.training.embedders import Embedded
 
 
@@ -55,9 +55,7 @@ def open_run(key: str, place: str, *, trust: bool, places: str = "give a run's f
         raise InputError(f"{key}={printable(place)}: no run with a checkpoint is there; {places}")
     path = find_checkpoint(folder) if path.is_dir() else path
     checkpoint = read_checkpoint(path, lazily=True)
-    stored = open_stored(extract_configuration(checkpoint).config)
-    stage = find_stage(stored, TrainingProgress.from_checkpoint(checkpoint).stage)
-    config = make_evaluation_config(stage.config, lacks_weights=lacks_weights(checkpoint))
+    config = make_evaluation_config(read_stage(checkpoint), lacks_weights=lacks_weights(checkpoint))
     plain: Any = OmegaConf.to_container(config, resolve=True)
     parts = {part: plain.get(part) for part in ("model", "adapter", "recurrent")}
     try:

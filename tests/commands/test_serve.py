@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import time
@@ -132,3 +133,15 @@ def test_a_missing_library_is_named_with_its_command(
 ) -> None:
     monkeypatch.setattr("dml.runtime.errors.find_spec", lambda name: None if name == library else name)
     assert refused(capsys, index) == f"error: {library}: not installed; pip install 'dml-retrieval[serve]'"
+
+
+def test_it_answers_from_an_index_that_was_replaced(index: str, tmp_path: Path) -> None:
+    folder = shutil.copytree(index, tmp_path / "index")
+    script, port = start(str(folder))
+    opened = Index.load(folder, device="cpu")
+    opened.remove(opened.items.paths[0])
+    opened.save(folder)
+    with urlopen(f"http://127.0.0.1:{port}/api/index", timeout=60) as answer:
+        assert json.load(answer)["images"] == 3
+    os.kill(script.pid, signal.SIGTERM)
+    script.finish(timeout=15)

@@ -56,7 +56,14 @@ def test_rows_without_a_loss_have_the_metrics_of_the_evaluation(kind: str, monke
     test = unit(2)
     rows = measure(TABLES[kind], test)
     expected = Evaluator(TABLES[kind], MetricConfig(metrics=("recall", "map@r"), recall_at=(1,)))(test)
-    for row in ("float32", "float16", "binary+rescore", "pq+rescore"):  # all neighbors are rescored
+    for row in (
+        "float32",
+        "float16",
+        "binary+rescore",
+        "pq+rescore",
+        "rabitq1+rescore",
+        "rabitq4+rescore",
+    ):  # all neighbors are rescored
         for name, value in rows["prefix8", row].metrics.items():
             if not name.startswith("mean"):
                 assert value == pytest.approx(expected[name], abs=0 if row == "float32" else 1e-12), (row, name)
@@ -69,6 +76,19 @@ def test_rows_without_a_loss_have_the_metrics_of_the_evaluation(kind: str, monke
     assert rows["prefix4", "float32"].metrics["level0/map@r"] == pytest.approx(by_prefix["level0/map@r"])
     assert {row for row, _ in rows} == {"prefix4", "prefix8", "pca8", "pca16", "pca8_whitened", "pca16_whitened"}
     assert (rows["prefix4", "pq+rescore"].bytes, rows["prefix4", "pq+rescore"].rescored_bytes) == (2, 32)
+
+
+def test_a_faiss_without_rabitq_leaves_its_rows_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("dml.evaluation.compression.TIMED_SECONDS", 0.0)
+    names = {storage for _, storage in measure(TABLES["one split"], unit(2))}
+    monkeypatch.setattr("dml.evaluation.compression.HAS_RABITQ", False)
+    assert {storage for _, storage in measure(TABLES["one split"], unit(2))} == {
+        name for name in names if not name.startswith("rabitq")
+    }
+    assert {f"rabitq{bits}{rest}" for bits in (1, 2, 4, 8) for rest in ("", "+rescore")} < names
+    assert capsys.readouterr().out.count("rabitq: this version of FAISS has no such codes") == 1
 
 
 def test_ranks_behind_the_neighbors_count_as_not_found() -> None:

@@ -385,11 +385,15 @@ def test_the_command_prints_the_report_and_what_it_did(
     assert "| new queries, old vectors, mlp |" in call(path, saved, "--dry-run")
     assert {entry.name: entry.stat().st_mtime_ns for entry in path.iterdir()} == before
     assert "NEW_MODEL: missing" in refusal(path)
-    printed = call(path, saved, "--adapter", "affine", "--keep-vectors")
-    assert "from now on queries are of the model" in printed
-    assert dml.Index.load(path).space == models[0].fingerprint
+    index.upgrade(models[1], "affine")
+    index.save(path)
     assert "it is being upgraded to" in refusal(path, make_model(5).save_pretrained(tmp_path / "third"))
     assert f"{COUNT} images, all embedded again by the model" in call(path)
+    path = index.save(tmp_path / "another")
+    dml.Index.build(models[0], index.items.paths.tolist()).save(path)
+    printed = call(path, saved, "--adapter", "affine")
+    assert "from now on queries are of the model" in printed
+    assert f"{COUNT} images, all embedded again by the model" in printed
     assert "already" in call(path, saved)
     assert "no index there" in refusal(tmp_path / "nowhere", saved)
     assert not (tmp_path / "nowhere").exists()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dml.metrics import average_compatibility, average_multimodel_score, mean_pair_distances, update_gain
+from dml.metrics import average_compatibility, average_multimodel_score, mean_pair_distances
 from dml.runtime.errors import InputError
 
 NAN = math.nan
@@ -36,12 +36,6 @@ def test_ac_and_am_are_those_of_a_loop(size: int, seed: int) -> None:
     assert average_compatibility(scores) == pytest.approx(loop_ac(scores), abs=1e-12)
     triangle = [scores[i][j] for i in range(size) for j in range(i + 1)]
     assert average_multimodel_score(scores) == pytest.approx(sum(triangle) / len(triangle), abs=1e-12)
-
-
-def test_the_update_gain_of_bct() -> None:
-    assert update_gain(55.5, 52.4, 62.0) == pytest.approx(0.323, abs=5e-4)  # README of openBCT, ImageNet
-    assert update_gain(0.8, 33.6, 62.7) < 0
-    assert math.isnan(update_gain(0.5, 0.5, 0.5))
 
 
 @pytest.mark.parametrize("scores", [[[1.0, 2.0]], [[1.0, 2.0], [NAN, 1.0]], 1.0])

@@ -7,6 +7,8 @@ import pytest
 from dml.retrieval.compressed_vectors import CompressedVectors, Floats, Integers, Storage
 
 SIZE, COUNT, K = 12, 60, 20
+ERRORS = {"1": 0.8, "2": 0.4, "4": 0.2, "8": 0.04}
+"""Bounds of the errors of RaBitQ's scores by its bits."""
 
 
 def unit(seed: int, count: int = COUNT) -> Floats:
@@ -26,6 +28,10 @@ def compare(storage: Storage, query: Floats, vectors: CompressedVectors, items: 
     """The similarity of a query to each vector as it is stored."""
     if storage is Storage.BINARY:
         return [-float(sum((a > 0) != (b > 0) for a, b in zip(query, item, strict=True))) for item in items]
+    if storage.startswith("rabitq"):  # its scores are estimates, and not products of decoded vectors
+        scores, ids = (found[0] for found in vectors._index.search(query[None], len(items)))
+        assert np.abs(scores - items[ids] @ query).max() < ERRORS[storage[-1]]
+        return [float(score) for score in scores[np.argsort(ids)]]
     decoded = vectors._index.reconstruct_n(0, len(items))
     return [float(query.astype(np.float64) @ item.astype(np.float64)) for item in decoded]
 
@@ -70,7 +76,18 @@ def test_rescoring_is_a_sort_of_the_first_neighbors_by_float_products() -> None:
 
 
 @pytest.mark.parametrize(
-    ("storage", "size"), [("float32", 48), ("float16", 24), ("int8", 12), ("binary", 2), ("pq", 3)]
+    ("storage", "size"),
+    [
+        ("float32", 48),
+        ("float16", 24),
+        ("int8", 12),
+        ("binary", 2),
+        ("pq", 3),
+        ("rabitq1", 10),
+        ("rabitq2", 24),
+        ("rabitq4", 27),
+        ("rabitq8", 33),
+    ],
 )
 def test_bytes_of_a_vector(storage: str, size: int) -> None:
     assert CompressedVectors(Storage(storage), unit(4, 300), unit(1)).bytes_per_vector == size

@@ -2,18 +2,23 @@
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from io import BytesIO
+from pathlib import Path
+from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from dml.data.image_files.contents import read_stamps
 from dml.data.image_files.images import ImageFile, ImageMemoryError, UnreadableImageError, without_remedy
 from dml.data.image_files.limits import ImageLimits
 from dml.inference.image_index import Index
+from dml.inference.index_folder import DESCRIPTION
+from dml.runtime.errors import InputError
 from dml.runtime.reading import RefusedFileError
 from dml.runtime.text import printable
 
@@ -234,6 +239,34 @@ class ImageSearch:
         except (UnreadableImageError, ImageMemoryError) as error:
             logger.warning("item %d: %s", item, without_remedy(error))
             raise RefusedRequestError(410, f"item {item}: its image file can't be read any more") from error
+
+
+class ServedIndex:
+    """The index of a folder, which is opened again when another process, such as ``dml upgrade``, has replaced it.
+
+    Args:
+        folder: folder of the index.
+        open_index: function that opens it.
+        limits: those of `ImageSearch`.
+    """
+
+    def __init__(self, folder: Path, open_index: Callable[[], Index], limits: ImageLimits = UPLOAD_LIMITS) -> None:
+        self._description, self._open_index, self._opening = str(folder / DESCRIPTION), open_index, Lock()
+        self._stamp = read_stamps([self._description]).tolist()
+        self._search = ImageSearch(open_index(), limits)
+
+    def find_search(self) -> ImageSearch:
+        """Return the search in the newest state; while one thread opens it, the others get that in the state before."""
+        stamp = read_stamps([self._description]).tolist()
+        if stamp != self._stamp and self._opening.acquire(blocking=False):
+            try:
+                self._stamp = stamp
+                self._search = ImageSearch(self._open_index(), self._search.limits)
+            except (InputError, OSError) as error:
+                logger.warning("the index was replaced, and its state before is served on: %s", error)
+            finally:
+                self._opening.release()
+        return self._search
 
 
 @contextmanager

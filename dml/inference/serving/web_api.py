@@ -19,7 +19,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dml.evaluation.threshold import describe_choice
-from dml.inference.serving.image_search import ImageSearch, Item, Neighbor, RefusedRequestError
+from dml.inference.certificates import describe
+from dml.inference.serving.image_search import ImageSearch, Item, Neighbor, RefusedRequestError, ServedIndex
 
 HEADERS = {
     "Content-Security-Policy": (
@@ -127,6 +128,7 @@ class IndexFacts(BaseModel):
     model: str = Field(description="name of the network")
     fingerprint: str = Field(description="identifier of the model that embedded the images")
     dimension: int = Field(description="size of the vectors")
+    certificate: str = Field(description="share of the true nearest that is found; empty if it wasn't measured")
     geometry: str = Field(description='"cosine", or the Poincare ball in which vectors are compared')
     kind: str = Field(description='kind of the index; "Flat" is exact')
     threshold: float | None = Field(description="score from which on an image is judged to be of the query's class")
@@ -156,11 +158,13 @@ class Neighbors(BaseModel):
     """The images that are most similar to the query, best first."""
 
     neighbors: list[Neighbor]
+    space: str = Field(description="fingerprint of the model whose vectors were compared, as that of the index")
 
 
 def _find_search(request: Request) -> ImageSearch:
-    search: ImageSearch = request.app.state.search
-    return search
+    """Return the search that answers the whole request, so that an answer is of one state of the index."""
+    searched: ImageSearch | ServedIndex = request.app.state.searched
+    return searched.find_search() if isinstance(searched, ServedIndex) else searched
 
 
 def _find_limiter(request: Request) -> CapacityLimiter:
@@ -194,6 +198,7 @@ def describe_index(search: Search) -> IndexFacts:
         dimension=index.vectors.dimension if index.adapter else index.model.dimension,
         geometry=index.model.geometry,
         kind=index.vectors.factory,
+        certificate=describe(index.certificate, index.state) if index.certificate else "",
         threshold=index.threshold,
         threshold_choice=describe_choice(index.model.threshold_errors, of_nearest=True),
         threshold_errors={} if index.threshold is None else index.model.threshold_errors,
@@ -249,7 +254,8 @@ async def search_by_item(
     search: Search, limiter: Limiter, item: Number, k: Count = 10, label: Label = None
 ) -> Neighbors:
     """Find the images that are most similar to an item, which finds itself first."""
-    return Neighbors(neighbors=await _compute(limiter, partial(search.find_similar_to_item, item, k, label)))
+    neighbors = await _compute(limiter, partial(search.find_similar_to_item, item, k, label))
+    return Neighbors(neighbors=neighbors, space=search.index.space)
 
 
 @router.post(
@@ -271,21 +277,20 @@ async def search_by_upload(
         raise RefusedRequestError(415, "upload: a form; send the bytes of the image file as the body of the request")
     content = BytesIO()  # its bytes are taken out without a copy of them
     try:
-        await _read_body(request, content)
+        await _read_body(request, content, search.limits.max_image_bytes)
         neighbors = await _compute(limiter, partial(search.find_similar, content.getvalue(), k, label))
     finally:
         request.app.state.upload_bytes -= content.tell()
-    return Neighbors(neighbors=neighbors)
+    return Neighbors(neighbors=neighbors, space=search.index.space)
 
 
-async def _read_body(request: Request, content: BytesIO) -> None:
-    """Append the body of a request to ``content``, and count its bytes among those of all uploads under way.
+async def _read_body(request: Request, content: BytesIO, most: int) -> None:
+    """Append a request's body of ``most`` bytes or fewer to ``content``, and count it among all uploads under way.
 
     Raises:
         RefusedRequestError: if it is larger than the largest upload, or all uploads together are too large.
     """
     state = request.app.state
-    most = state.search.limits.max_image_bytes
     refusal = RefusedRequestError(413, f"upload: more than {most:,} bytes; send a smaller image")
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and (len(declared) > 18 or int(declared) > most):
@@ -298,11 +303,11 @@ async def _read_body(request: Request, content: BytesIO) -> None:
             raise RefusedRequestError(503, "upload: others fill the server's memory; send it again in some seconds")
 
 
-def create_app(search: ImageSearch, hosts: Sequence[str]) -> FastAPI:
+def create_app(searched: ImageSearch | ServedIndex, hosts: Sequence[str]) -> FastAPI:
     """Make the application that answers requests.
 
     Args:
-        search: search in the index that is served.
+        searched: search in the index that is served, or the folder of the index.
         hosts: names by which browsers may call the server. Without this check, a page of another origin could lead a
             name of its own to this machine (DNS rebinding), and read the answers.
     """
@@ -313,7 +318,7 @@ def create_app(search: ImageSearch, hosts: Sequence[str]) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.state.search, app.state.limiter, app.state.upload_bytes = search, CapacityLimiter(THREADS), 0
+    app.state.searched, app.state.limiter, app.state.upload_bytes = searched, CapacityLimiter(THREADS), 0
     app.include_router(router)
     for name, kind in FILES.items():
         app.add_api_route(f"/{name}", _make_file_route(name or "page.html", kind), include_in_schema=False)

@@ -24,12 +24,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from served_index import CALIBRATION_OF_INDEX, HOSTS, LIMITS, THRESHOLD, build_index, served
+from small_embedders import make_model
 
 from dml.data.image_files.limits import ImageLimits
 from dml.inference.image_index import Index
 from dml.inference.serving import http_server, web_api
 from dml.inference.serving.http_server import open_listener
-from dml.inference.serving.image_search import ImageSearch
+from dml.inference.serving.image_search import ImageSearch, ServedIndex
 from dml.inference.serving.web_api import create_app
 
 pytest_plugins = ("served_index",)
@@ -465,3 +466,36 @@ def test_waiting_uploads_take_the_memory_of_their_bytes(index: Index, monkeypatc
         tracemalloc.stop()
         is_over.set()
     assert number * size <= peak < 1.4 * number * size
+
+
+def test_a_replaced_index_is_served_without_a_restart(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each answer is of the state, and states the space, of one version of the folder; a damaged one isn't taken."""
+    index = build_index(tmp_path, 12)
+    folder, opened = index.save(tmp_path / "index"), []
+
+    def open_index() -> Index:
+        opened.append(Index.load(folder, device="cpu"))
+        return opened[-1]
+
+    def search() -> dict[str, Any]:
+        answer: dict[str, Any] = client.get("/api/items/7/neighbors?k=5").json()
+        (state,) = [state for state in opened if state.space == answer["space"]]
+        scores, positions = state.search_positions(state.items.paths[7], 5)
+        assert [neighbor["item"] for neighbor in answer["neighbors"]] == state.items.ids[positions[0]].tolist()
+        assert [neighbor["score"] for neighbor in answer["neighbors"]] == pytest.approx(scores[0].tolist())
+        return answer
+
+    with TestClient(create_app(ServedIndex(folder, open_index), HOSTS), base_url="http://localhost") as client:
+        before = search()
+        assert search() == before
+        assert len(opened) == 1
+        index.upgrade(make_model(5), "none")
+        index.save(folder)
+        after = search()
+        assert (before["space"], after["space"]) == (opened[0].space, index.space)
+        assert client.get("/api/index").json()["fingerprint"] == index.space != before["space"]
+        index.remove(index.items.paths[0])
+        index.save(folder)
+        (folder / "index.json").write_text("{}")
+        assert client.get("/api/index").json()["images"] == 12
+        assert "its state before is served on" in caplog.text

@@ -1,0 +1,90 @@
+"""How many of the true nearest neighbors an index finds, and the search parameters that find enough of them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dml.evaluation.compression import count_per_second
+from dml.report.statistics import clopper_pearson
+from dml.retrieval.search import drop_excluded
+from dml.retrieval.vector_index import VectorIndex
+from dml.runtime.errors import InputError
+
+Array = NDArray[Any]
+
+MOST_LABELS = 10
+"""The largest number of labels in a certificate: those of which the fewest neighbors are found."""
+ROUNDING = 1e-12
+"""Difference of products of float32 vectors, computed in float64, that comes from rounding."""
+
+
+def describe(certificate: Mapping[str, Any], state: Sequence[Any]) -> str:
+    """Say in a line what a certificate says, and whether the index is in another state now."""
+    recall, low, high = (f"{certificate[name]:.3f}" for name in ("recall", "low", "high"))
+    line = f"recall@{certificate['k']:d} {recall} ({low} to {high}) by {certificate['queries']:,} queries"
+    decoded = ", among the vectors that its codes stand for" if certificate["decoded"] else ""
+    return f"{line}{decoded}" + ("" if certificate["state"] == [*state] else "; stale: the index changed since")
+
+
+class RecallTest:
+    """Queries with the k vectors that are truly nearest to each of them.
+
+    Args:
+        queries: (Q, D) float32 vectors.
+        gallery: (N, D) float32 vectors that are searched exactly, by inner product.
+        ids: (N,) their ids, ascending.
+        k: number of neighbors.
+        excluded: (Q, M) ids that a query excludes, such as its own.
+    """
+
+    def __init__(self, queries: Array, gallery: Array, ids: Array, k: int, excluded: Array) -> None:
+        self._queries, self._gallery, self._ids, self._k, self._excluded = queries, gallery, ids, k, excluded
+        exact = VectorIndex(gallery.shape[1])
+        exact.add(gallery, ids)
+        self._least = self._score(self._search(exact)).min(axis=1, keepdims=True)
+
+    def measure(self, index: VectorIndex) -> NDArray[np.float64]:
+        """Compute the share of the nearest that an index finds; of equal scores any count. -> (Q,)"""
+        return np.asarray((self._score(self._search(index)) >= self._least - ROUNDING).mean(axis=1))
+
+    def _search(self, index: VectorIndex) -> NDArray[np.int64]:
+        scores, ids = index.search(self._queries, self._k + self._excluded.shape[1])
+        return drop_excluded(scores, ids, self._excluded)[1]
+
+    def _score(self, ids: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Compute the inner products of the queries with vectors (Q, k); -inf where the id is -1."""
+        rows = np.searchsorted(self._ids, ids)  # of the id -1 the first
+        near = zip(rows, self._queries.astype(np.float64), strict=True)
+        scores = np.stack([self._gallery[row].astype(np.float64) @ query for row, query in near])
+        return np.where(ids < 0, -np.inf, scores)
+
+    def choose_parameters(self, index: VectorIndex, wanted: float) -> None:
+        """Set the fastest search parameters of those whose interval is above a recall.
+
+        Raises:
+            InputError: if none reach the recall; then the index keeps its own.
+        """
+        before, lists, speeds = index.parameters, index.list_parameters(), {}
+        for choices in lists:
+            for parameters in choices:
+                index.set_parameters(parameters)
+                shares = self.measure(index)
+                if clopper_pearson(shares.sum(), len(shares))[0] >= wanted:
+                    speeds[parameters] = count_per_second(lambda: self._search(index))
+                    break  # the next ones look at more
+        index.set_parameters(max(speeds, key=lambda parameters: speeds[parameters], default=lists[0][0]))
+        if not speeds:
+            index.set_parameters(before)  # after the smallest values, which are FAISS's own
+            line = f"recall={wanted}: {len(shares)} queries found {shares.mean():.3f} at most, or are too few to tell"
+            raise InputError(f"{line}; give more, ask for less, or build the index with a factory that ends with RFlat")
+
+
+def summarize(shares: Array, labels: Array) -> dict[str, Any]:
+    """Summarize the shares of queries (Q,), and those of each label (Q,) but "", of which the worst are kept."""
+    parts = [(label, shares[labels == label]) for label in np.unique(labels[labels != ""].astype(str)).tolist()]
+    rows = [(label, float(part.mean()), *clopper_pearson(part.sum(), len(part)), len(part)) for label, part in parts]
+    low, high = clopper_pearson(shares.sum(), len(shares))
+    values = {"recall": float(shares.mean()), "low": low, "high": high, "queries": len(shares)}
+    return values | {"labels": sorted(rows, key=lambda row: row[1])[:MOST_LABELS]}
