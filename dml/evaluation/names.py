@@ -9,7 +9,7 @@ import numpy as np
 
 from dml.data.table import EVERY_LEVEL, ImageTable
 from dml.evaluation.items import has_level_lists
-from dml.evaluation.metric import METRICS_BY_NAME, QUERIES_WITHOUT_POSITIVES, Kind, Metric, MetricConfig
+from dml.evaluation.metric import AT_EACH_K, METRICS_BY_NAME, QUERIES_WITHOUT_POSITIVES, Kind, Metric, MetricConfig
 from dml.runtime.errors import InputError
 
 HEADS = "heads"
@@ -147,7 +147,8 @@ def metric_names(table: ImageTable, config: MetricConfig) -> list[str]:
         name
         for metric in metrics
         if metric.kind != Kind.HIERARCHY
-        for name in ([f"{metric.name}@{k}" for k in config.recall_at] if metric.kind == Kind.AT_K else [metric.name])
+        for ks in [dict.fromkeys([*(metric.ks or ()), *config.recall_at])]
+        for name in ([f"{metric.name}@{k}" for k in ks] if metric.kind in AT_EACH_K else [metric.name])
     ]
     hierarchical = [metric.name for metric in metrics if metric.kind == Kind.HIERARCHY]
     if has_level_lists(table):  # the list of a level has hierarchical metrics, too
