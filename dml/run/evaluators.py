@@ -16,6 +16,7 @@ from dml.evaluation.rerankings import Reranking, make_rerankings
 from dml.evaluation.threshold import ThresholdSettings
 from dml.ops.poincare import Ball
 from dml.run.building import build
+from dml.run.distractor_test import find_distractors
 from dml.run.settings import Settings
 from dml.runtime.errors import InputError
 
@@ -98,6 +99,7 @@ def find_ball(settings: Settings) -> Ball | None:
         "recurrent": settings.recurrent,
         "evaluation.fixed_neighbors": settings.evaluation.fixed_neighbors,
         "evaluation.gallery": settings.evaluation.gallery,
+        "evaluation.distractors": settings.evaluation.distractors,
     }
     for name, value in by_cosine.items():
         if ball and value:
@@ -189,6 +191,7 @@ def check_tested_settings(settings: Settings, table: ImageTable) -> MetricConfig
     metrics.check_labels()
     build_threshold_settings(settings)
     build_rerankings(settings, table)
+    find_distractors(settings)
     return metrics
 
 

@@ -25,12 +25,14 @@ from dml.report.console import print_result
 from dml.report.page import write_pictures
 from dml.report.provenance import describe_vector
 from dml.run import builders
+from dml.run.distractor_test import open_distractors, rank_among
 from dml.run.evaluators import build_metric_config, build_rerankings, build_threshold_settings
 from dml.run.gallery_test import open_gallery_run, search_other_gallery
 from dml.run.settings import Settings
 from dml.run.stages import Stage
 from dml.run.stored_configuration import plain_config
 from dml.runtime.errors import InputError
+from dml.runtime.run_files import RunPaths
 from dml.runtime.run_folder import RunFolder
 from dml.training.data import EvaluationData
 from dml.training.embedders import CHOSEN_HEADS, ModelEmbedder
@@ -48,7 +50,7 @@ def run_test(
     *,
     split: str,
     description: Metrics,
-    neighbors_file: Path,
+    run: RunPaths,
 ) -> Metrics:
     """Embed and evaluate a split; write the metrics and pictures, log the metrics, and print them.
 
@@ -60,7 +62,8 @@ def run_test(
         folder: folder of retrieval.png, per_query.parquet, report.html and, last of all, metrics.json.
         split: name of the tested split, such as "test".
         description: values in metrics.json beside the metrics of the split.
-        neighbors_file: file of the neighbors before the training, for evaluation.fixed_neighbors.
+        run: the folder of the tested run, with the neighbors before the training for evaluation.fixed_neighbors, and
+            the counts of evaluation.distractors until the metrics are written.
 
     Returns:
         The contents of metrics.json.
@@ -69,6 +72,7 @@ def run_test(
     images.tested_on = split
     model = embedder.model
     other_run = open_gallery_run(settings, sum(model.embed_dims[head] for head in model.chosen_heads))
+    distractors = open_distractors(settings, stage.config, model, run.distractors_folder)
     trainer.test(embedder, images, verbose=False)
     evaluation, rows = settings.evaluation, embedder.embedded.rows
     table = images.table.select_evaluated(split)
@@ -77,12 +81,14 @@ def run_test(
     evaluator = Evaluator(tested, build_metric_config(settings, table))
     embeddings, lists, metrics = _evaluate(settings, evaluator, embedder, trainer.strategy.root_device, tested)
     if split == "test":
-        metrics |= _compute_test_metrics(settings, images.table, embeddings, rows, neighbors_file)
+        metrics |= _compute_test_metrics(settings, images.table, embeddings, rows, run.fixed_neighbors_file)
     is_limited = settings.trainer.limit_test_batches is not None  # the images beyond aren't skipped as unreadable
     metrics |= _count_special_images(settings, table, 0 if is_limited else skipped)
     metrics |= evaluate_model_threshold(settings, trainer, embedder, images, embeddings, tested, folder)
     if other_run is not None:
         metrics |= search_other_gallery(other_run, settings, evaluator, embeddings, rows, images)
+    if distractors is not None:
+        metrics |= rank_among(distractors, evaluator, embeddings)
     facts = {"split": split, "device": _name_device(trainer.strategy.root_device)}
     metrics = description | metrics | _describe_embeddings(model, evaluator.config.curvature) | facts
     limits = settings.data.limits
@@ -91,6 +97,8 @@ def run_test(
     )
     log_final_metrics(trainer.loggers, metrics, folder)
     rank_zero_only(folder.write_metrics)(metrics)  # last of all, as a run with metrics.json is finished
+    if distractors is not None:
+        distractors.forget()
     rank_zero_only(print_result)(
         metrics,
         images.table.levels,
