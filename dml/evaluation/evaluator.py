@@ -72,8 +72,7 @@ def evaluate(
         gallery: embeddings (G, D) on the device of the queries' embeddings.
         gallery_labels: (G,) or (G, L) integers.
         distractors: further items of the gallery, behind all others, that are relevant to no query: blocks (n, D),
-            which are read once, or a `dml.evaluation.DistractorFolder`. Rankings have them; clusters and pairs don't.
-            Memory grows with the positives of all queries and with the largest block, not with their number.
+            which are read once, or a `DistractorFolder`. Rankings have them, clusters and pairs don't.
         **settings: fields of `dml.evaluation.MetricConfig`, such as metrics=("recall", "nmi"), recall_at=(1, 2, 4, 8),
             alpha=1.0, clustering=True or seed=0.
 
@@ -157,11 +156,10 @@ class Evaluator:
                 of the gallery have another shape, or `dml.evaluation.evaluate` raises one for such embeddings and
                 labels.
         """
+        options: dict[str, Any] = {"neighbors": neighbors, "reranker": reranker, "distractors": distractors}
         if rows is not None and not np.array_equal(rows, np.arange(len(self.table))):
             evaluator = replace(self, table=self.table.take(rows.numpy()))
-            return evaluator.evaluate(
-                embeddings, gallery=gallery, neighbors=neighbors, reranker=reranker, distractors=distractors
-            )
+            return evaluator.evaluate(embeddings, gallery=gallery, **options)
         if len(embeddings) != len(self.table):
             raise InputError(f"{len(embeddings)} embeddings for a table of {len(self.table)} rows")
         unit = UnitEmbeddings.normalize(embeddings, curvature=self.config.curvature)
@@ -175,7 +173,7 @@ class Evaluator:
             benchmark_lists = [part.name_gallery() for part in benchmark_lists]
         share = (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
         if isinstance(distractors, Iterator) and len(benchmark_lists) > 1:
-            raise InputError("distractors: several lists read them, so a list of blocks is needed, not an iterator")
+            raise InputError("distractors: each of several lists reads them; give a list of blocks, not an iterator")
         lists: list[PerQuery] = []
         ranking_metrics: Metrics = {}
         cluster_metrics: Metrics = {}
@@ -183,14 +181,7 @@ class Evaluator:
             queries = items.take(part.queries, part.level)
             gallery_items = None if part.gallery is None else searched.take(part.gallery, part.level)
             ranked, clusters = _rank_and_cluster(
-                queries,
-                gallery_items,
-                self.config,
-                neighbors=neighbors,
-                share=share,
-                excluded=part.excluded,
-                reranker=reranker,
-                distractors=distractors,
+                queries, gallery_items, self.config, share=share, excluded=part.excluded, **options
             )
             ranked = replace(
                 ranked,
@@ -211,27 +202,16 @@ def _rank_and_cluster(
     gallery: Items | None,
     config: MetricConfig,
     *,
-    neighbors: int = 0,
     share: tuple[int, int] = (0, 1),
     excluded: npt.NDArray[np.int64] | None = None,
-    reranker: Reranker | None = None,
-    distractors: Distractors | None = None,
+    **options: Any,
 ) -> tuple[PerQuery, Metrics]:
     """Rank a gallery for queries, cluster the queries, and evaluate pairs, at each level -> rankings, other metrics.
 
     Of several processes (rank, world), each ranks a share of the queries, and the first one alone does the rest; all
     get the whole result. Without a gallery the queries are their own. The arguments are those of `rank_items`.
     """
-    ranked = rank_items(
-        queries,
-        gallery,
-        config,
-        neighbors=neighbors,
-        share=share,
-        excluded=excluded,
-        reranker=reranker,
-        distractors=distractors,
-    )
+    ranked = rank_items(queries, gallery, config, share=share, excluded=excluded, **options)
     rank, world = share
     clusters: Metrics = {}
     metrics = config.select_kind(Kind.CLUSTERS) if rank == 0 and len(queries.labels) else ()

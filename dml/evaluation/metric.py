@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property, partial
 from typing import Any
@@ -38,8 +38,6 @@ class Kind(StrEnum):
     Like recall@k, the metric may depend on the rank of the nearest positive alone: a search for the nearest neighbors
     finds no other rank. ``ranks`` is (Q, 1) then, and may be longer in other evaluations.
     """
-    WITHIN_K = "within_k"
-    """One value for each level and each k: ``function(ranks, k)`` -> (Q,); ``ranks`` (Q, P) are as for `LEVEL`."""
     WITHIN_R = "within_r"
     """One value for each level: ``function(ranks, counts)`` -> (Q,).
 
@@ -71,10 +69,7 @@ class Kind(StrEnum):
     """
 
 
-AT_EACH_K = (Kind.AT_K, Kind.WITHIN_K)
-"""The kinds of metrics that have a value for each k, and a name such as recall@1."""
-
-OF_RANKS = (*AT_EACH_K, Kind.WITHIN_R, Kind.LEVEL, Kind.HIERARCHY)
+OF_RANKS = (Kind.AT_K, Kind.WITHIN_R, Kind.LEVEL, Kind.HIERARCHY)
 """The kinds of metrics that the ranks of the positives decide."""
 
 
@@ -90,7 +85,6 @@ class Metric:
         higher_is_better: whether a larger value is the better one.
         is_default: whether an evaluation computes the metric unless ``metrics`` names others.
         shown_in_percent: whether tables show 0.5 as 50.0; False for values that are no fractions, such as ranks.
-        ks: every k of a metric at k; None for those of ``recall_at``.
 
     Raises:
         InputError: if the kind is unknown, or the name could be mistaken for other parts of a name in metrics.json.
@@ -103,14 +97,13 @@ class Metric:
     higher_is_better: bool = True
     is_default: bool = True
     shown_in_percent: bool = True
-    ks: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         try:
             object.__setattr__(self, "kind", Kind(self.kind))  # a YAML file gives the kind as a string
         except ValueError:
             raise InputError(f"metric {self.name}: kind = {self.kind!r}, expected one of {', '.join(Kind)}") from None
-        if not self.name or "/" in self.name or re.search(r"@\d+$", self.name) or self.name in RESERVED_NAMES:
+        if not self.name or "/" in self.name or re.search(r"(?<!^map)@\d+$", self.name) or self.name in RESERVED_NAMES:
             raise InputError(
                 f"metric {self.name!r}: a name must not be empty, hold a /, end in @ and a number, or be one of "
                 f"{', '.join(RESERVED_NAMES)}"
@@ -152,7 +145,7 @@ def name_rate(rate: float) -> str:
     return f"1e{round(math.log10(rate))}"
 
 
-def _pair_metric(name: str, label: str, function: Callable[[PairVerification], float], **shown: Any) -> Metric:
+def _pair_metric(name: str, label: str, function: Callable[[PairVerification], float], **shown: bool) -> Metric:
     return Metric(name, label, Kind.PAIRS, function, higher_is_better=False, is_default=False, **shown)
 
 
@@ -163,7 +156,6 @@ def _fnmr_at(verification: PairVerification, fmr: float) -> float:
 METRICS = (
     Metric("recall", "R", Kind.AT_K, recall_at_k),
     Metric("ap", "AP", Kind.LEVEL, average_precision),
-    Metric("map", "mAP", Kind.WITHIN_K, map_at_k, is_default=False),
     Metric("map@r", "MAP@R", Kind.WITHIN_R, map_at_r),
     Metric("r_precision", "R-prec.", Kind.WITHIN_R, r_precision),
     Metric(
@@ -195,10 +187,15 @@ METRICS = (
 )
 """The metrics that ship with the package, in the order in which tables show them."""
 
-MAP_AT_K = re.compile(r"map@([1-9]\d*)")
-"""How ``metrics`` names mAP@k with its own k."""
-
 METRICS_BY_NAME = {metric.name: metric for metric in METRICS}
+
+
+def find_packaged(name: str) -> Metric | None:
+    """Return the packaged metric of a name, which for map@k has a k of its own; None if there is none."""
+    if found := re.fullmatch(r"map@([1-9]\d*)", name):
+        return Metric(name, f"mAP@{found[1]}", Kind.LEVEL, partial(map_at_k, k=int(found[1])), is_default=False)
+    return METRICS_BY_NAME.get(name)
+
 
 DEFAULT_METRICS = tuple(metric.name for metric in METRICS if metric.is_default)
 
@@ -208,8 +205,8 @@ class MetricConfig:
     """Which metrics an evaluation computes, and how.
 
     Args:
-        metrics: names of packaged metrics, see `METRICS`, and `Metric` objects, which are custom metrics. Names such as
-            "map@1000" give "map" its k in place of ``recall_at``.
+        metrics: names of packaged metrics, see `METRICS`, or such as map@1000, and `Metric` objects, which are custom
+            metrics.
         recall_at: every k at which recall@k is computed.
         alpha: exponent of the weight (level / levels) ** alpha that H-AP gives a level of the hierarchy.
         count_query: whether H-AP and sum_wap count the query among its positives when the positives of a level share
@@ -252,7 +249,7 @@ class MetricConfig:
             check_number("level_weights", weight, least=0)
         if self.level_weights is not None and not any(weights):
             raise InputError(f"level_weights = {list(self.level_weights)}: at least one must be above 0")
-        if self.select_kind(*AT_EACH_K):
+        if self.select_kind(Kind.AT_K):
             if not isinstance(self.recall_at, Iterable):
                 raise InputError(f"recall_at = {self.recall_at}: expected a list, such as [{self.recall_at}]")
             for k in self.recall_at:
@@ -273,7 +270,7 @@ class MetricConfig:
                     f"metrics: {entry!r} is neither a name nor a metric; one of your own has "
                     "_target_: dml.evaluation.Metric"
                 )
-            if entry not in METRICS_BY_NAME and not MAP_AT_K.fullmatch(entry):
+            if find_packaged(entry) is None:
                 family = entry.rpartition("/")[2].partition("@")[0]
                 meant = f"is it {family}, whose k recall_at says? " if family in METRICS_BY_NAME else ""
                 raise InputError(f"metrics = {entry!r}: {meant}expected some of {', '.join(METRICS_BY_NAME)}")
@@ -302,27 +299,19 @@ class MetricConfig:
     @property
     def custom(self) -> tuple[Metric, ...]:
         """The custom metrics: `Metric` objects that are not packaged."""
-        return tuple(
-            metric for metric in self.metrics if isinstance(metric, Metric) and replace(metric, ks=None) not in METRICS
-        )
+        return tuple(metric for metric in self.metrics if isinstance(metric, Metric) and metric not in METRICS)
 
     @cached_property
     def selected(self) -> tuple[Metric, ...]:
         """The metrics to compute: the packaged ones in the order of `METRICS`, then the custom ones."""
-        names = [entry for entry in self.metrics if isinstance(entry, str)]
-        ks = tuple(int(found[1]) for name in names if (found := MAP_AT_K.fullmatch(name)))
-        families = {"map" if MAP_AT_K.fullmatch(name) else name for name in names}
-        packaged = (
-            replace(metric, ks=ks or None) if metric.kind == Kind.WITHIN_K else metric
-            for metric in METRICS
-            if metric.name in families
-        )
+        names = {entry: find_packaged(entry) for entry in self.metrics if isinstance(entry, str)}
+        packaged = (metric for metric in (METRICS_BY_NAME | names).values() if metric and metric.name in names)
         metrics = (*packaged, *(metric for metric in self.metrics if isinstance(metric, Metric)))
         return tuple(metric for metric in metrics if self.clustering or metric.kind != Kind.CLUSTERS)
 
     def find_metric(self, name: str) -> Metric | None:
         """Return the packaged or custom metric of a name; None if there is none."""
-        return (METRICS_BY_NAME | {metric.name: metric for metric in self.custom}).get(name)
+        return {metric.name: metric for metric in self.custom}.get(name) or find_packaged(name)
 
     def select_kind(self, *kinds: Kind) -> tuple[Metric, ...]:
         """Return the selected metrics of some kinds."""
@@ -334,8 +323,8 @@ class MetricConfig:
         ``ranks`` (Q, P) and ``counts`` (Q,) are as each `Kind` takes them.
         """
         for metric in self.select_kind(*kinds):
-            if metric.kind in AT_EACH_K:
-                for k in self.list_ks(metric):
+            if metric.kind == Kind.AT_K:
+                for k in self.recall_at:
                     yield f"{metric.name}@{k}", metric.compute_values(ranks, k)
             else:
                 yield metric.name, metric.compute_values(ranks, *([counts] if metric.kind == Kind.WITHIN_R else []))
@@ -343,20 +332,16 @@ class MetricConfig:
     @property
     def needs_whole_ranking(self) -> bool:
         """Whether a metric may depend on the rank of every positive, however large."""
-        return bool(self.select_kind(Kind.WITHIN_K, Kind.LEVEL, Kind.HIERARCHY))
+        return bool(self.select_kind(Kind.LEVEL, Kind.HIERARCHY))
 
     @property
     def largest_k(self) -> int:
         """The largest k of the metrics at k; 0 without such a metric."""
-        return int(max((k for metric in self.select_kind(Kind.AT_K) for k in self.list_ks(metric)), default=0))
-
-    def list_ks(self, metric: Metric) -> tuple[int, ...]:
-        """Return every k at which a metric at k is computed."""
-        return tuple(self.recall_at) if metric.ks is None else metric.ks
+        return int(max(self.recall_at, default=0)) if self.select_kind(Kind.AT_K) else 0
 
     def ranking_names(self, levels: int) -> Iterator[str]:
         """Yield the names in metrics.json of all ranking metrics, for labels (N, L) with ``levels`` = L."""
-        names = [f"{metric.name}@{k}" for metric in self.select_kind(*AT_EACH_K) for k in self.list_ks(metric)]
+        names = [f"{metric.name}@{k}" for metric in self.select_kind(Kind.AT_K) for k in self.recall_at]
         names += [metric.name for metric in self.select_kind(Kind.WITHIN_R, Kind.LEVEL)]
         yield from (f"level{level}/{name}" for level in range(levels) for name in names)
         yield from (metric.name for metric in self.select_kind(Kind.HIERARCHY))

@@ -9,7 +9,7 @@ import numpy as np
 
 from dml.data.table import EVERY_LEVEL, ImageTable
 from dml.evaluation.items import has_level_lists
-from dml.evaluation.metric import AT_EACH_K, METRICS_BY_NAME, QUERIES_WITHOUT_POSITIVES, Kind, Metric, MetricConfig
+from dml.evaluation.metric import METRICS_BY_NAME, QUERIES_WITHOUT_POSITIVES, Kind, Metric, MetricConfig, find_packaged
 from dml.runtime.errors import InputError
 
 HEADS = "heads"
@@ -123,7 +123,7 @@ class MetricName:
 
     @property
     def _at_k(self) -> re.Match[str] | None:
-        return re.fullmatch(r"(.+)@([1-9]\d*)", self.metric.rpartition("/")[2])
+        return re.fullmatch(r"(?!map@)(.+)@([1-9]\d*)", self.metric.rpartition("/")[2])
 
 
 def full_metric_name(name: str, custom: Container[str] = ()) -> str:
@@ -138,7 +138,7 @@ def full_metric_name(name: str, custom: Container[str] = ()) -> str:
     """
     prefix, slash, metric = name.rpartition("/")
     families = {metric, metric.partition("@")[0]}
-    described = [METRICS_BY_NAME[family] for family in families if family in METRICS_BY_NAME]
+    described = [row for family in families if (row := find_packaged(family))]
     is_of_level = any(row.kind != Kind.HIERARCHY for row in described) or any(family in custom for family in families)
     has_level = re.fullmatch(r"level\d+|mean", prefix.rpartition("/")[2]) is not None
     return f"{prefix}{slash}level0/{metric}" if is_of_level and not has_level else name
@@ -151,8 +151,7 @@ def metric_names(table: ImageTable, config: MetricConfig) -> list[str]:
         name
         for metric in metrics
         if metric.kind != Kind.HIERARCHY
-        for ks in [dict.fromkeys([*(metric.ks or ()), *config.recall_at])]
-        for name in ([f"{metric.name}@{k}" for k in ks] if metric.kind in AT_EACH_K else [metric.name])
+        for name in ([f"{metric.name}@{k}" for k in config.recall_at] if metric.kind == Kind.AT_K else [metric.name])
     ]
     hierarchical = [metric.name for metric in metrics if metric.kind == Kind.HIERARCHY]
     if has_level_lists(table):  # the list of a level has hierarchical metrics, too
@@ -238,7 +237,7 @@ def describe_metric(name: str, custom: Iterable[Metric | MetricDescription] = ()
     if name.startswith(f"{ASYMMETRIC}/") and (known := ASYMMETRIC_METRICS.get(name.split("/")[1])):
         return known
     parsed = MetricName.parse(name)
-    metric = {metric.name: metric for metric in custom}.get(parsed.family) or METRICS_BY_NAME.get(parsed.family)
+    metric = {metric.name: metric for metric in custom}.get(parsed.family) or find_packaged(parsed.family)
     if metric is None:
         is_count = parsed.family in COUNTS
         label = name.rpartition("/")[2]

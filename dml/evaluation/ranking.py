@@ -3,22 +3,22 @@
 import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
-from dml.evaluation.distractors import DistractorCounter, Distractors, NearerDistractors
+from dml.evaluation.distractors import Distractors, count_nearer
 from dml.evaluation.items import Items, Labels, Positives, check_query_and_gallery, find_nearest_items
 from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES, Kind, MetricConfig
 from dml.evaluation.ranks import Rankings, compute_scores, rank_block, rank_rows
 from dml.metrics.binary import positive_ranks
 from dml.ops.poincare import pair_distances
-from dml.ops.threads import limit_to_one_thread
 from dml.retrieval.gallery import Gallery, k_nearest
 from dml.retrieval.reranking import Comparison, Reranker
 from dml.retrieval.rows import Embeddings
@@ -62,7 +62,7 @@ class Ranking:
         config: metrics to compute.
         neighbors: number of nearest items to return for each query.
         comparison: distances that rank the gallery in place of those of the items; None for a plain ranking.
-        nearer: number of distractors before each positive; None without distractors.
+        nearer: (Q, P) the distractors before each item that shares a level, see `count_nearer`; None without any.
     """
 
     queries: Items
@@ -71,7 +71,7 @@ class Ranking:
     config: MetricConfig
     neighbors: int
     comparison: Comparison | None = None
-    nearer: NearerDistractors | None = None
+    nearer: npt.NDArray[np.int64] | None = None
 
     def rank_blocks(self, rows: range, size: int) -> Iterator[Block]:
         """Rank the queries ``rows``, in blocks of ``size`` queries; FAISS searches if the nearest items are enough."""
@@ -149,10 +149,12 @@ class Ranking:
         memory = torch.empty(min(size, len(rows)), len(gallery))
 
         def rank_group(group: range, part: Tensor) -> Block:
-            ranked = rank_rows(part, self.positives, group.start, self.neighbors, self._select_nearer(group))
-            return self._score_ranking(group, part, ranked)
+            nearer = self._select_nearer(group)
+            return self._score_ranking(
+                group, part, rank_rows(part, self.positives, group.start, self.neighbors, nearer)
+            )
 
-        with ThreadPoolExecutor(torch.get_num_threads(), initializer=limit_to_one_thread) as threads:
+        with ThreadPoolExecutor(torch.get_num_threads(), initializer=_limit_to_one_thread) as threads:
             for block in _split_range(rows, size):
                 distances = self._compute_distances(gallery, block, memory[: len(block)])
                 groups = list(_split_range(block, choose_group_size(len(gallery))))
@@ -168,8 +170,9 @@ class Ranking:
             ranked = rank_block(distances, labels[block.start : block.stop], gallery_labels, self.neighbors, nearer)
             yield self._score_ranking(block, distances, ranked)
 
-    def _select_nearer(self, block: range) -> npt.NDArray[np.int64] | None:
-        return None if self.nearer is None else self.nearer.select(block)
+    def _select_nearer(self, block: range) -> npt.NDArray[np.int64] | int:
+        rows = 0 if self.nearer is None else self.nearer[block.start : block.stop]
+        return rows if isinstance(rows, int) else rows[rows >= 0]
 
     def _copy_labels_to_device(self) -> tuple[Tensor, Tensor]:
         device = self.gallery.embeddings.device
@@ -196,6 +199,18 @@ def _find_first_ranks(relevant: Tensor) -> Tensor:
 def _split_range(rows: range, size: int) -> Iterator[range]:
     for first in range(rows.start, rows.stop, size):
         yield range(first, min(first + size, rows.stop))
+
+
+def _limit_to_one_thread() -> None:
+    """Limit torch to one thread within a thread of the pool, which already has one for each processor."""
+    torch.get_num_threads()  # the first call in a thread sets the limit of that thread, so it comes before ours
+    _find_thread_pools().limit(limits=1, user_api="openmp")
+
+
+@cache
+def _find_thread_pools() -> ThreadpoolController:
+    """Find the libraries with threads of their own, for which all libraries of the process are looked through."""
+    return ThreadpoolController()
 
 
 LARGEST_BLOCK = 4096
@@ -321,12 +336,13 @@ def rank_items(
 
     Raises:
         InputError: if a single item is its own gallery, a query excludes the whole gallery, items of a Poincare ball
-            should be re-ranked, or distractors can't be counted.
+            should be re-ranked, or distractors are no embeddings, or not to be ranked so.
     """
+    if distractors is not None and (config.exclude_nearest or reranker):
+        raise InputError("distractors: not in a re-ranking, nor where queries exclude their nearest item")
     if gallery is None and len(queries.labels) < 2:
         raise InputError("query: 1 item and no gallery, at least 2 are needed")
-    if gallery is None and config.exclude_nearest:
-        gallery = queries
+    gallery = queries if gallery is None and config.exclude_nearest else gallery
     searched = queries if gallery is None else gallery
     size = len(searched.labels)
     rows, block_size = (
@@ -341,8 +357,9 @@ def rank_items(
         raise InputError(f"gallery: a query excludes all of its {size} items, at least 1 must be left")
     result = _allocate_result(rows, positives, config, min(neighbors, size - max_excluded))
     if result.values or neighbors:
-        ranking = Ranking(queries, searched, positives, config, result.neighbors.shape[1])
-        ranking = _change_ranking(ranking, reranker, distractors, block_size, is_own_gallery=gallery is None)
+        comparison = _rerank(queries, gallery, positives, reranker)
+        nearer = count_nearer(queries, searched, positives, distractors)
+        ranking = Ranking(queries, searched, positives, config, result.neighbors.shape[1], comparison, nearer)
         for block in ranking.rank_blocks(rows, block_size):
             positions = slice(block.queries.start - rows.start, block.queries.stop - rows.start)
             result.neighbors[positions], result.similarities[positions] = (
@@ -359,30 +376,15 @@ def rank_items(
     return result
 
 
-def _change_ranking(
-    ranking: Ranking,
-    reranker: Reranker | None,
-    distractors: Distractors | None,
-    block_size: int,
-    *,
-    is_own_gallery: bool,
-) -> Ranking:
-    """Let a reranker change the distances of a ranking, or distractors its ranks.
-
-    Raises:
-        InputError: if the distractors have no ranks: the ranking is changed, or excludes the nearest item.
-    """
-    queries, gallery, positives = ranking.queries, ranking.gallery, ranking.positives
-    if distractors is not None and (reranker or ranking.config.exclude_nearest):
-        raise InputError(f"distractors: not with {'a re-ranking' if reranker else 'exclude_nearest'}")
-    if reranker:
-        queries.geometry.check_cosine("a re-ranking")
-        comparison = Comparison(queries.embeddings, gallery.embeddings, positives.excluded, is_own_gallery)
-        return replace(ranking, comparison=reranker(comparison))
-    if distractors is not None:  # the blocks of queries are those of the ranking, so that products are rounded alike
-        size = max(block_size // SORT_FACTOR, 1) if queries.embeddings.is_cuda else block_size
-        return replace(ranking, nearer=DistractorCounter(queries, gallery, positives, size).count(distractors))
-    return ranking
+def _rerank(
+    queries: Items, gallery: Items | None, positives: Positives, reranker: Reranker | None
+) -> Comparison | None:
+    """Return the distances of a re-ranking; None without a reranker."""
+    if reranker is None:
+        return None
+    queries.geometry.check_cosine("a re-ranking")
+    items = queries if gallery is None else gallery
+    return reranker(Comparison(queries.embeddings, items.embeddings, positives.excluded, gallery is None))
 
 
 def _set_distances(result: PerQuery, queries: Items, gallery: Items) -> None:

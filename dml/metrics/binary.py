@@ -73,11 +73,10 @@ def average_precision(ranks: Tensor) -> Tensor:
 
 
 def map_at_k(ranks: Tensor, k: int) -> Tensor:
-    """Compute average precision in which positives beyond rank k count 0. (Q, P) -> (Q,) float64
+    """Compute average precision in which positives beyond rank k count 0, over min(k, R). (Q, P) -> (Q,) float64
 
-    The sum of j / rank(j) over the positives among the k nearest items, where rank(j) is the rank of the j-th nearest
-    positive, over min(k, R), where R is the number of positives. With k = 1000 it is mAP@1k of ILIAS
-    (https://arxiv.org/abs/2502.11748). A query without positives gives NaN.
+    R is the number of positives. With k = 1000 the mean is mAP@1k of ILIAS (https://arxiv.org/abs/2502.11748). A query
+    without positives gives NaN.
 
     >>> map_at_k(torch.tensor([[1.0, 4.0], [2.0, torch.inf]]), k=3).tolist()
     [0.5, 0.5]

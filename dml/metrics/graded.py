@@ -188,8 +188,7 @@ def _sum_discounts(ranks: Sequence[Tensor], counts: Tensor) -> Tensor:
 
     On a CPU the discounts are looked up, which takes half the time. L of (Q, P), (Q, L + 1) -> (Q, L)
     """
-    largest = 0 if ranks[0].is_cuda else _find_largest_rank(ranks, counts)
-    if ranks[0].is_cuda or largest > LARGEST_TABULATED:
+    if ranks[0].is_cuda or (largest := _find_largest_rank(ranks, counts)) > LARGEST_TABULATED:
         sums = [_discounts(level_ranks).sum(dim=1) for level_ranks in ranks]
     else:
         table = _tabulate_discounts(largest.bit_length())

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cached_property
 from hashlib import blake2b
 
 import numpy as np
@@ -31,8 +30,7 @@ class Gallery:
 
     def __init__(self, rows: Tensor) -> None:
         self.rows = rows
-        self._hashes = _hash_rows(rows.cpu().numpy())
-        originals = _originals(rows.cpu().numpy(), self._hashes)
+        originals = _originals(rows.cpu().numpy())
         copies = np.flatnonzero(originals != np.arange(len(rows)))
         self._copies = torch.from_numpy(copies).to(rows.device)
         self._originals = torch.from_numpy(originals[copies]).to(rows.device)
@@ -48,28 +46,6 @@ class Gallery:
         repeated[self._originals.cpu().numpy()] = True
         return repeated
 
-    @cached_property
-    def _rows_by_hash(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-        """The first of equal rows, in the order of their hashes, and these hashes."""
-        firsts = np.setdiff1d(np.arange(len(self)), self._copies.cpu().numpy())
-        firsts = firsts[np.argsort(self._hashes[firsts], kind="stable")]
-        return firsts, self._hashes[firsts]
-
-    def find_equal(self, rows: Tensor) -> npt.NDArray[np.int64]:
-        """Find the first item that is equal to each of some embeddings; -1 where none is. (N, D) -> (N,)
-
-        >>> Gallery(torch.tensor([[1.0, 0.0], [0.0, 1.0]])).find_equal(torch.tensor([[-0.0, 1.0], [1.0, 1.0]])).tolist()
-        [1, -1]
-        """
-        firsts, hashes = self._rows_by_hash
-        wanted = _hash_rows(rows.cpu().numpy())
-        start, stop = (np.searchsorted(hashes, wanted, side) for side in ("left", "right"))
-        equal = np.full(len(rows), -1)
-        for row in np.flatnonzero(start < stop):  # few, unless many rows are copies
-            items = (item for item in firsts[start[row] : stop[row]] if torch.equal(self.rows[item], rows[row]))
-            equal[row] = next(items, -1)
-        return equal
-
     def distances(self, queries: Tensor, excluded: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         """Compute negative dot products, so that the nearest item has the smallest distance. (B, D) -> (B, G) float32
 
@@ -80,7 +56,11 @@ class Gallery:
             out: (B, G) memory for the result; None allocates it.
         """
         distances = queries.new_empty(len(queries), len(self)) if out is None else out
-        write_distances(queries, self.rows, distances)
+        if queries.is_cuda:
+            with precise_products():
+                torch.mm(-queries, self.rows.T, out=distances)
+        else:  # numpy's matrix product takes two thirds of the time of torch's
+            np.matmul((-queries).numpy(), self.rows.numpy().T, out=distances.numpy())
         if len(self._copies):
             distances[:, self._copies] = distances[:, self._originals]
         if excluded is not None:
@@ -89,26 +69,12 @@ class Gallery:
         return distances
 
 
-def write_distances(queries: Tensor, rows: Tensor, out: Tensor) -> None:
-    """Write negative dot products of float32 vectors (B, D) and (N, D) on one device into (B, N)."""
-    if queries.is_cuda:
-        with precise_products():
-            torch.mm(-queries, rows.T, out=out)
-    else:  # numpy's matrix product takes two thirds of the time of torch's
-        np.matmul((-queries).numpy(), rows.numpy().T, out=out.numpy())
-
-
-def _hash_rows(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.int32]:
-    """Compute an integer of each row, which equal rows share. (N, D) -> (N,)"""
+def _originals(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+    """Find for each row the first row that is equal to it. (G, D) -> (G,)"""
     hashes = np.empty(len(rows), dtype=np.int32)
     for start in range(0, len(rows), HASHED_ROWS):
         block = slice(start, start + HASHED_ROWS)
         hashes[block] = np.bitwise_xor.reduce(_remove_signs_of_zeros(rows[block]).view(np.int32), axis=1)
-    return hashes
-
-
-def _originals(rows: npt.NDArray[np.float32], hashes: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-    """Find for each row the first row that is equal to it, by the hash of each. (G, D), (G,) -> (G,)"""
     _, inverse, counts = np.unique(hashes, return_inverse=True, return_counts=True)
     originals = np.arange(len(rows))
     first_indices: dict[bytes, int] = {}

@@ -16,7 +16,6 @@ from dml.evaluation.rerankings import Reranking, make_rerankings
 from dml.evaluation.threshold import ThresholdSettings
 from dml.ops.poincare import Ball
 from dml.run.building import build
-from dml.run.distractor_test import find_distractors
 from dml.run.settings import Settings
 from dml.runtime.errors import InputError
 
@@ -191,7 +190,6 @@ def check_tested_settings(settings: Settings, table: ImageTable) -> MetricConfig
     metrics.check_labels()
     build_threshold_settings(settings)
     build_rerankings(settings, table)
-    find_distractors(settings)
     return metrics
 
 
@@ -207,6 +205,8 @@ def check_evaluation(settings: Settings, table: ImageTable) -> None:
             positive, or a validation would have less than one batch.
     """
     metrics, heads = check_tested_settings(settings, table), list(settings.model.heads)
+    if settings.evaluation.distractors:
+        raise InputError("evaluation.distractors: only dml evaluate takes them, as dml embed needs the trained model")
     check_queries(table.select_evaluated("test"))
     evaluated_heads = list_evaluated_heads(heads, settings.evaluation.heads, settings.evaluation.head_sets)
     validated = table.select_evaluated("test" if choose_selection(settings, table) == "test" else "val")

@@ -87,11 +87,6 @@ class RunPaths:
         return self.path / "fixed_neighbors.npz"
 
     @property
-    def distractors_folder(self) -> Path:
-        """The path of the folder of the counts of a test among ``evaluation.distractors`` that goes on."""
-        return self.path / "distractors"
-
-    @property
     def evaluations_folder(self) -> Path:
         """The path of the folder of the evaluations of the run's checkpoints."""
         return self.path / "evaluations"

@@ -1,9 +1,11 @@
 """Distractors: rankings with counted items are those of a gallery that holds them, in any blocks and processes."""
 
+import itertools
 import os
 import signal
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 from multiprocessing import get_context
 from operator import eq, mul
 from pathlib import Path
@@ -22,10 +24,9 @@ from dml.data.table import ImageTable
 from dml.evaluation import DistractorFolder, Evaluator, MetricConfig, distractor_folder, distractors, rank_queries
 from dml.inference.embedding_files import make_table, write_embeddings
 from dml.metrics.graded import ndcg
-from dml.retrieval.gallery import write_distances
 from dml.runtime.errors import InputError
 
-METRICS = ("recall", "ap", "map", "map@r", "r_precision", "h_ap", "ndcg", "asi", "sum_wap")
+METRICS = ("recall", "ap", "map@1", "map@5", "map@50", "map@r", "r_precision", "h_ap", "ndcg", "asi", "sum_wap")
 SETTINGS: dict[str, Any] = {"metrics": METRICS, "recall_at": (1, 5, 50), "clustering": False}
 
 
@@ -80,7 +81,7 @@ def test_counted_distractors_rank_as_if_the_gallery_held_them(seed: int, monkeyp
     """Also copies of queries, of gallery items and of each other, for trees and crossed levels, in tiny tiles."""
     rng = np.random.default_rng(seed)
     if seed % 2:
-        monkeypatch.setattr(distractors, "MOST_ROWS", 16)
+        monkeypatch.setattr(distractors, "TILE_ROWS", 16)
         monkeypatch.setattr(distractors, "GROUP", 7)
         monkeypatch.setattr(distractors, "FEW", 3)
     size, levels, dimension = 150, 1 + seed % 3, 2 + seed
@@ -96,19 +97,6 @@ def test_counted_distractors_rank_as_if_the_gallery_held_them(seed: int, monkeyp
     blocks = (far[start:stop] for start, stop in [(0, 1), (1, 1), (1, 130), (130, 300)])
     found = dml.evaluate(queries, labels[:size], searched, searched_labels, distractors=blocks, **SETTINGS)
     assert found == pytest.approx(expected, abs=1e-12)
-
-
-def test_copies_of_gallery_items_stand_behind_them_however_products_are_rounded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def write_nearer(queries: torch.Tensor, rows: torch.Tensor, out: torch.Tensor) -> None:
-        write_distances(queries, rows, out)
-        out -= 1e-6
-
-    monkeypatch.setattr(distractors, "write_distances", write_nearer)
-    queries, labels = np.random.default_rng(0).standard_normal((100, 8)), np.arange(100)[:, None] % 30
-    expected = evaluate_whole(queries, labels, None, None, queries)
-    assert dml.evaluate(queries, labels, distractors=[queries], **SETTINGS) == pytest.approx(expected, abs=1e-12)
 
 
 def test_points_of_a_ball_have_distractors() -> None:
@@ -153,19 +141,6 @@ def rank_queries_among(queries: Any, labels: Any, gallery: Any, blocks: Any) -> 
     return ranks[1] - ranks[0]
 
 
-@pytest.mark.parametrize("most", [1, 5, 200])
-def test_a_gpu_counts_as_the_processor_does(most: int) -> None:
-    rng = np.random.default_rng(most)
-    distances = torch.from_numpy(rng.integers(-9, 9, (11, 300)).astype(np.float32))
-    distances[:, 7] = torch.inf
-    numbers = rng.integers(0, most + 1, 11)
-    bounds = np.concatenate([np.sort(rng.integers(-9, 9, number)) for number in numbers]).astype(np.float32)
-    queries = np.repeat(np.arange(11), numbers)
-    expected = [int((distances[query] < bound).sum()) for query, bound in zip(queries, bounds.tolist(), strict=True)]
-    for count in (distractors._count_by_row, distractors._count_on_gpu):
-        assert count(distances, bounds, numbers).tolist() == expected
-
-
 def test_ranks_of_a_hundred_millions_need_no_table_of_discounts() -> None:
     ranks = [torch.tensor([[3.0, 1e8]], dtype=torch.float64), torch.tensor([[7.0]], dtype=torch.float64)]
     gained = 1 / np.log2([4, 1e8 + 1]) @ [1, 1] + 3 / np.log2(8)
@@ -183,7 +158,7 @@ def test_a_mistake_is_one_line() -> None:
     ]:
         with pytest.raises(InputError, match=message):
             dml.evaluate(queries, labels, distractors=blocks, **SETTINGS)
-    with pytest.raises(InputError, match="distractors: not with exclude_nearest"):
+    with pytest.raises(InputError, match="distractors: not in a re-ranking, nor where queries exclude"):
         dml.evaluate(queries, labels, distractors=[far[:3]], exclude_nearest=True, **SETTINGS)
     table = ImageTable(
         np.array([f"{row}.jpg" for row in range(20)]),
@@ -192,7 +167,7 @@ def test_a_mistake_is_one_line() -> None:
         ("fine", "coarse"),
         benchmark=np.arange(20) % 2,
     )
-    with pytest.raises(InputError, match="a list of blocks is needed, not an iterator"):
+    with pytest.raises(InputError, match="give a list of blocks, not an iterator"):
         Evaluator(table, MetricConfig(**SETTINGS)).evaluate(queries, distractors=iter([far[:3]]))
 
 
@@ -223,13 +198,12 @@ def test_a_folder_has_the_metrics_of_its_rows(tmp_path: Path, monkeypatch: pytes
     assert len(folder) == 500
     expected = dml.evaluate(queries, labels, distractors=[far], **SETTINGS)
     assert dml.evaluate(queries, labels, distractors=folder, **SETTINGS) == expected
-    assert not folder.check(4, "abc")  # the .npy files don't say
-    (tmp_path / "far" / "fingerprint.txt").write_text("abc\n")
-    assert DistractorFolder(tmp_path / "far").check(4, "abc")
-    with pytest.raises(InputError, match=r"0\.npy: of the model abc, not of other"):
-        DistractorFolder(tmp_path / "far").check(4, "other")
-    with pytest.raises(InputError, match="4 dimensions, the model has 128"):
-        folder.check(128, "abc")
+    assert not folder.check("abc")  # the .npy files don't say
+    assert DistractorFolder(tmp_path / "far" / "4.parquet").check("abc")
+    with pytest.raises(
+        InputError, match=r"4\.parquet: of the model abc; embed the distractors with the tested model b"
+    ):
+        folder.check("b")
 
 
 def test_a_file_that_holds_no_embeddings_is_named(tmp_path: Path) -> None:
@@ -242,12 +216,12 @@ def test_a_file_that_holds_no_embeddings_is_named(tmp_path: Path) -> None:
     file = tmp_path / "far" / "0.npy"
     for array in (np.ones(3, np.float32), np.ones((3, 2), np.int64), np.ones((3, 2), np.float32, order="F")):
         np.save(file, array)
-        refuse(r"0\.npy: can't be read as embeddings: .*expected float32 or float16 \(N, D\)")
+        refuse(r"0\.npy: no embeddings can be read: .*expected float32 or float16 \(N, D\)")
     file.write_bytes(b"none")
-    refuse(r"0\.npy: can't be read")
+    refuse(r"0\.npy: no embeddings can be read")
     file.unlink()
     pa.parquet.write_table(pa.table({"vector": [[1.0, 2.0]]}), tmp_path / "far" / "1.parquet")
-    refuse(r"1\.parquet: .*of fixed size")
+    refuse(r"1\.parquet: no embeddings can be read: .*of fixed size")
     queries, labels, far = draw_problem()
     far[250, 1] = np.inf
     (tmp_path / "far" / "1.parquet").unlink()
@@ -260,44 +234,41 @@ def count_kept(folder: Path) -> int:
     return len([*folder.glob("*.npz")])
 
 
-def test_a_killed_evaluation_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed in each file in turn, it reads every file to its end once."""
+def evaluate_until(folder: Path, blocks: int) -> None:
+    """Evaluate until so many blocks are read, and be killed then."""
+    queries, labels, _ = draw_problem()
+    distractors = DistractorFolder(folder / "far", folder / "kept")
+    numbers = itertools.count(1)
+
+    def read_and_be_killed(read: Any) -> Iterator[Any]:
+        for block in read():
+            yield block
+            if next(numbers) == blocks:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    distractors._shards = [
+        shard._replace(read=partial(read_and_be_killed, shard.read)) for shard in distractors._shards
+    ]
+    dml.evaluate(queries, labels, distractors=distractors, **SETTINGS)
+
+
+def test_an_evaluation_that_is_killed_again_and_again_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed 20 times, in each block of the five files, it has the metrics of one that wasn't."""
     monkeypatch.setattr(distractor_folder, "BLOCK_BYTES", 16 * 37)
     queries, labels, far = draw_problem()
     write_shards(tmp_path / "far", far)
-    read = distractor_folder._Shard.read
-
-    def read_and_be_killed(shard: Any) -> Iterator[Any]:
-        for number, block in enumerate(read(shard)):
-            yield block
-            if number == 1 or len(block) < 37:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    def evaluate(kills_after: int) -> None:
-        reads = 0
-
-        def read_some(shard: Any) -> Iterator[Any]:
-            nonlocal reads
-            reads += 1
-            return read(shard) if reads <= kills_after else read_and_be_killed(shard)
-
-        monkeypatch.setattr(distractor_folder._Shard, "read", read_some)
-        dml.evaluate(queries, labels, distractors=DistractorFolder(tmp_path / "far", tmp_path / "kept"), **SETTINGS)
-
-    for kept in range(5):
-        process = get_context("fork").Process(target=evaluate, args=(1 if kept else 0,))
+    kept = []
+    for blocks in (1, 2, 3, 4, 1, 2, *range(1, 8), 2, 3, 4, 5, 1, 2, 3):
+        process = get_context("fork").Process(target=evaluate_until, args=(tmp_path, blocks))
         process.start()
         process.join()
         assert process.exitcode == -signal.SIGKILL
-        assert count_kept(tmp_path / "kept") == kept
-    monkeypatch.setattr(distractor_folder._Shard, "read", read)
+        kept.append(count_kept(tmp_path / "kept"))
+    assert len(kept) == 20
+    assert set(kept) == {0, 1, 2, 3, 4}
     folder = DistractorFolder(tmp_path / "far", tmp_path / "kept")
-    assert dml.evaluate(queries, labels, distractors=folder, **SETTINGS) == dml.evaluate(
-        queries, labels, distractors=[far], **SETTINGS
-    )
-    assert count_kept(tmp_path / "kept") == 5
-    folder.forget()
-    assert not count_kept(tmp_path / "kept")
+    whole = dml.evaluate(queries, labels, distractors=[far], **SETTINGS)
+    assert dml.evaluate(queries, labels, distractors=folder, **SETTINGS) == whole
 
 
 def test_kept_counts_are_of_the_same_files_and_positives(tmp_path: Path) -> None:
