@@ -40,11 +40,9 @@ class DistractorFolder:
     """
 
     def __init__(self, path: Path, state: Path | None = None) -> None:
-        self.path, self.state = path, state
-        files = sorted(path.iterdir()) if path.is_dir() else [path]
+        self.state, self._shards = state, list[_Shard]()
         openers = {".npy": _open_array, ".parquet": _open_parquet}
-        self._shards: list[_Shard] = []
-        for file in files:
+        for file in sorted(path.iterdir()) if path.is_dir() else [path]:
             if file.suffix in openers and not file.name.startswith("."):
                 try:
                     self._shards.append(openers[file.suffix](file))
@@ -63,19 +61,12 @@ class DistractorFolder:
         """Make sure that no file is of another model, by its fingerprint -> whether every file has a fingerprint."""
         for shard in self._shards:
             if shard.fingerprint not in ("", fingerprint):
-                raise InputError(
-                    f"{printable(shard.file)}: of the model {printable(shard.fingerprint)}; embed the distractors with "
-                    f"the tested model {fingerprint}"
-                )
+                of_model = f"of the model {printable(shard.fingerprint)}, expected the tested one, {fingerprint}"
+                raise InputError(f"{printable(shard.file)}: {of_model}")
         return all(shard.fingerprint for shard in self._shards)
 
     def count_files(self, count: Count, identity: bytes) -> Integers:
-        """Return the sum of ``count(blocks, name)`` over the files of all processes.
-
-        Args:
-            count: function of the blocks (n, D) of a file, and of its name for error lines.
-            identity: hash of what is counted; counts that were kept of something else aren't taken.
-        """
+        """Return the sum of ``count(blocks, name)`` over all files and processes; ``identity`` tells it from others."""
         is_joined = dist.is_available() and dist.is_initialized()
         rank, world = (dist.get_rank(), dist.get_world_size()) if is_joined else (0, 1)
         total, shards = count([], ""), self._shards[rank::world]
@@ -118,15 +109,13 @@ def _open_array(file: Path) -> _Shard:
     array: np.memmap[Any, Any] = np.load(file, mmap_mode="r")
     if array.ndim != 2 or array.dtype not in (np.float32, np.float16) or not array.flags.c_contiguous:
         raise ValueError(f"{array.dtype} {array.shape}, expected float32 or float16 (N, D), row by row")
-    (length, dimension), kind, begin = array.shape, array.dtype, array.offset
 
     def read() -> Iterator[Embeddings]:
-        size = max(BLOCK_BYTES // (4 * dimension), 1)
-        for start in range(0, length, size):  # unlike pages of a map, a block is freed after its use
-            offset = begin + start * dimension * kind.itemsize
-            yield np.fromfile(file, kind, size * dimension, offset=offset).reshape(-1, dimension)
+        size = max(BLOCK_BYTES // (4 * array.shape[1]), 1)
+        for start in range(0, len(array), size):  # each block is a map of its own, whose pages are freed with it
+            yield np.load(file, mmap_mode="r")[start : start + size]
 
-    return _Shard(file, length, "", read)
+    return _Shard(file, len(array), "", read)
 
 
 def _open_parquet(file: Path) -> _Shard:

@@ -20,34 +20,23 @@ Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
 Distractors = Iterable[Embeddings] | DistractorFolder
 
-TILE_ROWS, TILE_ENTRIES = 2**14, 2**23
-"""The largest numbers of rows and of entries of a tile: of embeddings that are compared together."""
-
-GROUP = 256
-"""The number of queries that a tile is compared with at a time, which makes 16 MB of distances."""
-
-FEW = 64
-"""The number of items up to which counting what is nearer than each is faster than sorting the distances."""
+TILE_ROWS, TILE_ENTRIES, GROUP, FEW = 2**14, 2**23, 256, 64
+"""Most rows and entries of a tile, queries that it is compared with at a time, and most items counted one by one."""
 
 
-def count_nearer(
-    queries: Items, gallery: Items, positives: Positives, distractors: Distractors | None
-) -> Integers | None:
+def count_nearer(queries: Items, gallery: Items, positives: Positives, distractors: Distractors) -> Integers:
     """Count the distractors before each gallery item that shares a level with a query, by which its rank grows.
 
     One at the same distance isn't before it. The memory is that of the counts and of a block, however many follow.
-
-    Returns:
-        Counts (Q, P), which rise for each query, behind -1 where it has fewer items; None without distractors.
+    The counts (Q, P) rise for each query, behind -1 where it has fewer items.
 
     Raises:
         InputError: if a block isn't (n, D), or holds a value that isn't finite.
     """
-    if distractors is None:
-        return None
     counter = _Counter(queries, gallery, positives)
     if isinstance(distractors, DistractorFolder):
-        counts = distractors.count_files(counter.count, counter.hash_inputs())
+        identity = sha256(counter.queries.cpu().numpy().tobytes() + counter.bounds.tobytes())
+        counts = distractors.count_files(counter.count, identity.digest())
     else:
         counts = counter.count(distractors, "distractors")
     counts[counter.bounds == -np.inf] = -1
@@ -61,22 +50,18 @@ class _Counter:
     """
 
     def __init__(self, queries: Items, gallery: Items, positives: Positives) -> None:
-        self._items, self._queries = queries, queries.query_vectors(slice(None))
-        self._tile_rows = max(1, min(TILE_ROWS, TILE_ENTRIES // self._queries.shape[1]))
+        self._items, self.queries = queries, queries.query_vectors(slice(None))
+        self._tile_rows = max(1, min(TILE_ROWS, TILE_ENTRIES // self.queries.shape[1]))
         vectors, bounds = gallery.gallery_vectors(), list[Tensor]()
         tiles = [self._make_tile(vectors[start:]) for start in range(0, len(vectors), self._tile_rows)]
-        for start in range(0, len(self._queries), GROUP):
-            group = self._queries[start : start + GROUP]
+        for start in range(0, len(self.queries), GROUP):
+            group = self.queries[start : start + GROUP]
             distances = torch.cat([tile.distances(group) for tile in tiles], dim=1)[:, : len(vectors)].cpu()
             codes = np.empty(distances.shape, dtype=np.min_scalar_type(positives.largest_code))
             positives.code_items(range(start, start + len(group)), codes)
             bounds += [row[torch.from_numpy(code != 0)] for row, code in zip(distances, codes, strict=True)]
         self.bounds: Floats = pad_sequence(bounds, batch_first=True, padding_value=-torch.inf).numpy()
         """The distances (Q, P) of the items that share a level, filled up with -infinity."""
-
-    def hash_inputs(self) -> bytes:
-        """Hash the queries and the distances of their items: counts of others can't be added."""
-        return sha256(self._queries.cpu().numpy().tobytes() + self.bounds.tobytes()).digest()
 
     def count(self, blocks: Iterable[Embeddings], name: str) -> Integers:
         """Count the distractors of some blocks (n, D), which error lines call by a name. -> (Q, P)"""
@@ -91,7 +76,7 @@ class _Counter:
 
     def _add_counts(self, counts: Integers, rows: Embeddings, name: str, first: int) -> None:
         try:
-            checked = float32_rows(rows, name).to(self._queries.device)
+            checked = float32_rows(rows, name).to(self.queries.device)
         except InputError:
             for row in range(len(rows)):
                 float32_rows(rows[row : row + 1], f"{name}, row {first + row:,} from 0 on")
@@ -99,12 +84,10 @@ class _Counter:
         tile = self._make_tile(self._items.geometry.gallery_vectors(self._items.geometry.scale(checked, name)))
         for start in range(0, len(counts), GROUP):
             group = slice(start, start + GROUP)
-            counts[group] += _count_below(tile.distances(self._queries[group])[:, : len(rows)], self.bounds[group])
+            counts[group] += _count_below(tile.distances(self.queries[group])[:, : len(rows)], self.bounds[group])
 
     def _make_tile(self, vectors: Tensor) -> Gallery:
-        """Return the first rows as a tile, filled up with zeros."""
-        rows = vectors[: self._tile_rows]
-        return Gallery(F.pad(rows, (0, 0, 0, self._tile_rows - len(rows))))
+        return Gallery(F.pad(vectors, (0, 0, 0, self._tile_rows - len(vectors))))  # zeros below, or cut off
 
 
 def _count_below(distances: Tensor, bounds: Floats) -> Integers:
@@ -116,7 +99,7 @@ def _count_below(distances: Tensor, bounds: Floats) -> Integers:
     counts = np.zeros(bounds.shape, dtype=np.int64)
     for row, row_bounds, row_counts in zip(distances.numpy(), bounds, counts, strict=True):
         number = np.count_nonzero(row_bounds > -np.inf)
-        if number > FEW:
+        if number > FEW:  # sorting takes less time
             row_counts[:] = np.sort(row).searchsorted(row_bounds)
         else:
             row_counts[:number] = [np.count_nonzero(row < bound) for bound in row_bounds[:number]]

@@ -191,7 +191,7 @@ METRICS_BY_NAME = {metric.name: metric for metric in METRICS}
 
 
 def find_packaged(name: str) -> Metric | None:
-    """Return the packaged metric of a name, which for map@k has a k of its own; None if there is none."""
+    """Return the metric of a name of `METRICS`, or of map@ and any k, such as map@1000; None if there is none."""
     if found := re.fullmatch(r"map@([1-9]\d*)", name):
         return Metric(name, f"mAP@{found[1]}", Kind.LEVEL, partial(map_at_k, k=int(found[1])), is_default=False)
     return METRICS_BY_NAME.get(name)
@@ -205,8 +205,7 @@ class MetricConfig:
     """Which metrics an evaluation computes, and how.
 
     Args:
-        metrics: names of packaged metrics, see `METRICS`, or such as map@1000, and `Metric` objects, which are custom
-            metrics.
+        metrics: names of packaged metrics, see `find_packaged`, and `Metric` objects, which are custom metrics.
         recall_at: every k at which recall@k is computed.
         alpha: exponent of the weight (level / levels) ** alpha that H-AP gives a level of the hierarchy.
         count_query: whether H-AP and sum_wap count the query among its positives when the positives of a level share
@@ -273,7 +272,7 @@ class MetricConfig:
             if find_packaged(entry) is None:
                 family = entry.rpartition("/")[2].partition("@")[0]
                 meant = f"is it {family}, whose k recall_at says? " if family in METRICS_BY_NAME else ""
-                raise InputError(f"metrics = {entry!r}: {meant}expected some of {', '.join(METRICS_BY_NAME)}")
+                raise InputError(f"metrics = {entry!r}: {meant}expected some of {', '.join(METRICS_BY_NAME)}, map@K")
 
     def _check_names(self) -> None:
         """Make sure that names tell the metrics apart."""

@@ -357,8 +357,8 @@ def rank_items(
         raise InputError(f"gallery: a query excludes all of its {size} items, at least 1 must be left")
     result = _allocate_result(rows, positives, config, min(neighbors, size - max_excluded))
     if result.values or neighbors:
-        comparison = _rerank(queries, gallery, positives, reranker)
-        nearer = count_nearer(queries, searched, positives, distractors)
+        comparison = _rerank(queries, gallery, positives, reranker) if reranker else None
+        nearer = None if distractors is None else count_nearer(queries, searched, positives, distractors)
         ranking = Ranking(queries, searched, positives, config, result.neighbors.shape[1], comparison, nearer)
         for block in ranking.rank_blocks(rows, block_size):
             positions = slice(block.queries.start - rows.start, block.queries.stop - rows.start)
@@ -376,12 +376,8 @@ def rank_items(
     return result
 
 
-def _rerank(
-    queries: Items, gallery: Items | None, positives: Positives, reranker: Reranker | None
-) -> Comparison | None:
-    """Return the distances of a re-ranking; None without a reranker."""
-    if reranker is None:
-        return None
+def _rerank(queries: Items, gallery: Items | None, positives: Positives, reranker: Reranker) -> Comparison:
+    """Return the distances of a re-ranking."""
     queries.geometry.check_cosine("a re-ranking")
     items = queries if gallery is None else gallery
     return reranker(Comparison(queries.embeddings, items.embeddings, positives.excluded, gallery is None))

@@ -3,7 +3,7 @@
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -146,9 +146,9 @@ def _open_distractors(settings: Settings, stage: Stage, model: AnyModel, run: Ru
     if settings.evaluation.distractors is None:
         return None
     distractors = DistractorFolder(expand_home(settings.evaluation.distractors), run.path / "distractors")
-    merged, config = deepcopy(model), OmegaConf.to_container(stage.config, resolve=True)
-    merge_updates(merged)
-    described = list_decisive(cast("Metrics", config)) | {"heads": model.chosen_heads, "geometry": "cosine"}
+    config: Any = OmegaConf.to_container(stage.config, resolve=True)
+    merge_updates(merged := deepcopy(model))
+    described = list_decisive(config) | {"heads": model.chosen_heads, "geometry": "cosine"}
     is_known = distractors.check(fingerprint := make_fingerprint(described, merged))
     origin = "the tested model" if is_known else f"a model that not all files name; the tested one is {fingerprint}"
     rank_zero_only(console.print)(f"[bold]gallery[/]  {len(distractors):,} distractors, of {in_markup(origin)}")

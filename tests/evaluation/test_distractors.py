@@ -200,9 +200,7 @@ def test_a_folder_has_the_metrics_of_its_rows(tmp_path: Path, monkeypatch: pytes
     assert dml.evaluate(queries, labels, distractors=folder, **SETTINGS) == expected
     assert not folder.check("abc")  # the .npy files don't say
     assert DistractorFolder(tmp_path / "far" / "4.parquet").check("abc")
-    with pytest.raises(
-        InputError, match=r"4\.parquet: of the model abc; embed the distractors with the tested model b"
-    ):
+    with pytest.raises(InputError, match=r"4\.parquet: of the model abc, expected the tested one, b"):
         folder.check("b")
 
 

@@ -54,7 +54,7 @@ def test_a_test_among_distractors_has_both_metrics(
     dispatch(["evaluate", checkpoint, f"evaluation.distractors={array}", f"hydra.run.dir={tmp_path / 'again'}"])
     assert "of a model that not all files name; the tested one is " in capfd.readouterr().out
     message = refused(checkpoint, "evaluation.crops=2", f"evaluation.distractors={file}", command="evaluate")
-    assert f"far.parquet: of the model {model.fingerprint}; embed the distractors with the tested model" in message
+    assert f"far.parquet: of the model {model.fingerprint}, expected the tested one, " in message
     message = refused(checkpoint, f"evaluation.distractors={tmp_path / 'none'}", command="evaluate")
     assert "no .npy or .parquet file of embeddings" in message
 
