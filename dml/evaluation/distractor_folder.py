@@ -1,7 +1,7 @@
 """A folder of distractors: files of embeddings that processes share, and whose counts outlive a killed one."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -70,10 +70,11 @@ class DistractorFolder:
         is_joined = dist.is_available() and dist.is_initialized()
         rank, world = (dist.get_rank(), dist.get_world_size()) if is_joined else (0, 1)
         total, shards = count([], ""), self._shards[rank::world]
-        with progress_bar("compared", sum(shard.length for shard in shards)) as advance:
+        is_shown = self.state is not None and rank == 0
+        with progress_bar("compared", len(self)) if is_shown else nullcontext(lambda _: None) as advance:
             for shard in shards:
                 total += self._count_file(shard, count, identity)
-                advance(shard.length)
+                advance(shard.length * world)
         if world > 1:
             parts: list[Any] = [None] * world
             dist.all_gather_object(parts, total)

@@ -16,7 +16,6 @@ from dml.retrieval.gallery import Gallery
 from dml.retrieval.rows import Embeddings, float32_rows
 from dml.runtime.errors import InputError
 
-Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
 Distractors = Iterable[Embeddings] | DistractorFolder
 
@@ -60,7 +59,7 @@ class _Counter:
             codes = np.empty(distances.shape, dtype=np.min_scalar_type(positives.largest_code))
             positives.code_items(range(start, start + len(group)), codes)
             bounds += [row[torch.from_numpy(code != 0)] for row, code in zip(distances, codes, strict=True)]
-        self.bounds: Floats = pad_sequence(bounds, batch_first=True, padding_value=-torch.inf).numpy()
+        self.bounds: npt.NDArray[np.float32] = pad_sequence(bounds, batch_first=True, padding_value=-torch.inf).numpy()
         """The distances (Q, P) of the items that share a level, filled up with -infinity."""
 
     def count(self, blocks: Iterable[Embeddings], name: str) -> Integers:
@@ -90,7 +89,7 @@ class _Counter:
         return Gallery(F.pad(vectors, (0, 0, 0, self._tile_rows - len(vectors))))  # zeros below, or cut off
 
 
-def _count_below(distances: Tensor, bounds: Floats) -> Integers:
+def _count_below(distances: Tensor, bounds: npt.NDArray[np.float32]) -> Integers:
     """Count the distances of each query below each of its bounds, none below -infinity. (B, N), (B, P) -> (B, P)"""
     if distances.is_cuda:
         wanted = torch.from_numpy(bounds).to(distances.device)

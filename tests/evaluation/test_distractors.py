@@ -22,6 +22,8 @@ from torch.nn.functional import normalize
 import dml
 from dml.data.table import ImageTable
 from dml.evaluation import DistractorFolder, Evaluator, MetricConfig, distractor_folder, distractors, rank_queries
+from dml.evaluation.monitor import make_validation_config
+from dml.evaluation.names import describe_metric, full_metric_name
 from dml.inference.embedding_files import make_table, write_embeddings
 from dml.metrics.graded import ndcg
 from dml.runtime.errors import InputError
@@ -145,6 +147,17 @@ def test_ranks_of_a_hundred_millions_need_no_table_of_discounts() -> None:
     ranks = [torch.tensor([[3.0, 1e8]], dtype=torch.float64), torch.tensor([[7.0]], dtype=torch.float64)]
     gained = 1 / np.log2([4, 1e8 + 1]) @ [1, 1] + 3 / np.log2(8)
     assert float(ndcg(ranks)) == pytest.approx(gained / (3 + 1 / np.log2(3) + 1 / 2), abs=1e-12)
+
+
+def test_map_at_k_has_its_k_in_its_name() -> None:
+    assert full_metric_name("map@1000") == "level0/map@1000"
+    assert describe_metric("distractors/level0/map@1000").label == "mAP@1000"
+    config = MetricConfig(metrics=["map@1000", "recall", "map@5"])
+    assert [*config.ranking_names(1)][-2:] == ["level0/map@1000", "level0/map@5"]
+    validated = make_validation_config(config, "level0/map@5")
+    assert ([metric.name for metric in validated.selected], validated.recall_at) == (["recall", "map@5"], (1, 2, 4, 8))
+    with pytest.raises(InputError, match=r"metrics = 'map@0': .*map@K"):
+        MetricConfig(metrics=["map@0"])
 
 
 def test_a_mistake_is_one_line() -> None:
