@@ -145,7 +145,7 @@ def _open_distractors(settings: Settings, stage: Stage, model: AnyModel, run: Ru
     """Open ``evaluation.distractors``, and print whether they are known to be of the tested model; None without any."""
     if settings.evaluation.distractors is None:
         return None
-    distractors = DistractorFolder(expand_home(settings.evaluation.distractors), run.path / "distractors")
+    distractors = DistractorFolder(expand_home(settings.evaluation.distractors), run.evaluations_folder / "distractors")
     config: Any = OmegaConf.to_container(stage.config, resolve=True)
     merge_updates(merged := deepcopy(model))
     described = list_decisive(config) | {"heads": model.chosen_heads, "geometry": "cosine"}

@@ -48,6 +48,8 @@ def test_a_test_among_distractors_has_both_metrics(
     assert "distractors/level0/eer" not in found
     assert "level0/eer" in found
 
+    assert len([*(run / "evaluations" / "distractors").glob("*.npz")]) == 1
+
     array = tmp_path / "far"
     array.mkdir()
     np.save(array / "0.npy", far.astype(np.float16))
