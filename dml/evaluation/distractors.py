@@ -1,6 +1,8 @@
 """Distractors: embeddings that are relevant to no query, and stand behind the gallery. They are counted, never kept."""
 
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from hashlib import sha256
 
 import numpy as np
@@ -68,22 +70,24 @@ class _Counter:
         for block in blocks:
             if block.ndim != 2 or block.shape[1] != dimension:
                 raise InputError(f"{name}: embeddings of shape {(*block.shape,)}, expected (n, {dimension})")
-            for start in range(0, len(block), self._tile_rows):
-                self._add_counts(counts, block[start : start + self._tile_rows], name, first + start)
+            with ThreadPoolExecutor(2) as threads:  # one multiplies while the other one counts
+                starts = range(0, len(block), self._tile_rows)
+                counts += sum(threads.map(partial(self._count_tile, block, name, first), starts))
             first += len(block)
         return counts
 
-    def _add_counts(self, counts: Integers, rows: Embeddings, name: str, first: int) -> None:
+    def _count_tile(self, block: Embeddings, name: str, first: int, start: int) -> Integers:
+        rows, geometry = block[start : start + self._tile_rows], self._items.geometry
         try:
-            checked = float32_rows(rows, name).to(self.queries.device)
+            on_device = float32_rows(rows, name).to(self.queries.device) if self.queries.is_cuda else rows
+            vectors = geometry.gallery_vectors(geometry.scale(on_device, name))
         except InputError:
             for row in range(len(rows)):
-                float32_rows(rows[row : row + 1], f"{name}, row {first + row:,} from 0 on")
+                float32_rows(rows[row : row + 1], f"{name}, row {first + start + row:,} from 0 on")
             raise
-        tile = self._make_tile(self._items.geometry.gallery_vectors(self._items.geometry.scale(checked, name)))
-        for start in range(0, len(counts), GROUP):
-            group = slice(start, start + GROUP)
-            counts[group] += _count_below(tile.distances(self.queries[group])[:, : len(rows)], self.bounds[group])
+        tile, groups = self._make_tile(vectors), [slice(i, i + GROUP) for i in range(0, len(self.queries), GROUP)]
+        measured = ((tile.distances(self.queries[group])[:, : len(rows)], self.bounds[group]) for group in groups)
+        return np.concatenate([_count_below(distances, bounds) for distances, bounds in measured])
 
     def _make_tile(self, vectors: Tensor) -> Gallery:
         return Gallery(F.pad(vectors, (0, 0, 0, self._tile_rows - len(vectors))))  # zeros below, or cut off
