@@ -54,7 +54,6 @@ class DistractorFolder:
             )
 
     def __len__(self) -> int:
-        """Return the number of embeddings."""
         return sum(shard.length for shard in self._shards)
 
     def check(self, fingerprint: str) -> bool:
@@ -70,8 +69,7 @@ class DistractorFolder:
         is_joined = dist.is_available() and dist.is_initialized()
         rank, world = (dist.get_rank(), dist.get_world_size()) if is_joined else (0, 1)
         total, shards = count([], ""), self._shards[rank::world]
-        is_shown = self.state is not None and rank == 0
-        with progress_bar("compared", len(self)) if is_shown else nullcontext(lambda _: None) as advance:
+        with progress_bar("compared", len(self)) if self.state and not rank else nullcontext(lambda _: None) as advance:
             for shard in shards:
                 total += self._count_file(shard, count, identity)
                 advance(shard.length * world)

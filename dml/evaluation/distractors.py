@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -67,13 +68,13 @@ class _Counter:
     def count(self, blocks: Iterable[Embeddings], name: str) -> Integers:
         """Count the distractors of some blocks (n, D), which error lines call by a name. -> (Q, P)"""
         counts, first, dimension = np.zeros(self.bounds.shape, np.int64), 0, self._items.embeddings.shape[1]
-        for block in blocks:
-            if block.ndim != 2 or block.shape[1] != dimension:
-                raise InputError(f"{name}: embeddings of shape {(*block.shape,)}, expected (n, {dimension})")
-            with ThreadPoolExecutor(2) as threads:  # one multiplies while the other one counts
+        with threadpool_limits(1, "blas"), ThreadPoolExecutor(torch.get_num_threads()) as threads:  # a tile for each
+            for block in blocks:
+                if block.ndim != 2 or block.shape[1] != dimension:
+                    raise InputError(f"{name}: embeddings of shape {(*block.shape,)}, expected (n, {dimension})")
                 starts = range(0, len(block), self._tile_rows)
                 counts += sum(threads.map(partial(self._count_tile, block, name, first), starts))
-            first += len(block)
+                first += len(block)
         return counts
 
     def _count_tile(self, block: Embeddings, name: str, first: int, start: int) -> Integers:

@@ -89,8 +89,7 @@ class Ranking:
     @property
     def _needs_only_nearest(self) -> bool:
         """Whether the nearest items are enough for all metrics, and few enough to be searched for."""
-        is_whole = self.config.needs_whole_ranking or self.nearer is not None
-        return not is_whole and self._largest_r <= MOST_SEARCHED
+        return not (self.config.needs_whole_ranking or self.nearer is not None) and self._largest_r <= MOST_SEARCHED
 
     @property
     def _needs_only_search(self) -> bool:
@@ -149,10 +148,8 @@ class Ranking:
         memory = torch.empty(min(size, len(rows)), len(gallery))
 
         def rank_group(group: range, part: Tensor) -> Block:
-            nearer = self._select_nearer(group)
-            return self._score_ranking(
-                group, part, rank_rows(part, self.positives, group.start, self.neighbors, nearer)
-            )
+            ranked = rank_rows(part, self.positives, group.start, self.neighbors, self._select_nearer(group))
+            return self._score_ranking(group, part, ranked)
 
         with ThreadPoolExecutor(torch.get_num_threads(), initializer=_limit_to_one_thread) as threads:
             for block in _split_range(rows, size):
@@ -170,9 +167,8 @@ class Ranking:
             ranked = rank_block(distances, labels[block.start : block.stop], gallery_labels, self.neighbors, nearer)
             yield self._score_ranking(block, distances, ranked)
 
-    def _select_nearer(self, block: range) -> npt.NDArray[np.int64] | int:
-        rows = 0 if self.nearer is None else self.nearer[block.start : block.stop]
-        return rows if isinstance(rows, int) else rows[rows >= 0]
+    def _select_nearer(self, block: range) -> npt.NDArray[np.int64] | None:
+        return None if self.nearer is None else (rows := self.nearer[block.start : block.stop])[rows >= 0]
 
     def _copy_labels_to_device(self) -> tuple[Tensor, Tensor]:
         device = self.gallery.embeddings.device

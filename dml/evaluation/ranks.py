@@ -173,13 +173,13 @@ class Rankings(NamedTuple):
     """The nearest items (Q, k) int64."""
 
 
-def rank_rows(distances: Tensor, positives: Positives, first: int, k: int, nearer: Integers | int = 0) -> Rankings:
+def rank_rows(distances: Tensor, positives: Positives, first: int, k: int, nearer: Integers | None = None) -> Rankings:
     """Rank the gallery on CPU for the queries from `first` on; ties are in the gallery's order. (Q, G) -> `Rankings`
 
     ``nearer`` (P,) is the number of distractors before each item that shares a level, query after query by rank.
     """
     chosen = _rank_chosen(distances.numpy(), positives, first)
-    ranks = _Ranks(chosen.ranks + nearer, np.cumsum(chosen.numbers))
+    ranks = _Ranks(chosen.ranks if nearer is None else chosen.ranks + nearer, np.cumsum(chosen.numbers))
     at_least, exactly = _split_by_shared_levels(ranks, positives.count_shared(chosen.codes), positives.depth)
     if positives.is_tree:  # items with the query's label at a level share it and all coarser levels
         by_level = at_least[::-1]
@@ -204,7 +204,7 @@ def _rank_chosen(distances: npt.NDArray[np.float32], positives: Positives, first
 
 
 def rank_block(
-    distances: Tensor, query_labels: Tensor, gallery_labels: Tensor, k: int, nearer: Integers | int = 0
+    distances: Tensor, query_labels: Tensor, gallery_labels: Tensor, k: int, nearer: Integers | None = None
 ) -> Rankings:
     """Rank the gallery by one stable sort on any device, see `rank_rows`. (Q, G), (Q, L), (G, L) -> `Rankings`
 
@@ -215,7 +215,8 @@ def rank_block(
     bits_in_order = bits.gather(1, order)
     # What follows takes the positives alone, out of all items.
     rows, columns = bits_in_order.nonzero(as_tuple=True)
-    positive_bits, ranks = bits_in_order[rows, columns], columns + 1 + torch.as_tensor(nearer, device=columns.device)
+    positive_bits, ranks = bits_in_order[rows, columns], columns + 1
+    ranks = ranks if nearer is None else ranks + torch.from_numpy(nearer).to(ranks.device)
     same = [(positive_bits >> level) & 1 for level in range(query_labels.shape[1])]
     levels = torch.stack(same).sum(dim=0)
 
