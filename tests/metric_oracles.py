@@ -25,6 +25,11 @@ def map_at_r(relevant: list[bool]) -> float:
     return sum(precision(relevant, n) for n in range(1, positives + 1) if relevant[n - 1]) / positives
 
 
+def map_at_k(relevant: list[bool], k: int) -> float:
+    hits = [precision(relevant, place) for place, hit in enumerate(relevant[:k], 1) if hit]
+    return sum(hits) / min(k, sum(relevant))
+
+
 def r_precision(relevant: list[bool]) -> float:
     return precision(relevant, sum(relevant))
 

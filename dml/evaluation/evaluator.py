@@ -1,6 +1,6 @@
 """Evaluation of embeddings: of two arrays, or of the rows of an image table."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dml.data.table import ImageTable
+from dml.evaluation.distractors import Distractors
 from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.items import BenchmarkList, Items, Labels, benchmark_lists, check_query_and_gallery, has_level_lists
 from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES, Kind, MetricConfig
@@ -30,6 +31,8 @@ def evaluate(
     query_labels: Labels,
     gallery: Embeddings | None = None,
     gallery_labels: Labels | None = None,
+    *,
+    distractors: Distractors | None = None,
     **settings: Any,
 ) -> Metrics:
     """Compute retrieval and clustering metrics of embeddings, at each level. -> {metric: fraction}
@@ -43,6 +46,7 @@ def evaluate(
     a positive.
 
     - level{i}/recall@{k}, ap, map@r, r_precision: `dml.metrics.binary`; AP is over the whole ranking.
+    - level{i}/map@{k}, if `metrics` names it, such as "map@1000": `dml.metrics.binary.map_at_k`.
     - h_ap, ndcg, asi: `dml.metrics.graded`, over the whole ranking.
     - sum_wap, only if `metrics` names it: the sum of the levels' AP of each query, weighted by `level_weights`
       (HAPPIER's weighted sum), computed as the H-AP that it is.
@@ -67,6 +71,8 @@ def evaluate(
         query_labels: (Q,) or (Q, L) integers, column 0 the finest level.
         gallery: embeddings (G, D) on the device of the queries' embeddings.
         gallery_labels: (G,) or (G, L) integers.
+        distractors: further items of the gallery, behind all others, that are relevant to no query: blocks (n, D),
+            which are read once, or a `DistractorFolder`. Rankings have them, clusters and pairs don't.
         **settings: fields of `dml.evaluation.MetricConfig`, such as metrics=("recall", "nmi"), recall_at=(1, 2, 4, 8),
             alpha=1.0, clustering=True or seed=0.
 
@@ -77,7 +83,7 @@ def evaluate(
     """
     config = MetricConfig(**settings)
     queries, items = check_query_and_gallery(query, query_labels, gallery, gallery_labels, config.curvature)
-    ranked, cluster_metrics = _rank_and_cluster(queries, items, config)
+    ranked, cluster_metrics = _rank_and_cluster(queries, items, config, distractors=distractors)
     return ranked.compute_means() | cluster_metrics
 
 
@@ -132,6 +138,7 @@ class Evaluator:
         gallery: Embeddings | UnitEmbeddings | None = None,
         neighbors: int = 0,
         reranker: Reranker | None = None,
+        distractors: Distractors | None = None,
     ) -> Evaluation:
         """Rank and cluster embeddings.
 
@@ -142,15 +149,17 @@ class Evaluator:
                 ``embeddings``. Where queries are their own gallery, each excludes the other embedding of its image.
             neighbors: number of nearest items to return for each query.
             reranker: steps that change the ranking, see `rerankings`; None for the plain one.
+            distractors: further items of every gallery, see `dml.evaluation.evaluate`; each benchmark list reads them.
 
         Raises:
             InputError: if the splits are not one evaluation, the number of embeddings is not that of the rows, those
                 of the gallery have another shape, or `dml.evaluation.evaluate` raises one for such embeddings and
                 labels.
         """
+        options: dict[str, Any] = {"neighbors": neighbors, "reranker": reranker, "distractors": distractors}
         if rows is not None and not np.array_equal(rows, np.arange(len(self.table))):
             evaluator = replace(self, table=self.table.take(rows.numpy()))
-            return evaluator.evaluate(embeddings, gallery=gallery, neighbors=neighbors, reranker=reranker)
+            return evaluator.evaluate(embeddings, gallery=gallery, **options)
         if len(embeddings) != len(self.table):
             raise InputError(f"{len(embeddings)} embeddings for a table of {len(self.table)} rows")
         unit = UnitEmbeddings.normalize(embeddings, curvature=self.config.curvature)
@@ -163,6 +172,8 @@ class Evaluator:
             searched = items._replace(embeddings=other)
             benchmark_lists = [part.name_gallery() for part in benchmark_lists]
         share = (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
+        if isinstance(distractors, Iterator) and len(benchmark_lists) > 1:
+            raise InputError("distractors: each of several lists reads them; give a list of blocks, not an iterator")
         lists: list[PerQuery] = []
         ranking_metrics: Metrics = {}
         cluster_metrics: Metrics = {}
@@ -170,13 +181,7 @@ class Evaluator:
             queries = items.take(part.queries, part.level)
             gallery_items = None if part.gallery is None else searched.take(part.gallery, part.level)
             ranked, clusters = _rank_and_cluster(
-                queries,
-                gallery_items,
-                self.config,
-                neighbors=neighbors,
-                share=share,
-                excluded=part.excluded,
-                reranker=reranker,
+                queries, gallery_items, self.config, share=share, excluded=part.excluded, **options
             )
             ranked = replace(
                 ranked,
@@ -197,19 +202,16 @@ def _rank_and_cluster(
     gallery: Items | None,
     config: MetricConfig,
     *,
-    neighbors: int = 0,
     share: tuple[int, int] = (0, 1),
     excluded: npt.NDArray[np.int64] | None = None,
-    reranker: Reranker | None = None,
+    **options: Any,
 ) -> tuple[PerQuery, Metrics]:
     """Rank a gallery for queries, cluster the queries, and evaluate pairs, at each level -> rankings, other metrics.
 
     Of several processes (rank, world), each ranks a share of the queries, and the first one alone does the rest; all
     get the whole result. Without a gallery the queries are their own. The arguments are those of `rank_items`.
     """
-    ranked = rank_items(
-        queries, gallery, config, neighbors=neighbors, share=share, excluded=excluded, reranker=reranker
-    )
+    ranked = rank_items(queries, gallery, config, share=share, excluded=excluded, **options)
     rank, world = share
     clusters: Metrics = {}
     metrics = config.select_kind(Kind.CLUSTERS) if rank == 0 and len(queries.labels) else ()

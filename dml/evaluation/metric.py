@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from dml.evaluation.geometry import Geometry
-from dml.metrics.binary import average_precision, map_at_r, r_precision, recall_at_k
+from dml.metrics.binary import average_precision, map_at_k, map_at_r, r_precision, recall_at_k
 from dml.metrics.clustering import Average, ami, nmi, pair_f1
 from dml.metrics.graded import asi, h_ap, ndcg
 from dml.metrics.verification import REPORTED_FMRS, PairVerification, equal_error_rate, fnmr_at_fmr, opis
@@ -22,7 +22,7 @@ QUERIES_WITHOUT_POSITIVES = "queries_without_positives"
 """The end of the names of counts in metrics.json, such as level0/queries_without_positives."""
 
 RESERVED_NAMES = (
-    *(QUERIES_WITHOUT_POSITIVES, "images_skipped", "queries_in_gallery", "configuration", "checksums"),
+    *(QUERIES_WITHOUT_POSITIVES, "images_skipped", "queries_in_gallery", "distractors", "configuration", "checksums"),
     *("epoch", "step", "selection", "vector", "chosen_heads", "split", "device", "pruned"),
     *("path", "labels", "neighbors", "neighbor_labels", "similarities", "map_x", "map_y"),
 )
@@ -69,6 +69,10 @@ class Kind(StrEnum):
     """
 
 
+OF_RANKS = (Kind.AT_K, Kind.WITHIN_R, Kind.LEVEL, Kind.HIERARCHY)
+"""The kinds of metrics that the ranks of the positives decide."""
+
+
 @dataclass(frozen=True)
 class Metric:
     """A metric: a row of `METRICS`, or a custom one, which a user defines.
@@ -99,7 +103,7 @@ class Metric:
             object.__setattr__(self, "kind", Kind(self.kind))  # a YAML file gives the kind as a string
         except ValueError:
             raise InputError(f"metric {self.name}: kind = {self.kind!r}, expected one of {', '.join(Kind)}") from None
-        if not self.name or "/" in self.name or re.search(r"@\d+$", self.name) or self.name in RESERVED_NAMES:
+        if not self.name or "/" in self.name or re.search(r"(?<!^map)@\d+$", self.name) or self.name in RESERVED_NAMES:
             raise InputError(
                 f"metric {self.name!r}: a name must not be empty, hold a /, end in @ and a number, or be one of "
                 f"{', '.join(RESERVED_NAMES)}"
@@ -185,6 +189,14 @@ METRICS = (
 
 METRICS_BY_NAME = {metric.name: metric for metric in METRICS}
 
+
+def find_packaged(name: str) -> Metric | None:
+    """Return the metric of a name of `METRICS`, or of map@ and any k, such as map@1000; None if there is none."""
+    if found := re.fullmatch(r"map@([1-9]\d*)", name):
+        return Metric(name, f"mAP@{found[1]}", Kind.LEVEL, partial(map_at_k, k=int(found[1])), is_default=False)
+    return METRICS_BY_NAME.get(name)
+
+
 DEFAULT_METRICS = tuple(metric.name for metric in METRICS if metric.is_default)
 
 
@@ -193,7 +205,7 @@ class MetricConfig:
     """Which metrics an evaluation computes, and how.
 
     Args:
-        metrics: names of packaged metrics, see `METRICS`, and `Metric` objects, which are custom metrics.
+        metrics: names of packaged metrics, see `find_packaged`, and `Metric` objects, which are custom metrics.
         recall_at: every k at which recall@k is computed.
         alpha: exponent of the weight (level / levels) ** alpha that H-AP gives a level of the hierarchy.
         count_query: whether H-AP and sum_wap count the query among its positives when the positives of a level share
@@ -257,10 +269,10 @@ class MetricConfig:
                     f"metrics: {entry!r} is neither a name nor a metric; one of your own has "
                     "_target_: dml.evaluation.Metric"
                 )
-            if entry not in METRICS_BY_NAME:
+            if find_packaged(entry) is None:
                 family = entry.rpartition("/")[2].partition("@")[0]
                 meant = f"is it {family}, whose k recall_at says? " if family in METRICS_BY_NAME else ""
-                raise InputError(f"metrics = {entry!r}: {meant}expected some of {', '.join(METRICS_BY_NAME)}")
+                raise InputError(f"metrics = {entry!r}: {meant}expected some of {', '.join(METRICS_BY_NAME)}, map@K")
 
     def _check_names(self) -> None:
         """Make sure that names tell the metrics apart."""
@@ -291,13 +303,14 @@ class MetricConfig:
     @cached_property
     def selected(self) -> tuple[Metric, ...]:
         """The metrics to compute: the packaged ones in the order of `METRICS`, then the custom ones."""
-        packaged = (metric for metric in METRICS if metric.name in self.metrics)
+        names = {entry: find_packaged(entry) for entry in self.metrics if isinstance(entry, str)}
+        packaged = (metric for metric in (METRICS_BY_NAME | names).values() if metric and metric.name in names)
         metrics = (*packaged, *(metric for metric in self.metrics if isinstance(metric, Metric)))
         return tuple(metric for metric in metrics if self.clustering or metric.kind != Kind.CLUSTERS)
 
     def find_metric(self, name: str) -> Metric | None:
         """Return the packaged or custom metric of a name; None if there is none."""
-        return (METRICS_BY_NAME | {metric.name: metric for metric in self.custom}).get(name)
+        return {metric.name: metric for metric in self.custom}.get(name) or find_packaged(name)
 
     def select_kind(self, *kinds: Kind) -> tuple[Metric, ...]:
         """Return the selected metrics of some kinds."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from dml.data.table import EVERY_LEVEL, ImageTable
 from dml.evaluation.items import has_level_lists
-from dml.evaluation.metric import METRICS_BY_NAME, QUERIES_WITHOUT_POSITIVES, Kind, Metric, MetricConfig
+from dml.evaluation.metric import METRICS_BY_NAME, QUERIES_WITHOUT_POSITIVES, Kind, Metric, MetricConfig, find_packaged
 from dml.runtime.errors import InputError
 
 HEADS = "heads"
@@ -29,6 +29,9 @@ ASYMMETRIC = "asymmetric"
 
 ASYMMETRIC_LABELS = {"old_old": "other model", "new_old": "in its gallery"}
 """The labels of what is compared: the queries of the other ("old") or the tested ("new") model in an old gallery."""
+
+DISTRACTORS = "distractors"
+"""The first part of the name of a metric of a gallery with distractors: distractors/level0/recall@1."""
 
 JOINT = "+"
 """The character between the names of heads whose embeddings are concatenated."""
@@ -83,6 +86,7 @@ def split_parts(metrics: Mapping[str, Any], before: str, whole_label: str) -> di
     chosen = metrics.get("chosen_heads")
     labels[""] = f"chosen: {', '.join(split_head_names(chosen))}" if chosen else whole_label
     labels |= {f"{ASYMMETRIC}/{pair}/": label for pair, label in ASYMMETRIC_LABELS.items()}
+    labels[f"{DISTRACTORS}/"] = "with distractors"
     for name in metrics:
         prefix, _, steps = name.rpartition("/")[0].partition("/")
         if prefix == RERANKED:
@@ -119,7 +123,7 @@ class MetricName:
 
     @property
     def _at_k(self) -> re.Match[str] | None:
-        return re.fullmatch(r"(.+)@([1-9]\d*)", self.metric.rpartition("/")[2])
+        return re.fullmatch(r"(?!map@)(.+)@([1-9]\d*)", self.metric.rpartition("/")[2])
 
 
 def full_metric_name(name: str, custom: Container[str] = ()) -> str:
@@ -134,7 +138,7 @@ def full_metric_name(name: str, custom: Container[str] = ()) -> str:
     """
     prefix, slash, metric = name.rpartition("/")
     families = {metric, metric.partition("@")[0]}
-    described = [METRICS_BY_NAME[family] for family in families if family in METRICS_BY_NAME]
+    described = [row for family in families if (row := find_packaged(family))]
     is_of_level = any(row.kind != Kind.HIERARCHY for row in described) or any(family in custom for family in families)
     has_level = re.fullmatch(r"level\d+|mean", prefix.rpartition("/")[2]) is not None
     return f"{prefix}{slash}level0/{metric}" if is_of_level and not has_level else name
@@ -214,7 +218,7 @@ ASYMMETRIC_METRICS = {
 }
 """The mean distances of pairs by the second part of their names in metrics.json: asymmetric/same_class/new_old."""
 
-COUNTS = (QUERIES_WITHOUT_POSITIVES, "images_skipped", "queries_in_gallery")
+COUNTS = (QUERIES_WITHOUT_POSITIVES, "images_skipped", "queries_in_gallery", DISTRACTORS)
 """The ends of the names of numbers in metrics.json that are no metrics."""
 
 
@@ -234,7 +238,7 @@ def describe_metric(name: str, custom: Iterable[Metric | MetricDescription] = ()
     if name.startswith(f"{ASYMMETRIC}/") and (known := ASYMMETRIC_METRICS.get(name.split("/")[1])):
         return known
     parsed = MetricName.parse(name)
-    metric = {metric.name: metric for metric in custom}.get(parsed.family) or METRICS_BY_NAME.get(parsed.family)
+    metric = {metric.name: metric for metric in custom}.get(parsed.family) or find_packaged(parsed.family)
     if metric is None:
         is_count = parsed.family in COUNTS
         label = name.rpartition("/")[2]

@@ -102,7 +102,7 @@ def _has_radix_sort() -> bool:
     return has_openmp and "fbgemm" in torch.backends.quantized.supported_engines
 
 
-Ranks = npt.NDArray[np.int32]
+Ranks = npt.NDArray[np.signedinteger[Any]]
 
 FEW = 12
 """Number of chosen items of a row up to which counting the nearer items of each is faster than sorting the row."""
@@ -173,10 +173,13 @@ class Rankings(NamedTuple):
     """The nearest items (Q, k) int64."""
 
 
-def rank_rows(distances: Tensor, positives: Positives, first: int, k: int) -> Rankings:
-    """Rank the gallery on CPU for the queries from `first` on; ties are in the gallery's order. (Q, G) -> `Rankings`"""
+def rank_rows(distances: Tensor, positives: Positives, first: int, k: int, nearer: Integers | None = None) -> Rankings:
+    """Rank the gallery on CPU for the queries from `first` on; ties are in the gallery's order. (Q, G) -> `Rankings`
+
+    ``nearer`` (P,) is the number of distractors before each item that shares a level, query after query by rank.
+    """
     chosen = _rank_chosen(distances.numpy(), positives, first)
-    ranks = _Ranks(chosen.ranks, np.cumsum(chosen.numbers))
+    ranks = _Ranks(chosen.ranks if nearer is None else chosen.ranks + nearer, np.cumsum(chosen.numbers))
     at_least, exactly = _split_by_shared_levels(ranks, positives.count_shared(chosen.codes), positives.depth)
     if positives.is_tree:  # items with the query's label at a level share it and all coarser levels
         by_level = at_least[::-1]
@@ -200,7 +203,9 @@ def _rank_chosen(distances: npt.NDArray[np.float32], positives: Positives, first
     return ChosenRanks(*map(np.concatenate, zip(*parts, strict=True)))
 
 
-def rank_block(distances: Tensor, query_labels: Tensor, gallery_labels: Tensor, k: int) -> Rankings:
+def rank_block(
+    distances: Tensor, query_labels: Tensor, gallery_labels: Tensor, k: int, nearer: Integers | None = None
+) -> Rankings:
     """Rank the gallery by one stable sort on any device, see `rank_rows`. (Q, G), (Q, L), (G, L) -> `Rankings`
 
     An item at distance infinity is not in the ranking.
@@ -211,6 +216,7 @@ def rank_block(distances: Tensor, query_labels: Tensor, gallery_labels: Tensor, 
     # What follows takes the positives alone, out of all items.
     rows, columns = bits_in_order.nonzero(as_tuple=True)
     positive_bits, ranks = bits_in_order[rows, columns], columns + 1
+    ranks = ranks if nearer is None else ranks + torch.from_numpy(nearer).to(ranks.device)
     same = [(positive_bits >> level) & 1 for level in range(query_labels.shape[1])]
     levels = torch.stack(same).sum(dim=0)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from dml.evaluation.evaluator import Evaluator, Metrics
 from dml.evaluation.geometry import UnitEmbeddings
-from dml.evaluation.metric import Kind
+from dml.evaluation.metric import OF_RANKS
 from dml.evaluation.names import RERANKED
 from dml.retrieval.k_reciprocal import KReciprocal
 from dml.retrieval.reranking import AlphaQueryExpansion, Comparison, DatabaseAugmentation, Reranker
@@ -117,7 +117,7 @@ def evaluate_rerankings(evaluator: Evaluator, embeddings: UnitEmbeddings, rerank
 
     Clusters and pairs of embeddings have no ranking, so a re-ranking has none of their metrics.
     """
-    selected = evaluator.config.select_kind(Kind.AT_K, Kind.WITHIN_R, Kind.LEVEL, Kind.HIERARCHY)
+    selected = evaluator.config.select_kind(*OF_RANKS)
     ranking_evaluator = replace(evaluator, config=replace(evaluator.config, metrics=selected))
     metrics: Metrics = {}
     for reranking in rerankings:

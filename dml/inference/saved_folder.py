@@ -17,7 +17,14 @@ import torch
 import yaml
 from safetensors.torch import save
 
-from dml.evaluation.names import ASYMMETRIC, HEADS, RERANKED, THRESHOLD_PREFIX, format_percent, join_head_names
+from dml.evaluation.names import (
+    ASYMMETRIC,
+    DISTRACTORS,
+    HEADS,
+    RERANKED,
+    format_percent,
+    join_head_names,
+)
 from dml.evaluation.threshold import describe_choice, find_calibration, find_nearest_threshold
 from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.model_settings import ModelSettings
@@ -212,7 +219,7 @@ def select_shown(metrics: Mapping[str, Any]) -> dict[str, float]:
     return {
         name: float(value)
         for name, value in metrics.items()
-        if not name.startswith(("raw/", "heads/", "fixed/", f"{RERANKED}/", f"{ASYMMETRIC}/", THRESHOLD_PREFIX))
+        if name.split("/")[0] not in ("raw", "heads", "fixed", RERANKED, ASYMMETRIC, DISTRACTORS, "threshold")
         and name.rpartition("/")[2].startswith(SHOWN)
         and isinstance(value, int | float)
         and math.isfinite(value)

@@ -72,6 +72,18 @@ def average_precision(ranks: Tensor) -> Tensor:
     return precisions(ranks).sum(dim=1) / count_positives(ranks)
 
 
+def map_at_k(ranks: Tensor, k: int) -> Tensor:
+    """Compute average precision in which positives beyond rank k count 0, over min(k, R). (Q, P) -> (Q,) float64
+
+    R is the number of positives. With k = 1000 the mean is mAP@1k of ILIAS (https://arxiv.org/abs/2502.11748). A query
+    without positives gives NaN.
+
+    >>> map_at_k(torch.tensor([[1.0, 4.0], [2.0, torch.inf]]), k=3).tolist()
+    [0.5, 0.5]
+    """
+    return (precisions(ranks) * (ranks <= k)).sum(dim=1) / count_positives(ranks).clamp(max=k)
+
+
 def map_at_r(ranks: Tensor, counts: Tensor | None = None) -> Tensor:
     """Compute average precision in which positives beyond rank R count 0. (Q, P) -> (Q,) float64
 

@@ -188,10 +188,10 @@ def _sum_discounts(ranks: Sequence[Tensor], counts: Tensor) -> Tensor:
 
     On a CPU the discounts are looked up, which takes half the time. L of (Q, P), (Q, L + 1) -> (Q, L)
     """
-    if ranks[0].is_cuda:
+    if ranks[0].is_cuda or (largest := _find_largest_rank(ranks, counts)) > 2**22:  # a table of 64 MB
         sums = [_discounts(level_ranks).sum(dim=1) for level_ranks in ranks]
     else:
-        table = _tabulate_discounts(_find_largest_rank(ranks, counts).bit_length())
+        table = _tabulate_discounts(largest.bit_length())
         places = (level_ranks.clamp(max=len(table) - 1).long() for level_ranks in ranks)
         sums = [torch.from_numpy(table.take(level_places.numpy())).sum(dim=1) for level_places in places]
     return torch.stack(sums, dim=1)

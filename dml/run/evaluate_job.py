@@ -82,7 +82,7 @@ def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> dic
         folder,
         split=split,
         description=description,
-        neighbors_file=RunFolder.from_checkpoint(path).fixed_neighbors_file,
+        run=folder if stored is None else RunFolder.from_checkpoint(path),
     )
 
 

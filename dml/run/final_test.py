@@ -1,25 +1,31 @@
 """The test of a trained model: from the embeddings of a split to metrics.json and the pictures beside it."""
 
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from omegaconf import OmegaConf
 from pytorch_lightning import Trainer
 from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor
 
 from dml.data.copies import count_queries_in_gallery
 from dml.data.table import ImageTable
+from dml.evaluation.distractor_folder import DistractorFolder
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.geometry import UnitEmbeddings
-from dml.evaluation.names import HEADS, join_head_names, list_evaluated_heads
+from dml.evaluation.metric import OF_RANKS
+from dml.evaluation.names import DISTRACTORS, HEADS, join_head_names, list_evaluated_heads
 from dml.evaluation.ranking import PerQuery
 from dml.evaluation.raw_features import FixedNeighbors, recall_among
 from dml.evaluation.rerankings import evaluate_rerankings
 from dml.evaluation.threshold import evaluate_threshold, make_pairs
 from dml.metrics.pairs import LabeledPairs
+from dml.models.adapters import merge_updates
 from dml.models.recurrent import AnyModel
 from dml.report.console import print_result
 from dml.report.page import write_pictures
@@ -27,11 +33,15 @@ from dml.report.provenance import describe_vector
 from dml.run import builders
 from dml.run.evaluators import build_metric_config, build_rerankings, build_threshold_settings
 from dml.run.gallery_test import open_gallery_run, search_other_gallery
+from dml.run.model_builders import list_decisive, make_fingerprint
 from dml.run.settings import Settings
 from dml.run.stages import Stage
 from dml.run.stored_configuration import plain_config
+from dml.runtime.console import console
 from dml.runtime.errors import InputError
+from dml.runtime.paths import expand_home
 from dml.runtime.run_folder import RunFolder
+from dml.runtime.text import in_markup
 from dml.training.data import EvaluationData
 from dml.training.embedders import CHOSEN_HEADS, ModelEmbedder
 from dml.training.loggers import log_final_metrics
@@ -48,7 +58,7 @@ def run_test(
     *,
     split: str,
     description: Metrics,
-    neighbors_file: Path,
+    run: RunFolder,
 ) -> Metrics:
     """Embed and evaluate a split; write the metrics and pictures, log the metrics, and print them.
 
@@ -60,7 +70,7 @@ def run_test(
         folder: folder of retrieval.png, per_query.parquet, report.html and, last of all, metrics.json.
         split: name of the tested split, such as "test".
         description: values in metrics.json beside the metrics of the split.
-        neighbors_file: file of the neighbors before the training, for evaluation.fixed_neighbors.
+        run: folder of the tested run, with the neighbors for evaluation.fixed_neighbors.
 
     Returns:
         The contents of metrics.json.
@@ -69,6 +79,7 @@ def run_test(
     images.tested_on = split
     model = embedder.model
     other_run = open_gallery_run(settings, sum(model.embed_dims[head] for head in model.chosen_heads))
+    distractors = _open_distractors(settings, stage, model, run)
     trainer.test(embedder, images, verbose=False)
     evaluation, rows = settings.evaluation, embedder.embedded.rows
     table = images.table.select_evaluated(split)
@@ -77,12 +88,14 @@ def run_test(
     evaluator = Evaluator(tested, build_metric_config(settings, table))
     embeddings, lists, metrics = _evaluate(settings, evaluator, embedder, trainer.strategy.root_device, tested)
     if split == "test":
-        metrics |= _compute_test_metrics(settings, images.table, embeddings, rows, neighbors_file)
+        metrics |= _compute_test_metrics(settings, images.table, embeddings, rows, run.fixed_neighbors_file)
     is_limited = settings.trainer.limit_test_batches is not None  # the images beyond aren't skipped as unreadable
     metrics |= _count_special_images(settings, table, 0 if is_limited else skipped)
     metrics |= evaluate_model_threshold(settings, trainer, embedder, images, embeddings, tested, folder)
     if other_run is not None:
         metrics |= search_other_gallery(other_run, settings, evaluator, embeddings, rows, images)
+    if distractors is not None:
+        metrics |= _rank_among(distractors, evaluator, embeddings)
     facts = {"split": split, "device": _name_device(trainer.strategy.root_device)}
     metrics = description | metrics | _describe_embeddings(model, evaluator.config.curvature) | facts
     limits = settings.data.limits
@@ -126,6 +139,27 @@ def _describe_embeddings(model: AnyModel, curvature: float) -> Metrics:
     vector = describe_vector(model.embed_dims, model.chosen_heads, curvature)
     chosen = {} if model.chosen_heads == (*model.embed_dims,) else {"chosen_heads": join_head_names(model.chosen_heads)}
     return {"vector": vector} | chosen
+
+
+def _open_distractors(settings: Settings, stage: Stage, model: AnyModel, run: RunFolder) -> DistractorFolder | None:
+    """Open ``evaluation.distractors``, and print whether they are known to be of the tested model; None without any."""
+    if settings.evaluation.distractors is None:
+        return None
+    distractors = DistractorFolder(expand_home(settings.evaluation.distractors), run.evaluations_folder / "distractors")
+    config: Any = OmegaConf.to_container(stage.config, resolve=True)
+    merge_updates(merged := deepcopy(model))
+    described = list_decisive(config) | {"heads": model.chosen_heads, "geometry": "cosine"}
+    is_known = distractors.check(fingerprint := make_fingerprint(described, merged))
+    origin = "the tested model" if is_known else f"a model that not all files name; the tested one is {fingerprint}"
+    rank_zero_only(console.print)(f"[bold]gallery[/]  {len(distractors):,} distractors, of {in_markup(origin)}")
+    return distractors
+
+
+def _rank_among(distractors: DistractorFolder, evaluator: Evaluator, embeddings: UnitEmbeddings) -> Metrics:
+    """Compute the metrics of ranks among distractors -> distractors/level0/recall@1, ..., and their number."""
+    config = replace(evaluator.config, metrics=evaluator.config.select_kind(*OF_RANKS))
+    metrics = replace(evaluator, config=config).evaluate(embeddings, distractors=distractors).metrics
+    return {DISTRACTORS: len(distractors)} | {f"{DISTRACTORS}/{name}": value for name, value in metrics.items()}
 
 
 def _name_device(device: torch.device) -> str:

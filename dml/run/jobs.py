@@ -152,7 +152,7 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
         folder,
         split=choose_tested_split(settings, table),
         description=description,
-        neighbors_file=folder.fixed_neighbors_file,
+        run=folder,
     )
 
 

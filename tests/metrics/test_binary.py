@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import metric_oracles as oracles
@@ -13,6 +14,7 @@ from torch import Tensor
 from dml.metrics.binary import (
     average_precision,
     count_positives,
+    map_at_k,
     map_at_r,
     positive_ranks,
     r_precision,
@@ -25,6 +27,7 @@ PAIRS: list[tuple[Metric, Callable[[list[bool]], float]]] = [
     (map_at_r, oracles.map_at_r),
     (r_precision, oracles.r_precision),
     *[(lambda ranks, k=k: recall_at_k(ranks, k), lambda row, k=k: oracles.recall(row, k)) for k in (1, 3, 50)],
+    *[(lambda ranks, k=k: map_at_k(ranks, k), lambda row, k=k: oracles.map_at_k(row, k)) for k in (1, 3, 50)],
 ]
 RANKINGS = hnp.arrays(np.bool_, st.tuples(st.integers(0, 6), st.integers(1, 20)))
 
@@ -49,7 +52,7 @@ def test_ranks_are_those_of_the_relevant_items(relevant: Any) -> None:
     assert ranks.shape[1] == max((sum(row) for row in relevant.tolist()), default=0)
 
 
-@pytest.mark.parametrize("metric", [average_precision, map_at_r, r_precision])
+@pytest.mark.parametrize("metric", [average_precision, map_at_r, r_precision, partial(map_at_k, k=3)])
 @pytest.mark.parametrize("columns", [0, 3])
 def test_without_positives_there_is_no_value(metric: Metric, columns: int) -> None:
     ranks = torch.full((2, columns), torch.inf, dtype=torch.float64)

@@ -1,0 +1,66 @@
+"""A test of a run among distractors that ``dml embed`` embedded with its model."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from conftest import ONE_HEAD, Refused
+from PIL import Image
+from runs import metrics
+
+import dml
+from dml.__main__ import dispatch
+from dml.inference.split_embeddings import read_data_set
+
+SHORT = [*ONE_HEAD, "trainer.max_steps=2", "trainer.val_check_interval=2", "seed=1"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, small_emoji: Path) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    dispatch(["train", *SHORT, f"dataset.root={small_emoji}", f"hydra.run.dir={folder}"])
+    return folder
+
+
+def test_a_test_among_distractors_has_both_metrics(
+    run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], refused: Refused
+) -> None:
+    (tmp_path / "photos").mkdir()
+    for number, pixels in enumerate(np.random.default_rng(0).integers(0, 256, (60, 16, 16, 3), dtype=np.uint8)):
+        Image.fromarray(pixels).resize((64, 64)).save(tmp_path / "photos" / f"{number}.png")
+    file, checkpoint = tmp_path / "far.parquet", f"checkpoint={run / 'checkpoints' / 'best.ckpt'}"
+    dispatch(["embed", str(run), str(tmp_path / "photos"), "--output", str(file), "--batch-size", "64"])
+    evaluate = [checkpoint, "evaluation.metrics=[recall,ap,map@3,eer]", f"evaluation.distractors={file}"]
+    dispatch(["evaluate", *evaluate, f"hydra.run.dir={tmp_path / 'test'}"])
+    far = np.stack(pq.read_table(file)["vector"].to_pylist())
+    assert f"{len(far):,} distractors, of the tested model" in capfd.readouterr().out
+    model = dml.load(run, device="cpu")
+    table = read_data_set(model)[1].select_evaluated("test")
+    vectors = model.embed(table.paths.tolist())
+    found, settings = metrics(tmp_path / "test"), {"metrics": ["recall", "ap", "map@3"]}
+    expected = dml.evaluate(vectors, table.labels, distractors=[far], **settings)
+    for name, value in expected.items():
+        assert found[f"distractors/{name}"] == pytest.approx(value, abs=1e-6)
+    assert found["distractors"] == len(far) == 60
+    assert found["level0/recall@1"] == metrics(run)["level0/recall@1"]
+    assert found["level0/ap"] > found["distractors/level0/ap"]
+    assert "distractors/level0/eer" not in found
+    assert "level0/eer" in found
+
+    assert len([*(run / "evaluations" / "distractors").glob("*.npz")]) == 1
+
+    array = tmp_path / "far"
+    array.mkdir()
+    np.save(array / "0.npy", far.astype(np.float16))
+    dispatch(["evaluate", checkpoint, f"evaluation.distractors={array}", f"hydra.run.dir={tmp_path / 'again'}"])
+    assert "of a model that not all files name; the tested one is " in capfd.readouterr().out
+    message = refused(checkpoint, "evaluation.crops=2", f"evaluation.distractors={file}", command="evaluate")
+    assert f"far.parquet: of the model {model.fingerprint}, expected the tested one, " in message
+    message = refused(checkpoint, f"evaluation.distractors={tmp_path / 'none'}", command="evaluate")
+    assert "no .npy or .parquet file of embeddings" in message
+
+
+def test_a_training_refuses_distractors(refused: Refused, tmp_path: Path, small_emoji: Path) -> None:
+    message = refused(*SHORT, f"dataset.root={small_emoji}", f"evaluation.distractors={tmp_path}")
+    assert "evaluation.distractors: only dml evaluate takes them" in message
