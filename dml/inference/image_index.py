@@ -305,6 +305,8 @@ class Index:
         gallery = self.vectors.reconstruct(ids) if vectors is None else unit_rows(vectors, "vectors").numpy()
         if gallery.shape != (shape := (len(self), self.vectors.dimension)):
             raise InputError(f"vectors: of shape {gallery.shape}, expected {shape}, one for each image of the index")
+        if recall is not None and not 0.0 < recall < 1.0:
+            raise InputError(f"recall={recall}: must be above 0 and below 1")
         if is_own and self.model.ball:
             raise InputError(f"queries={queries}: in the model's Poincare ball, give images or points")
         pool = gallery if is_own else self._map_queries(self._to_queries(queries))[1]
