@@ -47,7 +47,7 @@ def in_blocks(
 
     Args:
         compute: function of a slice of the rows that returns tensors, with an entry for each row or with any number.
-        rows: the rows.
+        rows: rows to compute results of.
         width: how many numbers the longest intermediate result has for each row.
         device: device that computes.
     """

@@ -91,19 +91,19 @@ def choose_whitening(layer: nn.Linear, inputs: Tensor, labels: npt.NDArray[np.in
     Args:
         layer: linear layer from C inputs to D outputs, which stays as it is.
         inputs: (N, C) inputs of the layer.
-        labels: (N,) classes.
+        labels: (N,) class of each input.
 
     Returns:
         The one of `SHARES` with the best MAP@R; the largest if there are too few classes.
     """
-    found = dict.fromkeys(SHARES, 0.0)
+    scores = dict.fromkeys(SHARES, 0.0)
     for is_held in hold_out_classes(labels):
         for share in SHARES:
             trial = deepcopy(layer)
             begin_at_principal_components(trial, inputs[~is_held], share)
             embeddings = trial(inputs[is_held].to(layer.weight))
-            found[share] += evaluate(embeddings, labels[is_held], metrics=("map@r",), clustering=False)["level0/map@r"]
-    return max(SHARES, key=lambda share: (found[share], share))
+            scores[share] += evaluate(embeddings, labels[is_held], metrics=("map@r",), clustering=False)["level0/map@r"]
+    return max(SHARES, key=lambda share: (scores[share], share))
 
 
 def _make_orthogonal(rows: Tensor, directions: Tensor) -> Tensor:
