@@ -20,7 +20,7 @@ already, by their paths, are embedded again.
 With --check, it measures the recall@10 of an index against exact search.
 With --to, the vectors are uploaded to a vector database instead. Images that
 it holds already, by their paths and contents, are passed over, so the same
-command goes on after an interruption."""
+command goes on after an interruption. Machines can upload a shard each."""
 
 EXAMPLES = {
     "dml index outputs/RUN photos --output my_index": "makes an index of all images in the folder photos",
@@ -28,7 +28,11 @@ EXAMPLES = {
     "dml index my_model list.csv --output big --factory IVF1024,Flat": "an approximate index, for many images",
     "dml index my_index --check 1000 --recall 0.95": "chooses the fastest search parameters that find so much",
     "dml index my_model photos --to lancedb:vectors --collection my_photos": "to LanceDB",
+    "dml index my_model photos --to qdrant:http://db:6333 --collection all --shard 2/8": "an eighth of the images",
 }
+
+STORE_OPTIONS = ("collection", "root", "replace", "shard")
+"""The options that go with --to."""
 
 
 def index_images(arguments: Sequence[str]) -> None:
@@ -46,15 +50,13 @@ def index_images(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     if options.check is not None:
         with one_line_errors():
-            _refuse(
-                options, ("output", "factory", "parameters", "to", "collection", "root", "replace"), "not with --check"
-            )
+            _refuse(options, ("output", "factory", "parameters", "to", *STORE_OPTIONS), "not with --check")
             _check(options)
     elif options.images is None:
         parser.error("the following arguments are required: IMAGES")
     elif options.to is None:
         with one_line_errors():
-            _refuse(options, ("collection", "root", "replace"), "only with --to")
+            _refuse(options, STORE_OPTIONS, "only with --to")
             _refuse(options, ("recall",), "only with --check")
             _write_index(options)
     else:
@@ -71,6 +73,7 @@ def _add_store_options(parser: CommandParser) -> None:
     )
     parser.add_argument("--collection", metavar="NAME", help="name of the collection in the database")
     parser.add_argument("--root", metavar="FOLDER", help="folder that the paths in the database are relative to")
+    parser.add_argument("--shard", metavar="I/N", help="upload only the I-th of N shares of the images, I from 1")
     parser.add_argument(
         "--replace", action="store_true", default=None, help="replace a collection of another model when all is there"
     )
@@ -146,24 +149,27 @@ def _upload(options: argparse.Namespace) -> None:
     if options.collection is None:
         raise InputError("--collection NAME: the name of the collection is missing")
     check_name(options.collection)
+    from dml.inference.embedding_files import Shard
     from dml.inference.vector_stores.store_upload import upload_images
 
+    shard = Shard.parse("1/1" if options.shard is None else options.shard)
     model = load_for_many_images(options.model, options.device, trust=options.trust)
     report = upload_images(
         model,
         address,
         options.collection,
         options.images,
+        shard=shard,
         root=options.root,
         replace=bool(options.replace),
         **embedding_options(options),
     )
-    note = ""
+    note = "" if report.is_complete else ", not yet those of all shards"
     if report.replaced == report.collection:
         note = "; the vectors of the old model are kept as an older version"
     elif report.replaced:
         note = f"; the collection of the old model, {printable(report.replaced)}, is kept"
     print_line(
-        f"{address}: {report.uploaded:,} images uploaded, {report.unchanged:,} were there, {report.total:,} in "
-        f"{options.collection}{note}"
+        f"{address}: {report.uploaded:,} images uploaded, {report.unchanged:,} were there, the database holds "
+        f"{report.held:,} of them; {report.total:,} in {options.collection}{note}"
     )

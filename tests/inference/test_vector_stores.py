@@ -1,6 +1,10 @@
 """Vector databases: what they find, uploads that go on, and models that aren't mixed; each in its embedded mode."""
 
+import re
 import shutil
+import subprocess
+import sys
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib import import_module
@@ -20,6 +24,7 @@ from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedR
 from small_embedders import SETTINGS, make_model
 
 import dml
+from dml.inference.embedding_files import Shard
 from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.vector_stores.store_upload import UploadReport, upload_images
 from dml.inference.vector_stores.stores import KINDS, StoreAddress
@@ -357,6 +362,152 @@ def test_mistakes_are_named(
     with pytest.raises(InputError, match=r"compares by cosine similarity, the model by poincare \(curvature 0.1\)"):
         upload(ball, address, photos)
     assert not (tmp_path / "vectors").exists()
+
+
+def upload_shard(model: ImageEmbedder, address: StoreAddress, photos: Path, shard: str, **options: Any) -> UploadReport:
+    """Upload a shard; the paths that are stored, and so the shards, don't depend on the place of the photographs."""
+    return upload(model, address, photos, shard=Shard.parse(shard), root=photos, **options)
+
+
+def upload_shards(
+    model: ImageEmbedder, address: StoreAddress, photos: Path, count: int, **options: Any
+) -> list[UploadReport]:
+    """Upload all shards, one after the other, and check which one ends last."""
+    reports = [upload_shard(model, address, photos, f"{number + 1}/{count}", **options) for number in range(count)]
+    assert [report.is_complete for report in reports] == [False] * (count - 1) + [True]
+    assert {report.collection for report in reports[:-1]} == {f"pictures__{model.fingerprint}"}
+    return reports
+
+
+def search_exactly(model: ImageEmbedder, photos: Path, k: int) -> list[list[str]]:
+    """Return what an exact index finds for each photograph, as paths relative to their folder."""
+    paths = dml.Index.build(model, photos).search(model.embed(photos), k)[1].tolist()
+    return [[Path(path).relative_to(photos).as_posix() for path in found] for found in paths]
+
+
+def test_shards_upload_each_image_once(
+    model: ImageEmbedder, photos: Path, address: StoreAddress, embedded: list[str]
+) -> None:
+    reports = upload_shards(model, address, photos, 3)
+    assert sorted(embedded) == [f"{number:02}.png" for number in range(12)]
+    assert [report.total for report in reports] == np.cumsum([report.uploaded for report in reports]).tolist()
+    assert all(report.held == report.uploaded > 0 for report in reports)
+    assert search(address, model.embed(photos), 12) == search_exactly(model, photos, 12)
+    embedded.clear()
+    report = upload_shard(model, address, photos, "2/3")
+    assert (report.uploaded, report.unchanged, report.held) == (0, reports[1].uploaded, reports[1].uploaded)
+    assert (report.total, report.is_complete, embedded) == (12, True, [])
+
+
+def test_the_path_alone_decides_on_the_shard(
+    model: ImageEmbedder, photos: Path, tmp_path: Path, embedded: list[str]
+) -> None:
+    """So that machines whose lists have another order, or more images, share no image and leave none out."""
+    paths = sorted(map(str, photos.rglob("*.png")))
+    namespace = uuid.uuid5(uuid.NAMESPACE_URL, "dml:images")
+    names = {path: Path(path).relative_to(photos).as_posix() for path in paths}
+    expected = [path for path in paths if uuid.uuid5(namespace, names[path]).int % 4 == 2]
+    assert 0 < len(expected) < 12
+    for number, listed in enumerate((paths, paths[::-1], paths[6:] + expected[:1])):
+        embedded.clear()
+        address = StoreAddress.parse(f"lancedb:{tmp_path / str(number)}")
+        upload(model, address, listed, shard=Shard(3, 4), root=photos)
+        assert embedded == [Path(path).name for path in listed if path in expected]
+
+
+def test_a_killed_shard_goes_on(
+    model: ImageEmbedder, photos: Path, address: StoreAddress, monkeypatch: pytest.MonkeyPatch, embedded: list[str]
+) -> None:
+    upload_shard(model, address, photos, "2/2")
+    first = {*embedded}
+    embedded.clear()
+    with monkeypatch.context() as patched:
+        kill_after(address.kind, 1, KeyboardInterrupt(), patched)
+        with pytest.raises(KeyboardInterrupt):
+            upload_shard(model, address, photos, "1/2")
+    second = [*embedded]
+    embedded.clear()
+    report = upload_shard(model, address, photos, "1/2")
+    assert embedded == second[4:]
+    assert (report.unchanged, report.held, report.total, report.is_complete) == (4, len(second), 12, True)
+    assert first | {*second} == {f"{number:02}.png" for number in range(12)}
+    assert len(first) + len(second) == 12
+
+
+def test_the_last_shard_replaces_the_other_model(model: ImageEmbedder, photos: Path, address: StoreAddress) -> None:
+    upload(model, address, photos, root=photos)
+    other = make_model(seed=1)
+    assert upload_shard(other, address, photos, "2/2", replace=True).replaced is None
+    assert search(address, model.embed(photos), 3) == search_exactly(model, photos, 3)
+    report = upload_shard(other, address, photos, "1/2", replace=True)
+    assert report.replaced == ("pictures" if address.kind == "lancedb" else f"pictures__{model.fingerprint}")
+    assert search(address, other.embed(photos), 3) == search_exactly(other, photos, 3)
+
+
+def test_shards_end_without_unreadable_images(model: ImageEmbedder, photos: Path, tmp_path: Path) -> None:
+    address = StoreAddress.parse(f"lancedb:{tmp_path / 'vectors'}")
+    copied = shutil.copytree(photos, tmp_path / "photos")
+    for number in range(4):
+        (copied / f"broken_{number}.png").write_bytes(b"no image")
+    reports = upload_shards(model, address, copied, 2, on_corrupt="skip")
+    assert (sum(report.uploaded for report in reports), reports[-1].total) == (12, 12)
+    shutil.copyfile(photos / "cats" / "00.png", copied / "new.png")  # by the hash of its name in the second shard
+    upload_shards(model, StoreAddress.parse(f"lancedb:{tmp_path / 'others'}"), copied, 2, on_corrupt="skip")
+    assert not upload_shard(model, address, copied, "1/2", on_corrupt="skip").is_complete
+    assert upload_shard(model, address, copied, "2/2", on_corrupt="skip").is_complete
+
+
+def test_a_count_that_differs_is_an_error(
+    model: ImageEmbedder, photos: Path, address: StoreAddress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upsert = store_class(address.kind).upsert
+
+    def lose_one(store: Any, collection: str, points: Any) -> None:
+        upsert(store, collection, type(points)(*(column[1:] for column in points)))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store_class(address.kind), "upsert", lose_one)
+        with pytest.raises(InputError) as refused:
+            upload(model, address, photos)
+    line = f"{address}: pictures__{model.fingerprint} holds 11 of the 12 images uploaded or found there; "
+    assert str(refused.value) == f"{line}the same command uploads the rest"
+    report = upload(model, address, photos)
+    assert (report.uploaded, report.unchanged, report.held) == (1, 11, 12)
+
+
+def test_two_shards_that_end_at_the_same_time_switch_once(
+    model: ImageEmbedder, photos: Path, address: StoreAddress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    switch = store_class(address.kind).switch
+
+    def switch_after_another_process(*arguments: Any) -> None:
+        switch(*arguments)
+        switch(*arguments)
+
+    monkeypatch.setattr(store_class(address.kind), "switch", switch_after_another_process)
+    report = upload_shards(model, address, photos, 2)[-1]
+    assert (report.held, report.total) == (report.uploaded, 12)
+    assert search(address, model.embed(photos), 3) == search_exactly(model, photos, 3)
+
+
+@pytest.mark.pipeline
+def test_processes_upload_their_shards_at_once(model: ImageEmbedder, photos: Path, tmp_path: Path) -> None:
+    saved = model.save_pretrained(tmp_path / "model")
+    address = f"lancedb:{tmp_path / 'vectors'}"
+    options = ["--to", address, "--collection", "pictures", "--root", str(photos), "--workers", "0"]
+    command = [sys.executable, "-m", "dml", "index", str(saved), str(photos), *options]
+    shards = [
+        subprocess.Popen([*command, "--shard", f"{number}/3"], stdout=subprocess.PIPE, text=True)
+        for number in (1, 2, 3)
+    ]
+    lines = [shard.communicate()[0].splitlines()[-1] for shard in shards]
+    assert [shard.returncode for shard in shards] == [0, 0, 0]
+    numbers = [[*map(int, re.findall(r"\b\d+\b", line.removeprefix(address)))] for line in lines]
+    assert all(unchanged == 0 and held == uploaded > 0 for uploaded, unchanged, held, _ in numbers)
+    assert sum(uploaded for uploaded, *_ in numbers) == 12
+    assert any(line.endswith("; 12 in pictures") for line in lines)
+    found = search(StoreAddress.parse(address), model.embed(photos), 12)
+    assert found == search_exactly(model, photos, 12)
 
 
 @pytest.mark.parametrize("library", ["qdrant_client", "lancedb", "pymilvus", "milvus_lite"])

@@ -27,7 +27,7 @@ class LanceStore(VectorStore):
     """
 
     batch_size = 4096
-    errors = (ConnectionError, TimeoutError, RuntimeError)
+    errors = (OSError, RuntimeError, ValueError)  # LanceDB raises a ValueError for a table that is there, or isn't
 
     def __init__(self, place: str) -> None:
         self._database = lancedb.connect(place if "://" in place else Path(place).expanduser())

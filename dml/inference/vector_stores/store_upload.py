@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dml.data.image_files.contents import UNREADABLE, read_content
-from dml.inference.embedding_files import check_names
+from dml.inference.embedding_files import WHOLE, Shard, check_names
 from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.image_inputs import Source, check_readable, list_source
 from dml.inference.index_folder import IndexItems
@@ -56,6 +56,11 @@ class StoredImages:
     def id(self, row: int) -> str:
         """Return the id of an image, a UUID that depends on its stored path alone."""
         return hash_to_uuid(self.names[row])
+
+    def choose(self, shard: Shard) -> "StoredImages":
+        """Return the images of a shard. An image's id alone decides, so that it is in the same shard of any list."""
+        rows = [row for row in range(len(self)) if uuid.UUID(self.id(row)).int % shard.count == shard.number - 1]
+        return StoredImages(*([column[row] for row in rows] for column in (self.paths, self.names, self.labels)))
 
     def content(self, row: int) -> str:
         """Return a hash of an image's file, or of its member of an archive, and of its label.
@@ -117,7 +122,9 @@ class UploadReport:
         collection: collection that holds the images.
         uploaded: number of images that were embedded and uploaded.
         unchanged: number of images that were there already.
+        held: number of uploaded and unchanged images that the database holds by its own account; it is their sum.
         total: number of images in the collection.
+        is_complete: whether the collection holds all images of the source, those of other shards too.
         replaced: collection of another model that the name stood for before, which is kept; None for none. In LanceDB
             it has the same name, and is kept as an older version.
     """
@@ -125,7 +132,9 @@ class UploadReport:
     collection: str
     uploaded: int
     unchanged: int
+    held: int
     total: int
+    is_complete: bool
     replaced: str | None
 
 
@@ -135,6 +144,7 @@ def upload_images(
     name: str,
     source: Source,
     *,
+    shard: Shard = WHOLE,
     root: str | Path | None = None,
     replace: bool = False,
     **options: Any,
@@ -142,19 +152,21 @@ def upload_images(
     """Embed and upload the images of a source that aren't in a collection yet.
 
     The id of an image is a hash of its path, and its content a hash of its file and label. So an upload can be
-    repeated: images with the same content are neither embedded nor uploaded again.
+    repeated: images with the same content are neither embedded nor uploaded again. Several processes may upload one
+    shard each; the name stands for a new collection when the last of them ends.
 
     Args:
         model: model that embeds the images.
         address: address of the vector database.
         name: name of the collection, by which it is searched.
         source: images, as `Index.build` takes them.
+        shard: share of the images to upload.
         root: folder that the stored paths are relative to; None stores them as they are given.
         replace: whether a collection of another model is replaced.
         **options: further arguments of `ImageEmbedder.embed_in_batches`.
 
     Raises:
-        StoreError: if the database can't be reached, or refuses something.
+        StoreError: if the database can't be reached, refuses something, or holds fewer images than were uploaded.
         InputError: if the name can't be used, the model's vectors can't be compared by cosine similarity, the
             collection holds vectors of another model, or not one image can be used.
     """
@@ -164,32 +176,66 @@ def upload_images(
     paths, labels = list_source(source)
     names = relative_names(paths, root)
     check_names(names, labels)
-    IndexItems.number(names, labels)  # refuses a path that is given twice
-    images = StoredImages(paths, names, labels)
+    listed = StoredImages(paths, names, labels)
+    images = listed.choose(shard)
+    IndexItems.number(images.names, images.labels)  # refuses a path that is given twice
     with closing(address.open()) as store:
         live = store.call(store.find, name)
-        collection = _choose_collection(store, model, name, live, replace=replace)
-        rows = _find_missing(store, collection, images)
-        uploaded = _upload(store, collection, model, images, rows, options)
-        check_readable(len(images) - len(rows) + uploaded, len(images))
+        facts = CollectionFacts(model.fingerprint, model.geometry, model.dimension)
+        collection = _open_collection(store, facts, name, live, replace=replace)
+        missing = _find_missing(store, collection, images)
+        left_out = _upload(store, collection, model, images, missing, options)
+        uploaded = len(missing) - len(left_out)
+        check_readable(len(images) - len(left_out), len(images))
         is_new = collection != live
-        if is_new:
-            store.call(store.switch, name, collection)
-        elif uploaded:
-            store.call(store.finish, collection)
-        collection = store.call(store.find, name) or collection
+        try:
+            held = _count_held(store, collection, images, left_out)
+            is_complete = shard == WHOLE or _is_complete(store, collection, listed, model, options)
+            if is_complete and is_new:
+                store.call(store.switch, name, collection)
+            elif is_complete and uploaded:
+                store.call(store.finish, collection)
+        except StoreError:
+            switched = store.call(store.find, name)
+            if not is_new or switched is None or store.call(store.read_facts, switched) != facts:
+                raise
+            # the process of another shard, which ended at the same time, found all images and switched first
+            held, is_complete = _count_held(store, switched, images, left_out), True
+        if is_complete:
+            collection = store.call(store.find, name) or collection
         return UploadReport(
             collection=collection,
             uploaded=uploaded,
-            unchanged=len(images) - len(rows),
+            unchanged=len(images) - len(missing),
+            held=held,
             total=store.call(store.count, collection),
-            replaced=live if is_new else None,
+            is_complete=is_complete,
+            replaced=live if is_new and is_complete else None,
         )
 
 
-def _choose_collection(store: VectorStore, model: ImageEmbedder, name: str, live: str | None, *, replace: bool) -> str:
+def _count_held(store: VectorStore, collection: str, images: StoredImages, left_out: set[int]) -> int:
+    """Return how many images a collection holds, without those at some rows; fewer than all others are an error."""
+    contents = _read_contents(store, collection, images)
+    held = sum(content is not None for row, content in contents if row not in left_out)
+    if held != (expected := len(images) - len(left_out)):
+        found = f"{collection} holds {held:,} of the {expected:,} images uploaded or found there"
+        raise StoreError(f"{store.address}: {found}; the same command uploads the rest")
+    return held
+
+
+def _is_complete(
+    store: VectorStore, collection: str, images: StoredImages, model: ImageEmbedder, options: dict[str, Any]
+) -> bool:
+    """Return whether a collection holds all images; unreadable ones may be missing if the options leave them out."""
+    contents = _read_contents(store, collection, images)
+    missing = ([images.paths[row]] for row, content in contents if content is None)
+    may_lack_images = options.get("on_corrupt") == "skip"
+    return all(may_lack_images and np.isnan(model.embed(paths, on_corrupt="skip")).any() for paths in missing)
+
+
+def _open_collection(store: VectorStore, facts: CollectionFacts, name: str, live: str | None, *, replace: bool) -> str:
     """Return the collection to upload to, which is made if it doesn't exist; ``live`` is the one of the name."""
-    facts = CollectionFacts(model.fingerprint, model.geometry, model.dimension)
     if live is not None:
         live_facts = store.call(store.read_facts, live)
         if live_facts is None:
@@ -203,21 +249,28 @@ def _choose_collection(store: VectorStore, model: ImageEmbedder, name: str, live
             )
     collection = f"{name}__{facts.fingerprint}"
     if collection not in store.call(store.list_collections):
-        store.call(store.create, collection, facts)
-    elif store.call(store.read_facts, collection) != facts:
+        try:
+            store.call(store.create, collection, facts)
+        except StoreError:  # unless another process made it since the list was read
+            if collection not in store.call(store.list_collections):
+                raise
+    if store.call(store.read_facts, collection) != facts:
         raise InputError(f"{store.address}: dml didn't make the collection {collection}; give another name")
     return collection
 
 
 def _find_missing(store: VectorStore, collection: str, images: StoredImages) -> list[int]:
     """Return the rows of the images that the collection doesn't hold as they are now."""
-    missing: list[int] = []
+    contents = _read_contents(store, collection, images)
+    return [row for row, content in contents if not _is_unchanged(images, row, content)]
+
+
+def _read_contents(store: VectorStore, collection: str, images: StoredImages) -> Iterator[tuple[int, str | None]]:
+    """Yield the row of each image and the hash that a collection holds for it; None for an image that isn't there."""
     for first in range(0, len(images), IDS_AT_A_TIME):
-        rows = range(first, min(first + IDS_AT_A_TIME, len(images)))
-        ids = {row: images.id(row) for row in rows}
+        ids = {row: images.id(row) for row in range(first, min(first + IDS_AT_A_TIME, len(images)))}
         stored = store.call(store.read_contents, collection, [*ids.values()])
-        missing += [row for row, identifier in ids.items() if not _is_unchanged(images, row, stored.get(identifier))]
-    return missing
+        yield from ((row, stored.get(identifier)) for row, identifier in ids.items())
 
 
 def _is_unchanged(images: StoredImages, row: int, stored: str | None) -> bool:
@@ -236,16 +289,17 @@ def _upload(
     images: StoredImages,
     rows: list[int],
     options: dict[str, Any],
-) -> int:
-    """Embed and upload the images at some rows -> the number of uploaded ones; unreadable ones may be left out."""
-    done = 0
+) -> set[int]:
+    """Embed and upload the images at some rows -> the rows of unreadable ones, which may be left out."""
+    done, left_out = 0, set[int]()
     if not rows:
-        return done
+        return left_out
     # a forked process could wait for ever for a lock that a thread of the database's library held
     batches = model.embed_in_batches([images.paths[row] for row in rows], start_method="spawn", **options)
     with progress_bar("uploaded", len(rows)) as advance:
         try:
             for positions, vectors in _join_batches(batches, store.batch_size):
+                left_out.update(rows[positions[place]] for place in np.isnan(vectors[:, 0]).nonzero()[0])
                 points = images.points([rows[position] for position in positions], vectors)
                 if points.ids:
                     store.call(store.upsert, collection, points)
@@ -255,7 +309,7 @@ def _upload(
             raise StoreError(
                 f"{error}; {done:,} of {len(rows):,} images are uploaded, the same command goes on with the rest"
             ) from error
-    return done
+    return left_out
 
 
 def _join_batches(batches: Iterable[Batch], size: int) -> Iterator[Batch]:
