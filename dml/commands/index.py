@@ -164,7 +164,8 @@ def _upload(options: argparse.Namespace) -> None:
         replace=bool(options.replace),
         **embedding_options(options),
     )
-    note = "" if report.is_complete else ", not yet those of all shards"
+    last = f"{shard.count}/{shard.count}"
+    note = "" if report.is_searchable else f"; searches find them when shard {last} ends last, or is repeated then"
     if report.replaced == report.collection:
         note = "; the vectors of the old model are kept as an older version"
     elif report.replaced:

@@ -372,9 +372,9 @@ def upload_shard(model: ImageEmbedder, address: StoreAddress, photos: Path, shar
 def upload_shards(
     model: ImageEmbedder, address: StoreAddress, photos: Path, count: int, **options: Any
 ) -> list[UploadReport]:
-    """Upload all shards, one after the other, and check which one ends last."""
+    """Upload all shards, one after the other, and check that searches find them after the last."""
     reports = [upload_shard(model, address, photos, f"{number + 1}/{count}", **options) for number in range(count)]
-    assert [report.is_complete for report in reports] == [False] * (count - 1) + [True]
+    assert [report.is_searchable for report in reports] == [False] * (count - 1) + [True]
     assert {report.collection for report in reports[:-1]} == {f"pictures__{model.fingerprint}"}
     return reports
 
@@ -396,7 +396,7 @@ def test_shards_upload_each_image_once(
     embedded.clear()
     report = upload_shard(model, address, photos, "2/3")
     assert (report.uploaded, report.unchanged, report.held) == (0, reports[1].uploaded, reports[1].uploaded)
-    assert (report.total, report.is_complete, embedded) == (12, True, [])
+    assert (report.total, report.is_searchable, embedded) == (12, True, [])
 
 
 def test_the_path_alone_decides_on_the_shard(
@@ -429,7 +429,7 @@ def test_a_killed_shard_goes_on(
     embedded.clear()
     report = upload_shard(model, address, photos, "1/2")
     assert embedded == second[4:]
-    assert (report.unchanged, report.held, report.total, report.is_complete) == (4, len(second), 12, True)
+    assert (report.unchanged, report.held, report.total, report.is_searchable) == (4, len(second), 12, False)
     assert first | {*second} == {f"{number:02}.png" for number in range(12)}
     assert len(first) + len(second) == 12
 
@@ -438,8 +438,9 @@ def test_the_last_shard_replaces_the_other_model(model: ImageEmbedder, photos: P
     upload(model, address, photos, root=photos)
     other = make_model(seed=1)
     assert upload_shard(other, address, photos, "2/2", replace=True).replaced is None
+    assert upload_shard(other, address, photos, "1/2", replace=True).replaced is None
     assert search(address, model.embed(photos), 3) == search_exactly(model, photos, 3)
-    report = upload_shard(other, address, photos, "1/2", replace=True)
+    report = upload_shard(other, address, photos, "2/2", replace=True)
     assert report.replaced == ("pictures" if address.kind == "lancedb" else f"pictures__{model.fingerprint}")
     assert search(address, other.embed(photos), 3) == search_exactly(other, photos, 3)
 
@@ -451,10 +452,11 @@ def test_shards_end_without_unreadable_images(model: ImageEmbedder, photos: Path
         (copied / f"broken_{number}.png").write_bytes(b"no image")
     reports = upload_shards(model, address, copied, 2, on_corrupt="skip")
     assert (sum(report.uploaded for report in reports), reports[-1].total) == (12, 12)
-    shutil.copyfile(photos / "cats" / "00.png", copied / "new.png")  # by the hash of its name in the second shard
-    upload_shards(model, StoreAddress.parse(f"lancedb:{tmp_path / 'others'}"), copied, 2, on_corrupt="skip")
-    assert not upload_shard(model, address, copied, "1/2", on_corrupt="skip").is_complete
-    assert upload_shard(model, address, copied, "2/2", on_corrupt="skip").is_complete
+    (copied / "broken_0.png").write_bytes((photos / "cats" / "00.png").read_bytes())
+    other = StoreAddress.parse(f"lancedb:{tmp_path / 'others'}")
+    assert not upload_shard(model, other, copied, "2/2", on_corrupt="skip").is_searchable
+    assert not upload_shard(model, other, copied, "1/2", on_corrupt="skip").is_searchable
+    assert upload_shard(model, other, copied, "2/2", on_corrupt="skip").is_searchable
 
 
 def test_a_count_that_differs_is_an_error(
@@ -475,18 +477,19 @@ def test_a_count_that_differs_is_an_error(
     assert (report.uploaded, report.unchanged, report.held) == (1, 11, 12)
 
 
-def test_two_shards_that_end_at_the_same_time_switch_once(
+def test_the_last_shard_may_end_before_another_has_counted(
     model: ImageEmbedder, photos: Path, address: StoreAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    switch = store_class(address.kind).switch
+    upload_shard(model, address, photos, "2/2")
+    upsert = store_class(address.kind).upsert
 
-    def switch_after_another_process(*arguments: Any) -> None:
-        switch(*arguments)
-        switch(*arguments)
+    def end_last_shard(store: Any, collection: str, points: Any) -> None:
+        upsert(store, collection, points)
+        store.switch("pictures", collection)  # which removes the collection in LanceDB
 
-    monkeypatch.setattr(store_class(address.kind), "switch", switch_after_another_process)
-    report = upload_shards(model, address, photos, 2)[-1]
-    assert (report.held, report.total) == (report.uploaded, 12)
+    monkeypatch.setattr(store_class(address.kind), "upsert", end_last_shard)
+    report = upload_shard(model, address, photos, "1/2")
+    assert (report.held, report.total, report.is_searchable) == (report.uploaded, 12, True)
     assert search(address, model.embed(photos), 3) == search_exactly(model, photos, 3)
 
 
@@ -502,10 +505,13 @@ def test_processes_upload_their_shards_at_once(model: ImageEmbedder, photos: Pat
     ]
     lines = [shard.communicate()[0].splitlines()[-1] for shard in shards]
     assert [shard.returncode for shard in shards] == [0, 0, 0]
-    numbers = [[*map(int, re.findall(r"\b\d+\b", line.removeprefix(address)))] for line in lines]
+    numbers = [[*map(int, re.findall(r"\b\d+\b", line.removeprefix(address)))][:4] for line in lines]
     assert all(unchanged == 0 and held == uploaded > 0 for uploaded, unchanged, held, _ in numbers)
     assert sum(uploaded for uploaded, *_ in numbers) == 12
-    assert any(line.endswith("; 12 in pictures") for line in lines)
+    repeated = subprocess.run([*command, "--shard", "3/3"], stdout=subprocess.PIPE, text=True, check=True).stdout
+    last = numbers[2][0]
+    line = f"0 images uploaded, {last} were there, the database holds {last} of them; 12 in pictures"
+    assert repeated.splitlines()[-1] == f"{address}: {line}"
     found = search(StoreAddress.parse(address), model.embed(photos), 12)
     assert found == search_exactly(model, photos, 12)
 

@@ -124,7 +124,7 @@ class UploadReport:
         unchanged: number of images that were there already.
         held: number of uploaded and unchanged images that the database holds by its own account; it is their sum.
         total: number of images in the collection.
-        is_complete: whether the collection holds all images of the source, those of other shards too.
+        is_searchable: whether the name stands for the collection; if not, the last shard has to end after all others.
         replaced: collection of another model that the name stood for before, which is kept; None for none. In LanceDB
             it has the same name, and is kept as an older version.
     """
@@ -134,7 +134,7 @@ class UploadReport:
     unchanged: int
     held: int
     total: int
-    is_complete: bool
+    is_searchable: bool
     replaced: str | None
 
 
@@ -153,7 +153,7 @@ def upload_images(
 
     The id of an image is a hash of its path, and its content a hash of its file and label. So an upload can be
     repeated: images with the same content are neither embedded nor uploaded again. Several processes may upload one
-    shard each; the name stands for a new collection when the last of them ends.
+    shard each. The last shard lets the name stand for a new collection, if all images are there when it ends.
 
     Args:
         model: model that embeds the images.
@@ -187,30 +187,29 @@ def upload_images(
         left_out = _upload(store, collection, model, images, missing, options)
         uploaded = len(missing) - len(left_out)
         check_readable(len(images) - len(left_out), len(images))
-        is_new = collection != live
         try:
             held = _count_held(store, collection, images, left_out)
-            is_complete = shard == WHOLE or _is_complete(store, collection, listed, model, options)
-            if is_complete and is_new:
-                store.call(store.switch, name, collection)
-            elif is_complete and uploaded:
-                store.call(store.finish, collection)
-        except StoreError:
-            switched = store.call(store.find, name)
-            if not is_new or switched is None or store.call(store.read_facts, switched) != facts:
+        except StoreError:  # unless the last shard found all images meanwhile, and switched
+            staged, live = collection, store.call(store.find, name)
+            if (collection := _open_collection(store, facts, name, live, replace=replace)) == staged:
                 raise
-            # the process of another shard, which ended at the same time, found all images and switched first
-            held, is_complete = _count_held(store, switched, images, left_out), True
-        if is_complete:
+            held = _count_held(store, collection, images, left_out)
+        is_new = collection != live
+        is_last = shard.number == shard.count
+        is_complete = is_last and (shard == WHOLE or _is_complete(store, collection, listed, model, options))
+        if is_complete and is_new:
+            store.call(store.switch, name, collection)
             collection = store.call(store.find, name) or collection
+        elif is_complete and uploaded:
+            store.call(store.finish, collection)
         return UploadReport(
             collection=collection,
             uploaded=uploaded,
             unchanged=len(images) - len(missing),
             held=held,
             total=store.call(store.count, collection),
-            is_complete=is_complete,
-            replaced=live if is_new and is_complete else None,
+            is_searchable=store.call(store.find, name) == collection,
+            replaced=live if is_complete and is_new else None,
         )
 
 
