@@ -97,6 +97,21 @@ def test_the_folder_of_an_index_is_held_while_it_is_written(
     assert line == f"error: {tmp_path}: holds something else; give a new folder, or one of an index"
 
 
+def test_mistakes_of_shards_are_named(
+    model: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    upload = ("index", model, photos, "--to", f"lancedb:{tmp_path / 'vectors'}", "--collection", "photos")
+    for shard in ("0/2", "3/2", "2", "1/", "", "a/b", "²/3", "1/2/3"):
+        assert refusal(capsys, *upload, f"--shard={shard}") == (
+            f"error: --shard {shard}: expected I/N with I from 1 to N, such as 2/4 for the second of four"
+        )
+    assert refusal(capsys, "index", model, photos, "--output", tmp_path / "new", "--shard", "1/2") == (
+        "error: --shard: only with --to"
+    )
+    assert refusal(capsys, "index", model, "--check", 4, "--shard", "1/2") == "error: --shard: not with --check"
+    assert not [*tmp_path.iterdir()]
+
+
 def test_an_index_to_extend_keeps_its_kind(
     model: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
