@@ -31,9 +31,6 @@ EXAMPLES = {
     "dml index my_model photos --to qdrant:http://db:6333 --collection all --shard 2/8": "an eighth of the images",
 }
 
-STORE_OPTIONS = ("collection", "root", "replace", "shard")
-"""The options that go with --to."""
-
 
 def index_images(arguments: Sequence[str]) -> None:
     """Make, extend or upload the index that the arguments of ``dml index`` describe, and print where it is."""
@@ -50,13 +47,14 @@ def index_images(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     if options.check is not None:
         with one_line_errors():
-            _refuse(options, ("output", "factory", "parameters", "to", *STORE_OPTIONS), "not with --check")
+            names = ("output", "factory", "parameters", "to", "collection", "root", "replace", "shard")
+            _refuse(options, names, "not with --check")
             _check(options)
     elif options.images is None:
         parser.error("the following arguments are required: IMAGES")
     elif options.to is None:
         with one_line_errors():
-            _refuse(options, STORE_OPTIONS, "only with --to")
+            _refuse(options, ("collection", "root", "replace", "shard"), "only with --to")
             _refuse(options, ("recall",), "only with --check")
             _write_index(options)
     else:
@@ -164,13 +162,15 @@ def _upload(options: argparse.Namespace) -> None:
         replace=bool(options.replace),
         **embedding_options(options),
     )
-    last = f"{shard.count}/{shard.count}"
-    note = "" if report.is_searchable else f"; searches find them when shard {last} ends last, or is repeated then"
-    if report.replaced == report.collection:
-        note = "; the vectors of the old model are kept as an older version"
+    counts = f"{report.uploaded + report.unchanged:,} images, {report.held:,} in the database"
+    note = "" if options.shard is None else f"; shard {options.shard}: {counts}"
+    if not report.is_searchable:
+        note += f"; searches find them when shard {shard.count}/{shard.count} ends last, or is repeated then"
+    elif report.replaced == report.collection:
+        note += "; the vectors of the old model are kept as an older version"
     elif report.replaced:
-        note = f"; the collection of the old model, {printable(report.replaced)}, is kept"
+        note += f"; the collection of the old model, {printable(report.replaced)}, is kept"
     print_line(
-        f"{address}: {report.uploaded:,} images uploaded, {report.unchanged:,} were there, the database holds "
-        f"{report.held:,} of them; {report.total:,} in {options.collection}{note}"
+        f"{address}: {report.uploaded:,} images uploaded, {report.unchanged:,} were there, {report.total:,} in "
+        f"{options.collection}{note}"
     )

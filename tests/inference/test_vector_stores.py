@@ -506,11 +506,13 @@ def test_processes_upload_their_shards_at_once(model: ImageEmbedder, photos: Pat
     lines = [shard.communicate()[0].splitlines()[-1] for shard in shards]
     assert [shard.returncode for shard in shards] == [0, 0, 0]
     numbers = [[*map(int, re.findall(r"\b\d+\b", line.removeprefix(address)))][:4] for line in lines]
-    assert all(unchanged == 0 and held == uploaded > 0 for uploaded, unchanged, held, _ in numbers)
+    assert all(unchanged == 0 and uploaded > 0 for uploaded, unchanged, *_ in numbers)
     assert sum(uploaded for uploaded, *_ in numbers) == 12
     repeated = subprocess.run([*command, "--shard", "3/3"], stdout=subprocess.PIPE, text=True, check=True).stdout
     last = numbers[2][0]
-    line = f"0 images uploaded, {last} were there, the database holds {last} of them; 12 in pictures"
+    for number, (line, (uploaded, *_)) in enumerate(zip(lines, numbers, strict=True), start=1):
+        assert f" in pictures; shard {number}/3: {uploaded} images, {uploaded} in the database" in line
+    line = f"0 images uploaded, {last} were there, 12 in pictures; shard 3/3: {last} images, {last} in the database"
     assert repeated.splitlines()[-1] == f"{address}: {line}"
     found = search(StoreAddress.parse(address), model.embed(photos), 12)
     assert found == search_exactly(model, photos, 12)
