@@ -478,7 +478,7 @@ def test_a_count_that_differs_is_an_error(
 
 
 def test_the_last_shard_may_end_before_another_has_counted(
-    model: ImageEmbedder, photos: Path, address: StoreAddress, monkeypatch: pytest.MonkeyPatch
+    model: ImageEmbedder, photos: Path, address: StoreAddress, monkeypatch: pytest.MonkeyPatch, waits: list[float]
 ) -> None:
     upload_shard(model, address, photos, "2/2")
     upsert = store_class(address.kind).upsert
@@ -490,7 +490,29 @@ def test_the_last_shard_may_end_before_another_has_counted(
     monkeypatch.setattr(store_class(address.kind), "upsert", end_last_shard)
     report = upload_shard(model, address, photos, "1/2")
     assert (report.held, report.total, report.is_searchable) == (report.uploaded, 12, True)
+    assert waits == ([1, 2, 4, 8, 16] if address.kind == "lancedb" else [])
     assert search(address, model.embed(photos), 3) == search_exactly(model, photos, 3)
+
+
+def test_a_table_that_another_process_makes_is_waited_for(
+    model: ImageEmbedder, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: list[float]
+) -> None:
+    """Its folder is there, and so it is listed, a moment before it can be opened."""
+    address = StoreAddress.parse(f"lancedb:{tmp_path / 'vectors'}")
+    upload_shard(model, address, photos, "1/2")
+    staged = tmp_path / "vectors" / f"pictures__{model.fingerprint}.lance"
+    hidden = staged.rename(tmp_path / "hidden")
+    staged.mkdir()
+    (staged / "data").mkdir()
+
+    def appear(seconds: float) -> None:
+        waits.append(seconds)
+        shutil.rmtree(staged)
+        hidden.rename(staged)
+
+    monkeypatch.setattr("dml.inference.vector_stores.stores.sleep", appear)
+    report = upload_shard(model, address, photos, "2/2")
+    assert (report.total, report.is_searchable, waits) == (12, True, [1])
 
 
 @pytest.mark.pipeline

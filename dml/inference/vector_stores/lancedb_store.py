@@ -33,8 +33,8 @@ class LanceStore(VectorStore):
         self._database = lancedb.connect(place if "://" in place else Path(place).expanduser())
 
     def is_transient(self, error: Exception) -> bool:
-        """Return whether the connection was lost; LanceDB itself repeats what a bucket didn't answer."""
-        return isinstance(error, ConnectionError | TimeoutError)
+        """Return whether the connection was lost, or a listed table isn't there yet; LanceDB repeats other calls."""
+        return isinstance(error, ConnectionError | TimeoutError) or "was not found" in str(error)
 
     def list_collections(self) -> set[str]:
         """Return the names of all tables."""

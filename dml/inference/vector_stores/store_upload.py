@@ -188,12 +188,12 @@ def upload_images(
         uploaded = len(missing) - len(left_out)
         check_readable(len(images) - len(left_out), len(images))
         try:
-            held = _count_held(store, collection, images, left_out)
+            held, total = _count_held(store, collection, images, left_out), store.call(store.count, collection)
         except StoreError:  # unless the last shard found all images meanwhile, and switched
             staged, live = collection, store.call(store.find, name)
             if (collection := _open_collection(store, facts, name, live, replace=replace)) == staged:
                 raise
-            held = _count_held(store, collection, images, left_out)
+            held, total = _count_held(store, collection, images, left_out), store.call(store.count, collection)
         is_new = collection != live
         is_last = shard.number == shard.count
         is_complete = is_last and (shard == WHOLE or _is_complete(store, collection, listed, model, options))
@@ -207,7 +207,7 @@ def upload_images(
             uploaded=uploaded,
             unchanged=len(images) - len(missing),
             held=held,
-            total=store.call(store.count, collection),
+            total=total,
             is_searchable=store.call(store.find, name) == collection,
             replaced=live if is_complete and is_new else None,
         )
