@@ -98,8 +98,9 @@ class Evaluator:
     """Evaluates embeddings of the rows of a table.
 
     - Rows of one split are their own gallery.
-    - Rows of "query" search those of "gallery". A query excludes the gallery's copies of its image, which are rows of
-      the same content under other names (`ImageTable.content`).
+    - Rows of "query" search those of "gallery". A query excludes the rows that the table says (`ImageTable.excluded`)
+      and the gallery's copies of its image, which are rows of the same content under other names
+      (`ImageTable.content`).
     - Rows that are evaluated at level b alone (`ImageTable.benchmark`) are a separate list, in which an item is a
       positive or not. All metrics of the list are named level{b}/..., the hierarchical ones too, and mean/... is the
       mean of each metric over the levels (HAPPIER's protocol for DyML). Rows of every level are in each of these lists.
