@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from dml.data.image_files.decoding import HEIF_SUFFIXES, reads_heif
 from dml.runtime.errors import InputError
@@ -81,6 +82,21 @@ def list_images(folder: Path) -> list[str]:
     return paths_read
 
 
+def list_folder(folder: Path) -> list[str]:
+    """List what a folder itself holds under names of images, sorted; `SYSTEM_NAMES` are passed over.
+
+    Raises:
+        InputError: if there is no such name, or the folder can't be listed.
+    """
+    try:
+        names = [name for name in os.listdir(folder) if not is_passed_over(name)]
+    except OSError as error:
+        _refuse(error)
+    if images := sort_files(f"{folder}/{name}" for name in names)[0]:
+        return images
+    raise InputError(f"{printable(folder)}: no image in it that can be read (by suffix: {' '.join(read_suffixes())})")
+
+
 def walk_folders(root: Path, repeated: list[str]) -> Iterator[tuple[str, list[str], list[str]]]:
     """Yield the path, folders and files of a folder and of each folder below it, without those of `SYSTEM_NAMES`.
 
@@ -150,5 +166,5 @@ def describe_dangling(link: str) -> str:
     return f"{printable(link)}: a link to {printable(os.path.realpath(link))}, which isn't there"
 
 
-def _refuse(error: OSError) -> None:
+def _refuse(error: OSError) -> NoReturn:
     raise InputError(f"{printable(error.filename)}: cannot be listed ({error.strerror})") from error

@@ -220,7 +220,8 @@ def find_equal(first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[n
     numbers = np.where(first < 0, 0, stops - starts)
     rows = np.repeat(np.arange(len(first)), numbers)
     places = np.arange(len(rows)) - np.repeat(np.cumsum(numbers) - numbers - starts, numbers)
-    return np.stack([rows, order[places]], axis=1)
+    pairs: NDArray[np.int64] = np.stack([rows, order[places]], axis=1)
+    return pairs
 
 
 def renumber_pairs(
@@ -233,8 +234,9 @@ def renumber_pairs(
     """
     places = np.full((2, number), UNKNOWN)
     places[0, first], places[1, second] = np.arange(len(first)), np.arange(len(second))
-    renumbered: NDArray[np.int64] = np.stack([places[0, pairs[:, 0]], places[1, pairs[:, 1]]], axis=1)
-    return renumbered[(renumbered != UNKNOWN).all(axis=1)]
+    renumbered = np.stack([places[0, pairs[:, 0]], places[1, pairs[:, 1]]], axis=1)
+    inside: NDArray[np.int64] = renumbered[(renumbered != UNKNOWN).all(axis=1)]
+    return inside
 
 
 def compose_name(name: str) -> str:

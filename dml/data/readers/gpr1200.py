@@ -1,0 +1,49 @@
+"""The reader of GPR1200."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from dml.data.cameras import parse_name
+from dml.data.image_listing import list_folder
+from dml.data.layout import Layout
+from dml.data.table import EVERY_LEVEL, ImageTable
+from dml.runtime.errors import InputError
+
+LAYOUT = Layout(
+    name="GPR1200",
+    tree="the folder images/ with 0_<name>.jpg to 1199_<name>.jpg",
+    page="https://github.com/Visual-Computing/GPR1200",
+)
+NAME = re.compile(r"(\d{1,4})_.+")
+CATEGORIES = 1200
+
+
+def read(root: str | Path | None) -> ImageTable:
+    """Read GPR1200 (Schall et al., 2021): a test of 1,200 categories from six domains, with ten images each.
+
+    Each image is a query, and all images are the gallery. By the official protocol a query doesn't exclude itself: it
+    is the first of its ten positives. So each image is in the table twice. The label of a category is its number.
+
+    Args:
+        root: the folder that holds ``images/``.
+
+    Raises:
+        InputError: if the folder is missing, or the name of an image doesn't begin with the number of a category.
+    """
+    folder = LAYOUT.root(root)
+    paths = list_folder(LAYOUT.find(folder, "images"))
+    numbers = [int(number) for path in paths for number in parse_name(path, path, NAME, "0_1.jpg")]
+    if (largest := max(numbers)) >= CATEGORIES:
+        path = paths[numbers.index(largest)]
+        raise InputError(f"{path}: category {largest}, expected one from 0 to {CATEGORIES - 1}")
+    order = np.argsort(numbers, kind="stable")
+    return ImageTable(
+        paths=np.tile(np.array(paths, dtype=np.str_)[order], 2),
+        labels=np.tile(np.array(numbers, dtype=np.int64)[order], 2)[:, None],
+        split=np.repeat(["query", "gallery"], len(paths)),
+        levels=("category",),
+        benchmark=np.repeat([0, EVERY_LEVEL], len(paths)),  # rows of one image belong to different lists
+        source=str(folder),
+    )

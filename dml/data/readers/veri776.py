@@ -1,0 +1,41 @@
+"""The reader of VeRi-776."""
+
+import re
+from pathlib import Path
+
+from dml.data.cameras import NamedImage, make_camera_table
+from dml.data.layout import Layout, read_list_rows
+from dml.data.table import ImageTable
+
+LAYOUT = Layout(
+    name="VeRi-776",
+    tree="name_train.txt, name_query.txt, name_test.txt and the folders image_train/, image_query/ and image_test/",
+    page="https://github.com/JDAI-CV/VeRidataset",
+)
+LISTS = {"train": "train", "query": "query", "gallery": "test"}
+NAME = re.compile(r"(\d{4})_c(\d{3})_\d+_\d+\.jpg")
+EXAMPLE = "0002_c002_00030600_0.jpg"
+
+
+def read(root: str | Path | None) -> ImageTable:
+    """Read VeRi-776 (Liu et al., ECCV 2016): a class is a vehicle that some of twenty cameras film.
+
+    Query and gallery have the same vehicles, and training has others. A query excludes the images of its vehicle by its
+    camera, see `dml.data.cameras.make_camera_table`. The query's own image, which is in the gallery too, is one of
+    them. These are the images of the official ``jk_index.txt``.
+
+    Args:
+        root: the folder ``VeRi``, which holds ``name_train.txt``.
+
+    Raises:
+        InputError: if a list or a folder is missing, or a name isn't one of the data set.
+    """
+    folder = LAYOUT.root(root)
+    lists = {split: LAYOUT.find(folder, f"name_{name}.txt") for split, name in LISTS.items()}
+    folders = {split: LAYOUT.find(folder, f"image_{name}") for split, name in LISTS.items()}
+    images = [
+        NamedImage(f"{folders[split]}/{name}", split, place)
+        for split, path in lists.items()
+        for place, (name,) in read_list_rows(path, 1)
+    ]
+    return make_camera_table(images, NAME, EXAMPLE, level="vehicle", source=" and ".join(map(str, lists.values())))
