@@ -42,7 +42,8 @@ def evaluate(
     that it shares with the query, whether or not the labels form a tree. A metric is a mean over the queries that have
     a positive.
 
-    - level{i}/recall@{k}, ap, map@r, r_precision: `dml.metrics.binary`; AP is over the whole ranking.
+    - level{i}/recall@{k}, ap, map@r, r_precision: `dml.metrics.binary`; AP is over the whole ranking. trapezoid_ap and
+      mmp5 only if `metrics` names them.
     - h_ap, ndcg, asi: `dml.metrics.graded`, over the whole ranking.
     - sum_wap, only if `metrics` names it: the sum of the levels' AP of each query, weighted by `level_weights`
       (HAPPIER's weighted sum), computed as the H-AP that it is.

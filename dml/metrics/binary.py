@@ -72,6 +72,21 @@ def average_precision(ranks: Tensor) -> Tensor:
     return precisions(ranks).sum(dim=1) / count_positives(ranks)
 
 
+def trapezoid_ap(ranks: Tensor) -> Tensor:
+    """Compute the area below the curve of precision and recall by trapezoids. (Q, P) -> (Q,) float64
+
+    Each positive adds the mean of the precision at its rank and just before it, over R; before rank 1 the precision is
+    1. This is the AP of Oxford5k and Paris6k, which revisitop keeps, and of some codes for Market-1501; it is at most
+    `average_precision`. A query without positives gives NaN.
+
+    >>> trapezoid_ap(torch.tensor([[1.0, 3.0], [2.0, torch.inf]])).tolist()
+    [0.7916666666666666, 0.25]
+    """
+    nearer = torch.arange(ranks.shape[1], dtype=torch.float64, device=ranks.device)
+    before = torch.where(ranks > 1, nearer / (ranks - 1), 1.0)
+    return (precisions(ranks) + before).sum(dim=1) / (2 * count_positives(ranks))
+
+
 def map_at_r(ranks: Tensor, counts: Tensor | None = None) -> Tensor:
     """Compute average precision in which positives beyond rank R count 0. (Q, P) -> (Q,) float64
 
@@ -110,6 +125,19 @@ def r_precision(ranks: Tensor, counts: Tensor | None = None) -> Tensor:
     """
     counts = count_positives(ranks) if counts is None else counts
     return _count_up_to(ranks, counts).double() / counts
+
+
+def mmp_at_5(ranks: Tensor, counts: Tensor | None = None) -> Tensor:
+    """Compute the share of positives among the min(R, 5) nearest items. (Q, P) -> (Q,) float64
+
+    The mean of the values is the modified mean precision at 5 of UnED (Ypsilantis et al., 2023), with the arguments of
+    `r_precision`. A query without positives gives NaN.
+
+    >>> mmp_at_5(torch.tensor([[1.0, 3.0], [2.0, torch.inf]])).tolist()
+    [0.5, 0.0]
+    """
+    counts = count_positives(ranks) if counts is None else counts
+    return r_precision(ranks, counts.clamp(max=5))
 
 
 def trim_ranks(ranks: Tensor, last: Tensor) -> Tensor:
