@@ -198,11 +198,13 @@ class ImageTable:
     def counts(self) -> dict[str, dict[str, int]]:
         """Count the images, and the classes of each level, in each split that has images.
 
+        A table with `excluded` may have several rows of an image, which count once.
+
         Returns:
             The numbers by split, and by "images" or the name of a level: ``{"train": {"images": 8, "class": 2}}``.
         """
         return {
-            split: {"images": len(rows)}
+            split: {"images": len({*self.paths[rows].tolist()}) if len(self.excluded) else len(rows)}
             | {level: len(np.setdiff1d(self.labels[rows, i], UNKNOWN)) for i, level in enumerate(self.levels)}
             for split in SPLITS
             if len(rows := self.rows(split))
@@ -370,16 +372,16 @@ def find_faults(
 ) -> Iterator[str]:
     """Yield a line for each fault of a table.
 
-    The faults are: a number of images or classes that differs from the published one; an image that is in a split, or
-    in a benchmark list, twice; a label that no image has, below one that an image has; a class in a training and in a
-    test split; and a class that belongs to two coarser classes, if the table is a tree.
+    The faults are: an image that is in a split, or in a benchmark list, twice; a number of images or classes that
+    differs from the published one; a label that no image has, below one that an image has; a class in a training and in
+    a test split; and a class that belongs to two coarser classes, if the table is a tree.
     """
+    yield from _find_repeated_images(table)
     table_counts = table.counts()
     for split, published_counts in (counts or {}).items():
         for counted, published in published_counts.items():
             if (actual := table_counts.get(split, {}).get(counted, 0)) != published:
                 yield f"{actual} {counted} in the {split} split, published {published}"
-    yield from _find_repeated_images(table)
     for i, level in enumerate(table.levels):
         used_labels = np.setdiff1d(table.labels[:, i], UNKNOWN)
         if len(used_labels) and len(used_labels) != used_labels[-1] + 1:
