@@ -1,11 +1,13 @@
 """Tables of tests that list the positives of each query, instead of the classes of the gallery."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dml.data.splits import number_classes
 from dml.data.table import EVERY_LEVEL, UNKNOWN, ImageTable, find_equal
 
 Indices = NDArray[np.int64]
@@ -111,4 +113,19 @@ def make_judged_table(
         source=source,
         excluded=np.unique(np.concatenate(pairs), axis=0),
         is_tree=False,
+    )
+
+
+def add_training(test: ImageTable, paths: Sequence[str], classes: Sequence[str]) -> ImageTable:
+    """Return a test of one level behind training images of other classes, given by their paths and class names."""
+    labels, names = number_classes(classes)
+    return replace(
+        test,
+        paths=np.concatenate([np.array(paths, dtype=np.str_), test.paths]),
+        labels=np.concatenate([labels[:, None], test.labels + len(names)]),
+        split=np.concatenate([np.full(len(paths), "train"), test.split]),
+        names=((*names, *test.names[0]),),
+        benchmark=np.empty(0, dtype=np.int64),
+        content=np.empty(0, dtype=np.int64),
+        excluded=test.excluded + len(paths),
     )
