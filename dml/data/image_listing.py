@@ -86,15 +86,12 @@ def list_folder(folder: Path) -> list[str]:
     """List what a folder itself holds under names of images, sorted; `SYSTEM_NAMES` are passed over.
 
     Raises:
-        InputError: if there is no such name, or the folder can't be listed.
+        InputError: if the folder can't be listed.
     """
     try:
-        names = [name for name in os.listdir(folder) if not is_passed_over(name)]
+        return sort_files(f"{folder}/{name}" for name in os.listdir(folder) if not is_passed_over(name))[0]
     except OSError as error:
         _refuse(error)
-    if images := sort_files(f"{folder}/{name}" for name in names)[0]:
-        return images
-    raise InputError(f"{printable(folder)}: no image in it that can be read (by suffix: {' '.join(read_suffixes())})")
 
 
 def walk_folders(root: Path, repeated: list[str]) -> Iterator[tuple[str, list[str], list[str]]]:

@@ -1,7 +1,10 @@
-"""Tables of tests that list the positives of each query, instead of the classes of the gallery."""
+"""Tables of tests in which a query excludes items: by its camera, or by lists of what is right and what is ignored."""
 
-from collections.abc import Sequence
+import os
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -9,123 +12,118 @@ from numpy.typing import NDArray
 
 from dml.data.splits import number_classes
 from dml.data.table import EVERY_LEVEL, UNKNOWN, ImageTable, find_equal
+from dml.runtime.errors import InputError
+from dml.runtime.text import printable
 
 Indices = NDArray[np.int64]
 
 
-class Judged(NamedTuple):
-    """A gallery whose labels are those of its queries' classes.
+def parse_name(name: str, place: str | Path, pattern: re.Pattern[str], example: str) -> tuple[str, ...]:
+    """Return the groups of a pattern that matches the whole name of an image, which ``place`` lists.
 
-    Args:
-        images: (G,) the image of each row. An image that is a positive of several classes has a row for each.
-        labels: (G, L) class at each level of which the image is a positive; the number C of classes if it is of none.
-        excluded: (E, 2) pairs of a query and a row, by which each query meets each image once.
+    Raises:
+        InputError: if the name is another one; ``example`` says what would be right.
     """
+    if match := pattern.fullmatch(name):
+        return match.groups()
+    raise InputError(f"{printable(place)}: name {printable(repr(name))}, expected one such as {example}")
 
-    images: Indices
-    labels: Indices
-    excluded: Indices
 
+def make_camera_table(
+    images: Sequence[tuple[str, str, str]], pattern: re.Pattern[str], example: str, *, level: str, source: str
+) -> ImageTable:
+    """Make the table of images (path, split, place), whose names hold the class and the camera, the pattern's groups.
 
-def judge_gallery(classes: Indices, positives: Sequence[Sequence[Indices]], size: int) -> Judged:
-    """Label the images of a gallery by the queries that they are positives of.
+    A query excludes the gallery's images of its class by its camera, as the field does: these may be the next frames of
+    the same scene. Images of other classes by its camera stay.
 
-    >>> judged = judge_gallery(np.array([0, 1]), [[np.array([2])], [np.array([0, 2])]], size=3)
-    >>> judged.images.tolist(), judged.labels[:, 0].tolist(), judged.excluded.tolist()
-    ([0, 1, 2, 2], [1, 2, 0, 1], [[0, 3], [1, 2]])
-
-    Args:
-        classes: (Q,) class of each query, 0 to C - 1; the queries of a class have the same positives.
-        positives: for each class and level, the images of the gallery that are positives.
-        size: number of images in the gallery.
+    Raises:
+        InputError: if a name doesn't match the pattern.
     """
-    members = [np.unique(np.concatenate(levels)) for levels in positives]
-    others = np.setdiff1d(np.arange(size), np.concatenate(members))
-    images = np.concatenate([*members, others])
-    image_classes = np.repeat(np.arange(len(members) + 1), [*map(len, members), len(others)])
-    is_positive = [
-        np.concatenate([*map(np.isin, members, by_class), np.zeros(len(others), dtype=bool)])
-        for by_class in zip(*positives, strict=True)
-    ]
-    labels = np.where(np.stack(is_positive, axis=1), image_classes[:, None], len(members))
-    order = np.lexsort((image_classes, images))
-    images, image_classes = images[order], image_classes[order]
-    starts = np.searchsorted(images, np.arange(size))
-    repeated = np.flatnonzero(np.bincount(images, minlength=size)[images] > 1)
-    pairs = [np.empty((0, 2), dtype=np.int64)]
-    for query, label in enumerate(classes.tolist() if len(repeated) else ()):
-        own_rows = repeated[image_classes[repeated] == label]
-        met_rows = starts.copy()
-        met_rows[images[own_rows]] = own_rows
-        dropped = repeated[met_rows[images[repeated]] != repeated]
-        pairs.append(np.stack([np.full(len(dropped), query), dropped], axis=1))
-    return Judged(images, labels[order], np.concatenate(pairs))
+    paths, splits, _ = zip(*images, strict=True)
+    names = [parse_name(os.path.basename(path), place, pattern, example) for path, _, place in images]
+    labels, classes = number_classes(name for name, _ in names)
+    views, _ = number_classes(map(" ".join, names))
+    split = np.array(splits)
+    queries, gallery = np.flatnonzero(split == "query"), np.flatnonzero(split == "gallery")
+    pairs = find_equal(views[queries], views[gallery])
+    return ImageTable(
+        paths=np.array(paths),
+        labels=labels[:, None],
+        split=split,
+        levels=(level,),
+        names=(classes,),
+        source=source,
+        excluded=np.stack([queries[pairs[:, 0]], gallery[pairs[:, 1]]], axis=1),
+    )
+
+
+class Query(NamedTuple):
+    """A query of a level's benchmark list, and the images, rising, that are its positives or aren't in its ranking."""
+
+    path: str
+    level: int
+    positives: Indices
+    ignored: Indices
 
 
 def make_judged_table(
-    queries: Sequence[str],
-    gallery: Sequence[str],
-    positives: Sequence[Sequence[Indices]],
-    ignored: Sequence[Sequence[Indices]],
-    *,
-    levels: tuple[str, ...],
-    source: str,
+    queries: Sequence[Query], gallery: Sequence[str], *, levels: tuple[str, ...], source: str
 ) -> ImageTable:
-    """Make the table of queries whose positives are listed.
+    """Make the table of queries whose positives are listed, before the images of the gallery.
 
-    Queries with the same positives are a class, named by the first of them. With several levels, the table has a
-    benchmark list for each: every query is then there once for each level, at which its positives and what it ignores
-    may differ.
-
-    Args:
-        queries: (Q,) paths.
-        gallery: (G,) paths.
-        positives: for each query and level, the images of the gallery that are positives.
-        ignored: for each query and level, the images of the gallery that the query excludes.
-        levels: names of the L levels.
-        source: the files that list the images, for error lines.
+    Queries with the same positives are a class of their level, named by the first of them. An image that is a positive
+    of several classes of a level has a further row in the list of that level for each but the first, and a query
+    excludes all but one of these rows: that of its class.
     """
-    depth, number = len(levels), len(queries)
-    numbers: dict[tuple[tuple[int, ...], ...], int] = {}
-    keys = [tuple(tuple(images.tolist()) for images in by_level) for by_level in positives]
-    classes = np.array([numbers.setdefault(key, len(numbers)) for key in keys])
-    firsts = np.unique(classes, return_index=True)[1].tolist()
-    judged = judge_gallery(classes, [positives[query] for query in firsts], len(gallery))
-    labels = np.full((depth, number, depth), UNKNOWN)
-    pairs: list[Indices] = []
-    for level in range(depth):
-        labels[level, :, level] = classes
-        ignored_images = [by_level[level] for by_level in ignored]
-        places = find_equal(np.concatenate(ignored_images), judged.images)
-        rows = np.repeat(np.arange(number), [*map(len, ignored_images)])[places[:, 0]]
-        excluded = np.concatenate([judged.excluded, np.stack([rows, places[:, 1]], axis=1)])
-        pairs.append(excluded + np.array([level * number, depth * number]))
-    names = (*(queries[query].rpartition("/")[2] for query in firsts), "no positive")
+    numbers: list[dict[bytes, int]] = [{} for _ in levels]
+    names: list[list[str]] = [[] for _ in levels]
+    query_labels = np.full((len(queries), len(levels)), UNKNOWN)
+    labels = np.full((len(gallery), len(levels)), UNKNOWN)
+    further = [np.empty((0, 3), dtype=np.int64)]  # level, image and class
+    for row, (path, level, positives, _) in enumerate(queries):
+        query_labels[row, level] = label = numbers[level].setdefault(positives.tobytes(), len(numbers[level]))
+        if label == len(names[level]):
+            names[level].append(path.rpartition("/")[2])
+            taken = positives[labels[positives, level] != UNKNOWN]
+            labels[np.setdiff1d(positives, taken), level] = label
+            further.append(np.stack([np.full(len(taken), level), taken, np.full(len(taken), label)], axis=1))
+    labels = np.where(labels == UNKNOWN, [*map(len, names)], labels)
+    further_levels, images, classes = (rows := np.concatenate(further)).T
+    further_labels = np.full((len(rows), len(levels)), UNKNOWN)
+    further_labels[np.arange(len(rows)), further_levels] = classes
+    pairs = [np.empty((0, 2), dtype=np.int64)]
+    for row, query in enumerate(queries):
+        in_list, is_own = further_levels == query.level, classes == query_labels[row, query.level]
+        others = np.flatnonzero(in_list & (~is_own | np.isin(images, query.ignored)))
+        excluded = np.concatenate([query.ignored, images[in_list & is_own], len(gallery) + others])
+        pairs.append(np.stack([np.full(len(excluded), row), len(queries) + excluded], axis=1))
     return ImageTable(
-        paths=np.concatenate([np.tile(np.array(queries), depth), np.array(gallery)[judged.images]]),
-        labels=np.concatenate([labels.reshape(-1, depth), judged.labels]),
-        split=np.repeat(["query", "gallery"], [depth * number, len(judged.images)]),
+        paths=np.array([*(query.path for query in queries), *gallery, *(gallery[image] for image in images)]),
+        labels=np.concatenate([query_labels, labels, further_labels]),
+        split=np.repeat(["query", "gallery"], [len(queries), len(gallery) + len(rows)]),
         levels=levels,
-        names=(names,) * depth,
-        benchmark=np.repeat([*range(depth), EVERY_LEVEL], [number] * depth + [len(judged.images)])
-        if depth > 1
-        else np.empty(0, dtype=np.int64),
+        names=tuple((*level_names, "no positive") for level_names in names),
+        benchmark=np.array([*(query.level for query in queries), *[EVERY_LEVEL] * len(gallery), *further_levels]),
         source=source,
         excluded=np.unique(np.concatenate(pairs), axis=0),
         is_tree=False,
     )
 
 
-def add_training(test: ImageTable, paths: Sequence[str], classes: Sequence[str]) -> ImageTable:
-    """Return a test of one level behind training images of other classes, given by their paths and class names."""
-    labels, names = number_classes(classes)
+def add_training(test: ImageTable, paths: Sequence[str], classes: Iterable[str], split: Sequence[str]) -> ImageTable:
+    """Return a test behind the images of training, whose classes, at level 0, are others than those of the test."""
+    numbers, names = number_classes(classes)
+    labels = np.full((len(paths), len(test.levels)), UNKNOWN)
+    labels[:, 0] = numbers
+    shift = np.eye(len(test.levels), dtype=np.int64)[0] * len(names)
     return replace(
         test,
         paths=np.concatenate([np.array(paths, dtype=np.str_), test.paths]),
-        labels=np.concatenate([labels[:, None], test.labels + len(names)]),
-        split=np.concatenate([np.full(len(paths), "train"), test.split]),
-        names=((*names, *test.names[0]),),
-        benchmark=np.empty(0, dtype=np.int64),
+        labels=np.concatenate([labels, np.where(test.labels == UNKNOWN, UNKNOWN, test.labels + shift)]),
+        split=np.concatenate([np.array(split, dtype=np.str_), test.split]),
+        names=((*names, *test.names[0]), *test.names[1:]),
+        benchmark=np.concatenate([np.full(len(paths), 0 if len(test.levels) > 1 else EVERY_LEVEL), test.benchmark]),
         content=np.empty(0, dtype=np.int64),
         excluded=test.excluded + len(paths),
     )

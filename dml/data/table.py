@@ -408,7 +408,8 @@ def _find_repeated_images(table: ImageTable) -> Iterator[str]:
 def _is_met_once(table: ImageTable, rows: NDArray[np.int64]) -> bool:
     """Return whether the rows are of the gallery, and every query excludes all of them, or all but one."""
     excluding = table.excluded[np.isin(table.excluded[:, 1], rows), 0]
-    numbers = np.bincount(excluding, minlength=len(table))[table.rows("query")]
+    queries = np.flatnonzero((table.split == "query") & np.isin(table.benchmark, table.benchmark[rows]))
+    numbers = np.bincount(excluding, minlength=len(table))[queries]
     return bool((table.split[rows] == "gallery").all() and len(numbers) and (numbers >= len(rows) - 1).all())
 
 

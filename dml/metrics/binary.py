@@ -76,8 +76,7 @@ def trapezoid_ap(ranks: Tensor) -> Tensor:
     """Compute the area below the curve of precision and recall by trapezoids. (Q, P) -> (Q,) float64
 
     Each positive adds the mean of the precision at its rank and just before it, over R; before rank 1 the precision is
-    1. This is the AP of Oxford5k and Paris6k, which revisitop keeps, and of some codes for Market-1501; it is at most
-    `average_precision`. A query without positives gives NaN.
+    1. This is the AP of ROxford5k and RParis6k (revisitop's code). A query without positives gives NaN.
 
     >>> trapezoid_ap(torch.tensor([[1.0, 3.0], [2.0, torch.inf]])).tolist()
     [0.7916666666666666, 0.25]

@@ -6,7 +6,6 @@ import os
 import pickle
 import pickletools
 import stat
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -203,63 +202,21 @@ def check_plain(content: Any) -> Any:
     return content
 
 
-class _Array(list[Any]):
-    """A NumPy array or scalar of a pickle, as a flat list."""
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        _, _, kind, _, content = state
-        self[:] = _unpack(kind, content)
-
-
-class _Kind:
-    """The type of the numbers of a NumPy array."""
-
-    def __init__(self, name: str, *_: Any) -> None:
-        self.code = {"i8": "<q", "i4": "<i", "i2": "<h", "u1": "<B", "f8": "<d", "f4": "<f"}[name]
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        """Take the byte order, which has to be that of the codes."""
-        if state[1] not in ("<", "|"):
-            raise ValueError(f"byte order {state[1]!r}")
-
-
-def _unpack(kind: _Kind, content: str | bytes) -> list[Any]:
-    stored = content.encode("latin-1") if isinstance(content, str) else content
-    return [value for (value,) in struct.iter_unpack(kind.code, stored)]
-
-
-PLAIN = {
-    "numpy.ndarray": _Array,
-    "numpy.dtype": _Kind,
-    "numpy.core.multiarray._reconstruct": lambda *_: _Array(),
-    "numpy.core.multiarray.scalar": lambda kind, content: _unpack(kind, content)[0],
-    "__builtin__.bytes": lambda: b"",
-    "_codecs.encode": lambda text, _: text.encode("latin-1"),
-}
-"""What a pickle of plain values and arrays calls, each by a harmless replacement."""
-
-
 class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        full_name = f"{module}.{name}".replace("numpy._core.", "numpy.core.")
-        if full_name not in PLAIN:
-            raise pickle.UnpicklingError(f"it would run {full_name}")
-        return PLAIN[full_name]
+        raise pickle.UnpicklingError(f"it would run {module}.{name}")
 
 
 def parse_pickle(content: bytes) -> Any:
-    """Parse a pickle of numbers, strings, lists, tuples, dicts, and NumPy arrays of numbers, which become flat lists.
-
-    Nothing that the pickle names is imported or called.
+    """Parse a pickle of numbers, strings, lists, tuples and dictionaries, which imports and runs nothing.
 
     Raises:
         ValueError: if the pickle is damaged, or names anything else.
     """
     try:
         for opcode, argument, _ in pickletools.genops(content):
-            if opcode.name.endswith("PUT") and int(argument or 0) > len(
-                content
-            ):  # unpickling takes memory up to this number
+            # unpickling takes memory for all places up to this one
+            if opcode.name.endswith("PUT") and int(argument or 0) > len(content):
                 raise pickle.UnpicklingError(f"a place {argument:,}")  # noqa: TRY301
         return _PlainUnpickler(io.BytesIO(content), encoding="latin-1").load()
     except MemoryError:

@@ -19,7 +19,7 @@ TREE = Tree(
         ),
         "no_list": Fault(remove("images"), r"no images in it; give the folder of GPR1200"),
         "broken_line": Fault(
-            move("images/3_a_b.jpg", "images/3.jpg"), r"/images/3\.jpg: name '3\.jpg', expected one such as 0_1\.jpg"
+            move("images/3_a_b.jpg", "images/3.jpg"), r"/images/3\.jpg: name '3\.jpg', expected one such as 1199_a\.jpg"
         ),
         "not_a_number": Fault(move("images/3_a_b.jpg", "images/x_a_b.jpg"), r"name 'x_a_b\.jpg', expected one such as"),
         "fewer_images": Fault(remove("images/3_a_b.jpg"), r"21 images in the query split, published 22"),
@@ -33,7 +33,7 @@ TREE = Tree(
         # there is no training: the nearest is a category of another data set
         "class_in_both": Fault(
             move("images/3_a_b.jpg", "images/1200_a_b.jpg"),
-            r"1200_a_b\.jpg: category 1200, expected one from 0 to 1199",
+            r"name '1200_a_b\.jpg', expected one such as 1199_a\.jpg",
         ),
         "missing_image": Fault(dangle("images/3_a_b.jpg"), r"image .*/3_a_b\.jpg: no such file"),
         "unreadable_image": Fault(overwrite("images/0_a_b.jpg"), r"image .*/0_a_b\.jpg: cannot be decoded"),

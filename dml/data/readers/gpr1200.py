@@ -1,23 +1,22 @@
 """The reader of GPR1200."""
 
+import os
 import re
 from pathlib import Path
 
 import numpy as np
 
-from dml.data.cameras import parse_name
 from dml.data.image_listing import list_folder
+from dml.data.judgments import parse_name
 from dml.data.layout import Layout
 from dml.data.table import EVERY_LEVEL, ImageTable
-from dml.runtime.errors import InputError
 
 LAYOUT = Layout(
     name="GPR1200",
     tree="the folder images/ with 0_<name>.jpg to 1199_<name>.jpg",
     page="https://github.com/Visual-Computing/GPR1200",
 )
-NAME = re.compile(r"(\d{1,4})_.+")
-CATEGORIES = 1200
+NAME = re.compile(r"(\d{1,3}|1[01]\d\d)_.+")
 
 
 def read(root: str | Path | None) -> ImageTable:
@@ -34,10 +33,7 @@ def read(root: str | Path | None) -> ImageTable:
     """
     folder = LAYOUT.root(root)
     paths = list_folder(LAYOUT.find(folder, "images"))
-    numbers = [int(number) for path in paths for number in parse_name(path, path, NAME, "0_1.jpg")]
-    if (largest := max(numbers)) >= CATEGORIES:
-        path = paths[numbers.index(largest)]
-        raise InputError(f"{path}: category {largest}, expected one from 0 to {CATEGORIES - 1}")
+    numbers = [int(number) for path in paths for number in parse_name(os.path.basename(path), path, NAME, "1199_a.jpg")]
     order = np.argsort(numbers, kind="stable")
     return ImageTable(
         paths=np.tile(np.array(paths, dtype=np.str_)[order], 2),

@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from dml.data.cameras import NamedImage, make_camera_table
 from dml.data.image_listing import list_folder
+from dml.data.judgments import make_camera_table
 from dml.data.layout import Layout
 from dml.data.table import ImageTable
 
@@ -25,7 +25,7 @@ def read(root: str | Path | None) -> ImageTable:
 
     Query and gallery have the same persons, and training has others. The class ``0000`` of the gallery are distractors,
     of which no query shows one. A query excludes the images of its person by its camera, see
-    `dml.data.cameras.make_camera_table`; junk isn't in the table.
+    `dml.data.judgments.make_camera_table`; junk isn't in the table.
 
     Args:
         root: the folder ``Market-1501-v15.09.15``, which holds ``bounding_box_train/``.
@@ -35,7 +35,7 @@ def read(root: str | Path | None) -> ImageTable:
     """
     folder = LAYOUT.root(root)
     images = [
-        NamedImage(path, split, path)
+        (path, split, path)
         for split, name in FOLDERS.items()
         for path in list_folder(LAYOUT.find(folder, name))
         if split != "gallery" or not path.rpartition("/")[2].startswith(JUNK)

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dml.data.image_files.limits import read_list_bytes
-from dml.data.judgments import make_judged_table
+from dml.data.judgments import Query, make_judged_table
 from dml.data.layout import Layout
 from dml.data.table import ImageTable
 from dml.runtime.errors import InputError
@@ -19,7 +19,6 @@ LAYOUT = Layout(
     tree="gnd_roxford5k.pkl or gnd_rparis6k.pkl, and the folder jpg/",
     page="https://github.com/filipradenovic/revisitop",
 )
-LISTS = ("easy", "hard", "junk")
 SETUPS = {
     "easy": (("easy",), ("junk", "hard")),
     "medium": (("easy", "hard"), ("junk",)),
@@ -44,30 +43,22 @@ def read(root: str | Path | None) -> ImageTable:
     folder = LAYOUT.root(root)
     path = LAYOUT.find(folder, "gnd_roxford5k.pkl", "gnd_rparis6k.pkl")
     images = LAYOUT.find(folder, "jpg")
+    content = read_list_bytes(path)
     try:
-        truth = parse_pickle(read_list_bytes(path))
+        truth = parse_pickle(content)
     except ValueError as error:
         raise InputError(f"{path}: {printable(error)}") from error
-    gallery, queries = (_read_names(truth, key, path) for key in ("imlist", "qimlist"))
-    entries = _select(truth, "gnd", path)
-    if len(entries) != len(queries):
+    gallery, queries, entries = (_select(truth, key, path) for key in ("imlist", "qimlist", "gnd"))
+    if not queries or len(entries) != len(queries):
         raise InputError(f"{path}: {len(queries)} queries in qimlist, {len(entries)} in gnd")
-    lists = [
-        {name: _parse_indices(entry, name, len(gallery), f"{path}: gnd of {printable(query)}") for name in LISTS}
-        for query, entry in zip(queries, entries, strict=True)
-    ]
-    positives, ignored = (
-        [[np.concatenate([parts[name] for name in setup[i]]) for setup in SETUPS.values()] for parts in lists]
-        for i in range(2)
-    )
-    return make_judged_table(
-        [f"{images}/{name}.jpg" for name in queries],
-        [f"{images}/{name}.jpg" for name in gallery],
-        positives,
-        ignored,
-        levels=tuple(SETUPS),
-        source=str(path),
-    )
+    tests = []
+    for level, setup in enumerate(SETUPS.values()):
+        for query, entry in zip(queries, entries, strict=True):
+            place = f"{path}: gnd of {printable(query)}"
+            judged = [_join_lists(entry, names, len(gallery), place) for names in setup]
+            tests.append(Query(f"{images}/{query}.jpg", level, *judged))
+    paths = [f"{images}/{name}.jpg" for name in gallery]
+    return make_judged_table(tests, paths, levels=tuple(SETUPS), source=str(path))
 
 
 def _select(truth: Any, key: str, place: str | Path) -> list[Any]:
@@ -77,16 +68,12 @@ def _select(truth: Any, key: str, place: str | Path) -> list[Any]:
     return values
 
 
-def _read_names(truth: Any, key: str, path: Path) -> list[str]:
-    names = _select(truth, key, path)
-    if not names or not all(isinstance(name, str) for name in names):
-        raise InputError(f"{path}: {key} isn't a list of names")
-    return names
-
-
-def _parse_indices(entry: Any, name: str, size: int, place: str) -> NDArray[np.int64]:
-    indices = _select(entry, name, place)
-    for index in indices:
-        if not isinstance(index, int) or not 0 <= index < size:
-            raise InputError(f"{place}: {name} has {index!r:.40}, expected whole numbers from 0 to {size - 1}")
-    return np.unique(np.array(indices, dtype=np.int64))
+def _join_lists(entry: Any, names: tuple[str, ...], size: int, place: str) -> NDArray[np.int64]:
+    """Return the numbers in some lists of a query, rising, each of which is that of an image."""
+    indices: set[int] = set()
+    for name in names:
+        for index in _select(entry, name, place):
+            if not isinstance(index, int) or not 0 <= index < size:
+                raise InputError(f"{place}: {name} has {index!r:.40}, expected whole numbers from 0 to {size - 1}")
+            indices.add(index)
+    return np.array(sorted(indices), dtype=np.int64)

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from dml.data.cameras import NamedImage, make_camera_table
+from dml.data.judgments import make_camera_table
 from dml.data.layout import Layout, read_list_rows
 from dml.data.table import ImageTable
 
@@ -21,7 +21,7 @@ def read(root: str | Path | None) -> ImageTable:
     """Read VeRi-776 (Liu et al., ECCV 2016): a class is a vehicle that some of twenty cameras film.
 
     Query and gallery have the same vehicles, and training has others. A query excludes the images of its vehicle by its
-    camera, see `dml.data.cameras.make_camera_table`. The query's own image, which is in the gallery too, is one of
+    camera, see `dml.data.judgments.make_camera_table`. The query's own image, which is in the gallery too, is one of
     them. These are the images of the official ``jk_index.txt``.
 
     Args:
@@ -34,7 +34,7 @@ def read(root: str | Path | None) -> ImageTable:
     lists = {split: LAYOUT.find(folder, f"name_{name}.txt") for split, name in LISTS.items()}
     folders = {split: LAYOUT.find(folder, f"image_{name}") for split, name in LISTS.items()}
     images = [
-        NamedImage(f"{folders[split]}/{name}", split, place)
+        (f"{folders[split]}/{name}", split, place)
         for split, path in lists.items()
         for place, (name,) in read_list_rows(path, 1)
     ]
