@@ -83,11 +83,7 @@ def list_images(folder: Path) -> list[str]:
 
 
 def list_folder(folder: Path) -> list[str]:
-    """List what a folder itself holds under names of images, sorted; `SYSTEM_NAMES` are passed over.
-
-    Raises:
-        InputError: if the folder can't be listed.
-    """
+    """List what a folder itself holds under names of images, sorted, as `list_images` does."""
     try:
         return sort_files(f"{folder}/{name}" for name in os.listdir(folder) if not is_passed_over(name))[0]
     except OSError as error:

@@ -34,8 +34,7 @@ def make_camera_table(
 ) -> ImageTable:
     """Make the table of images (path, split, place), whose names hold the class and the camera, the pattern's groups.
 
-    A query excludes the gallery's images of its class by its camera, as the field does: these may be the next frames of
-    the same scene. Images of other classes by its camera stay.
+    A query excludes the gallery's images of its class by its camera; those of other classes by its camera stay.
 
     Raises:
         InputError: if a name doesn't match the pattern.
@@ -45,8 +44,6 @@ def make_camera_table(
     labels, classes = number_classes(name for name, _ in names)
     views, _ = number_classes(map(" ".join, names))
     split = np.array(splits)
-    queries, gallery = np.flatnonzero(split == "query"), np.flatnonzero(split == "gallery")
-    pairs = find_equal(views[queries], views[gallery])
     return ImageTable(
         paths=np.array(paths),
         labels=labels[:, None],
@@ -54,7 +51,7 @@ def make_camera_table(
         levels=(level,),
         names=(classes,),
         source=source,
-        excluded=np.stack([queries[pairs[:, 0]], gallery[pairs[:, 1]]], axis=1),
+        excluded=find_equal(*(np.where(split == name, views, UNKNOWN) for name in ("query", "gallery"))),
     )
 
 
@@ -106,7 +103,7 @@ def make_judged_table(
         names=tuple((*level_names, "no positive") for level_names in names),
         benchmark=np.array([*(query.level for query in queries), *[EVERY_LEVEL] * len(gallery), *further_levels]),
         source=source,
-        excluded=np.unique(np.concatenate(pairs), axis=0),
+        excluded=np.concatenate(pairs),
         is_tree=False,
     )
 

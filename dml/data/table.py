@@ -84,10 +84,8 @@ class ImageTable:
         }
         if len({*lengths.values()}) > 1:
             raise InputError(f"image table: {', '.join(f'{length} {column}' for column, length in lengths.items())}")
-        if self.excluded.ndim != 2 or self.excluded.shape[1] != 2 or not _are_indices(self.excluded, len(self.paths)):
-            raise InputError(
-                f"image table: excluded {(*self.excluded.shape,)} isn't pairs of its {len(self.paths)} rows"
-            )
+        if self.excluded.shape[1:] != (2,) or not np.isin(self.excluded, np.arange(len(self.paths))).all():
+            raise InputError(f"image table: excluded {(*self.excluded.shape,)} isn't pairs of rows of the table")
         if self.labels.ndim != 2 or self.labels.shape[1] != len(self.levels) or not self.levels:
             raise InputError(f"image table: labels of shape {self.labels.shape} for the levels {self.levels}")
         if len({*self.levels} - RESERVED_LEVELS) < len(self.levels):
@@ -273,10 +271,6 @@ def _describe_path_fault(path: str) -> str:
     return "is a folder's; give an image's" if path.endswith("/") else ""
 
 
-def _are_indices(numbers: NDArray[np.int64], length: int) -> bool:
-    return bool(numbers.min(initial=0) >= 0 and numbers.max(initial=-1) < length)
-
-
 def _is_utf8(text: str) -> bool:
     try:
         text.encode()
@@ -408,8 +402,8 @@ def _find_repeated_images(table: ImageTable) -> Iterator[str]:
 def _is_met_once(table: ImageTable, rows: NDArray[np.int64]) -> bool:
     """Return whether the rows are of the gallery, and every query excludes all of them, or all but one."""
     excluding = table.excluded[np.isin(table.excluded[:, 1], rows), 0]
-    queries = np.flatnonzero((table.split == "query") & np.isin(table.benchmark, table.benchmark[rows]))
-    numbers = np.bincount(excluding, minlength=len(table))[queries]
+    is_query = (table.split == "query") & (table.benchmark == table.benchmark[rows[0]])
+    numbers = np.bincount(excluding, minlength=len(table))[is_query]
     return bool((table.split[rows] == "gallery").all() and len(numbers) and (numbers >= len(rows) - 1).all())
 
 

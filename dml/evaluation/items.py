@@ -116,12 +116,12 @@ NONE = -1
 
 
 def pad_pairs(pairs: Integers, queries: int) -> Integers:
-    """Arrange pairs of a query and an item, of which no two are equal, by query. (P, 2) -> (Q, M), padded with `NONE`
+    """Arrange pairs of a query and an item by query, equal ones once. (P, 2) -> (Q, M), rising, padded with `NONE`
 
     >>> pad_pairs(np.array([[2, 5], [0, 7], [2, 3]]), queries=3).tolist()
     [[7, -1], [-1, -1], [3, 5]]
     """
-    rows, items = pairs[np.lexsort(pairs.T[::-1])].T
+    rows, items = np.unique(pairs, axis=0).T
     numbers = np.bincount(rows, minlength=queries)
     padded = np.full((queries, numbers.max(initial=0)), NONE)
     padded[rows, np.arange(len(rows)) - np.repeat(np.cumsum(numbers) - numbers, numbers)] = items
@@ -294,7 +294,7 @@ def benchmark_lists(table: ImageTable) -> Iterator[BenchmarkList]:
             queries, gallery = (np.flatnonzero(inside & (table.split == split)) for split in ("query", "gallery"))
             copies = find_equal(table.content[queries], table.content[gallery])
             pairs = np.concatenate([copies, renumber_pairs(table.excluded, len(table), queries, gallery)])
-            yield BenchmarkList(queries, gallery, listed_level, pad_pairs(np.unique(pairs, axis=0), len(queries)))
+            yield BenchmarkList(queries, gallery, listed_level, pad_pairs(pairs, len(queries)))
         else:
             yield BenchmarkList(np.flatnonzero(inside), None, listed_level, None)
 

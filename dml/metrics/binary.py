@@ -129,8 +129,7 @@ def r_precision(ranks: Tensor, counts: Tensor | None = None) -> Tensor:
 def mmp_at_5(ranks: Tensor, counts: Tensor | None = None) -> Tensor:
     """Compute the share of positives among the min(R, 5) nearest items. (Q, P) -> (Q,) float64
 
-    The mean of the values is the modified mean precision at 5 of UnED (Ypsilantis et al., 2023), with the arguments of
-    `r_precision`. A query without positives gives NaN.
+    It is UnED's modified mean precision at 5 (Ypsilantis et al., 2023), with the arguments of `r_precision`.
 
     >>> mmp_at_5(torch.tensor([[1.0, 3.0], [2.0, torch.inf]])).tolist()
     [0.5, 0.0]

@@ -146,7 +146,7 @@ def test_pairs_of_a_table_and_copies_are_excluded(seed: int) -> None:
 @pytest.mark.parametrize("pairs", [[[0, 36]], [[-1, 0]], [[0, 1, 2]], [3]])
 def test_pairs_that_are_no_rows(pairs: Any) -> None:
     _, table = judged_table(0)
-    with pytest.raises(InputError, match=r"image table: excluded \(.*\) isn't pairs of its 36 rows"):
+    with pytest.raises(InputError, match=r"image table: excluded \(.*\) isn't pairs of rows of the table"):
         replace(table, excluded=np.array(pairs))
 
 

@@ -22,8 +22,8 @@ NAME = re.compile(r"(\d{1,3}|1[01]\d\d)_.+")
 def read(root: str | Path | None) -> ImageTable:
     """Read GPR1200 (Schall et al., 2021): a test of 1,200 categories from six domains, with ten images each.
 
-    Each image is a query, and all images are the gallery. By the official protocol a query doesn't exclude itself: it
-    is the first of its ten positives. So each image is in the table twice. The label of a category is its number.
+    Each image is a query, and all images are the gallery, so each is in the table twice. By the official protocol a
+    query doesn't exclude itself: it is the first of its ten positives.
 
     Args:
         root: the folder that holds ``images/``.

@@ -21,8 +21,8 @@ LISTS = {"query": ("image_query_ids.txt", "query/Q"), "gallery": ("positive_ids.
 def read(root: str | Path | None) -> ImageTable:
     """Read the core of ILIAS (Kordopatis-Zilos et al., CVPR 2025): image queries for particular objects.
 
-    A class is an object, named by its folder. The gallery holds the positives alone: the distractors of YFCC100M, and
-    the queries that are texts, aren't read. The officially cropped images aren't cropped.
+    The gallery holds the positives alone: the distractors of YFCC100M, and queries that are texts, aren't read. Images
+    aren't cropped to their boxes.
 
     Args:
         root: the folder that holds ``image_ids/`` and ``ilias_core/``.

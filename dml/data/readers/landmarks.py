@@ -15,8 +15,7 @@ LAYOUT = Layout(
     tree="train_clean.csv, index.csv, retrieval_solution_v2.1.csv, and train/, index/ and test/",
     page="https://github.com/cvdfoundation/google-landmark",
 )
-USAGES = ("Public", "Private")
-"""The parts of the test; rows of another one are ignored."""
+USAGES = ("Public", "Private")  # the parts of the test; rows of another one are ignored
 
 
 def read(root: str | Path | None, *, usage: str | None = None) -> ImageTable:

@@ -16,16 +16,14 @@ LAYOUT = Layout(
 FOLDERS = {"train": "bounding_box_train", "query": "query", "gallery": "bounding_box_test"}
 NAME = re.compile(r"(\d{4})_c([1-6])s\d+_\d+_\d+\.jpg")
 EXAMPLE = "0002_c1s1_000451_03.jpg"
-JUNK = "-1_"
-"""What the names of the gallery's junk begin with: bad detections, which the protocol removes from all rankings."""
+JUNK = "-1_"  # begins the names of bad detections, which the protocol removes from all rankings
 
 
 def read(root: str | Path | None) -> ImageTable:
     """Read Market-1501 (Zheng et al., ICCV 2015): pedestrians, a class being a person whom six cameras film.
 
-    Query and gallery have the same persons, and training has others. The class ``0000`` of the gallery are distractors,
-    of which no query shows one. A query excludes the images of its person by its camera, see
-    `dml.data.judgments.make_camera_table`; junk isn't in the table.
+    The class ``0000`` of the gallery are distractors, of which no query shows one. A query excludes the images of its
+    person by its camera, see `dml.data.judgments.make_camera_table`; junk isn't in the table.
 
     Args:
         root: the folder ``Market-1501-v15.09.15``, which holds ``bounding_box_train/``.

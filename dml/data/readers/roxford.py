@@ -19,20 +19,18 @@ LAYOUT = Layout(
     tree="gnd_roxford5k.pkl or gnd_rparis6k.pkl, and the folder jpg/",
     page="https://github.com/filipradenovic/revisitop",
 )
-SETUPS = {
+SETUPS = {  # the lists of a query's positives, and of what it ignores
     "easy": (("easy",), ("junk", "hard")),
     "medium": (("easy", "hard"), ("junk",)),
     "hard": (("hard",), ("junk", "easy")),
 }
-"""The lists of a query's positives and of what it ignores, in each of the three setups."""
 
 
 def read(root: str | Path | None) -> ImageTable:
     """Read ROxford5k or RParis6k (Radenovic et al., CVPR 2018): 70 queries for landmarks, whose positives are listed.
 
-    The levels are the three setups, each with a benchmark list: level 0 is Easy, 1 Medium and 2 Hard. Ignored images
-    are excluded from the ranking of their query. The official metric is ``trapezoid_ap``. The officially cropped
-    queries aren't cropped.
+    The levels are the setups, each with a benchmark list: 0 is Easy, 1 Medium and 2 Hard. Ignored images are excluded
+    from the ranking of their query. The official metric is ``trapezoid_ap``. Queries aren't cropped, as they should be.
 
     Args:
         root: the folder that holds ``gnd_roxford5k.pkl`` or ``gnd_rparis6k.pkl``, and the images in ``jpg/``.

@@ -20,8 +20,7 @@ LAYOUT = Layout(
     page="https://cmp.felk.cvut.cz/univ_emb/",
 )
 DOMAINS = ("cars", "sop", "inshop", "inat", "met", "gldv2", "food2k", "rp2k")
-INDEXED = ("inshop", "met", "gldv2")
-"""The data sets that have a list ``index``; the queries of the others are their own gallery."""
+INDEXED = ("inshop", "met", "gldv2")  # they have a list of the gallery; the queries of the others are their own
 
 
 def read(root: str | Path | None) -> ImageTable:

@@ -20,22 +20,19 @@ EXAMPLE = "0002_c002_00030600_0.jpg"
 def read(root: str | Path | None) -> ImageTable:
     """Read VeRi-776 (Liu et al., ECCV 2016): a class is a vehicle that some of twenty cameras film.
 
-    Query and gallery have the same vehicles, and training has others. A query excludes the images of its vehicle by its
-    camera, see `dml.data.judgments.make_camera_table`. The query's own image, which is in the gallery too, is one of
-    them. These are the images of the official ``jk_index.txt``.
+    A query excludes the images of its vehicle by its camera, see `dml.data.judgments.make_camera_table`: those of the
+    official ``jk_index.txt``. The query's own image, which is in the gallery too, is one of them.
 
     Args:
         root: the folder ``VeRi``, which holds ``name_train.txt``.
 
     Raises:
-        InputError: if a list or a folder is missing, or a name isn't one of the data set.
+        InputError: if a list is missing, or a name isn't one of the data set.
     """
     folder = LAYOUT.root(root)
-    lists = {split: LAYOUT.find(folder, f"name_{name}.txt") for split, name in LISTS.items()}
-    folders = {split: LAYOUT.find(folder, f"image_{name}") for split, name in LISTS.items()}
     images = [
-        (f"{folders[split]}/{name}", split, place)
-        for split, path in lists.items()
-        for place, (name,) in read_list_rows(path, 1)
+        (f"{folder}/image_{part}/{name}", split, place)
+        for split, part in LISTS.items()
+        for place, (name,) in read_list_rows(LAYOUT.find(folder, f"name_{part}.txt"), 1)
     ]
-    return make_camera_table(images, NAME, EXAMPLE, level="vehicle", source=" and ".join(map(str, lists.values())))
+    return make_camera_table(images, NAME, EXAMPLE, level="vehicle", source=f"the lists in {folder}")
