@@ -15,7 +15,6 @@ LAYOUT = Layout(
 )
 FOLDERS = {"train": "bounding_box_train", "query": "query", "gallery": "bounding_box_test"}
 NAME = re.compile(r"(\d{4})_c([1-6])s\d+_\d+_\d+\.jpg")
-EXAMPLE = "0002_c1s1_000451_03.jpg"
 JUNK = "-1_"  # begins the names of bad detections, which the protocol removes from all rankings
 
 
@@ -38,4 +37,4 @@ def read(root: str | Path | None) -> ImageTable:
         for path in list_folder(LAYOUT.find(folder, name))
         if split != "gallery" or not path.rpartition("/")[2].startswith(JUNK)
     ]
-    return make_camera_table(images, NAME, EXAMPLE, level="person", source=str(folder))
+    return make_camera_table(images, NAME, "0002_c1s1_000451_03.jpg", level="person", source=str(folder))

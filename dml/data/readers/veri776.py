@@ -14,7 +14,6 @@ LAYOUT = Layout(
 )
 LISTS = {"train": "train", "query": "query", "gallery": "test"}
 NAME = re.compile(r"(\d{4})_c(\d{3})_\d+_\d+\.jpg")
-EXAMPLE = "0002_c002_00030600_0.jpg"
 
 
 def read(root: str | Path | None) -> ImageTable:
@@ -35,4 +34,4 @@ def read(root: str | Path | None) -> ImageTable:
         for split, part in LISTS.items()
         for place, (name,) in read_list_rows(LAYOUT.find(folder, f"name_{part}.txt"), 1)
     ]
-    return make_camera_table(images, NAME, EXAMPLE, level="vehicle", source=f"the lists in {folder}")
+    return make_camera_table(images, NAME, "0002_c002_00030600_0.jpg", level="vehicle", source=f"the lists in {folder}")
