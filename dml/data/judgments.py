@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -39,13 +39,12 @@ def make_camera_table(
     Raises:
         InputError: if a name doesn't match the pattern.
     """
-    paths, splits, _ = zip(*images, strict=True)
+    paths, split, _ = np.array(images, dtype=np.str_).reshape(-1, 3).T
     names = [parse_name(os.path.basename(path), place, pattern, example) for path, _, place in images]
     labels, classes = number_classes(name for name, _ in names)
     views, _ = number_classes(map(" ".join, names))
-    split = np.array(splits)
     return ImageTable(
-        paths=np.array(paths),
+        paths=paths,
         labels=labels[:, None],
         split=split,
         levels=(level,),
@@ -108,17 +107,18 @@ def make_judged_table(
     )
 
 
-def add_training(test: ImageTable, paths: Sequence[str], classes: Iterable[str], split: Sequence[str]) -> ImageTable:
-    """Return a test behind the images of training, whose classes, at level 0, are others than those of the test."""
+def add_training(test: ImageTable, images: Sequence[tuple[str, str, str]]) -> ImageTable:
+    """Return a test behind images (path, class, split), whose classes, at level 0, are others than the test's."""
+    paths, classes, split = np.array(images, dtype=object).reshape(-1, 3).T
     numbers, names = number_classes(classes)
     labels = np.full((len(paths), len(test.levels)), UNKNOWN)
     labels[:, 0] = numbers
     shift = np.eye(len(test.levels), dtype=np.int64)[0] * len(names)
     return replace(
         test,
-        paths=np.concatenate([np.array(paths, dtype=np.str_), test.paths]),
+        paths=np.concatenate([paths.astype(np.str_), test.paths]),
         labels=np.concatenate([labels, np.where(test.labels == UNKNOWN, UNKNOWN, test.labels + shift)]),
-        split=np.concatenate([np.array(split, dtype=np.str_), test.split]),
+        split=np.concatenate([split.astype(np.str_), test.split]),
         names=((*names, *test.names[0]), *test.names[1:]),
         benchmark=np.concatenate([np.full(len(paths), 0 if len(test.levels) > 1 else EVERY_LEVEL), test.benchmark]),
         content=np.empty(0, dtype=np.int64),

@@ -54,7 +54,7 @@ def read(root: str | Path | None, *, usage: str | None = None) -> ImageTable:
         for _, (landmark, listed) in read_list_rows(lists[0], 2, skip=1, header="landmark_id,images", separator=",")
         for image in listed.split()
     ]
-    return add_training(test, *zip(*training, strict=True))
+    return add_training(test, training)
 
 
 def _find_image(folder: Path, split: str, image: str) -> str:

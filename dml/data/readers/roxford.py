@@ -30,7 +30,7 @@ def read(root: str | Path | None) -> ImageTable:
     """Read ROxford5k or RParis6k (Radenovic et al., CVPR 2018): 70 queries for landmarks, whose positives are listed.
 
     The levels are the setups, each with a benchmark list: 0 is Easy, 1 Medium and 2 Hard. Ignored images are excluded
-    from the ranking of their query. The official metric is ``trapezoid_ap``. Queries aren't cropped, as they should be.
+    from the ranking of their query. The official metric is ``trapezoid_ap``, for cropped queries, which these are not.
 
     Args:
         root: the folder that holds ``gnd_roxford5k.pkl`` or ``gnd_rparis6k.pkl``, and the images in ``jpg/``.

@@ -54,7 +54,7 @@ def read(root: str | Path | None) -> ImageTable:
             itself = np.array([] if domain in INDEXED else [rows[path]], dtype=np.int64)
             queries.append(Query(path, level, positives, itself))
     test = make_judged_table(queries, gallery, levels=("class", *DOMAINS), source=f"{folder}/info_files")
-    return add_training(test, *zip(*training, strict=True))
+    return add_training(test, training)
 
 
 def _read_images(folder: Path, domain: str, split: str) -> list[tuple[str, list[int]]]:

@@ -59,3 +59,9 @@ def test_a_list_without_a_column(tmp_path: Path) -> None:
     edit("index.csv", "^id$", "image")(tmp_path)
     with pytest.raises(InputError, match=r"index\.csv, line 1: 'image', expected the header 'id'$"):
         read(tmp_path)
+
+
+def test_a_test_without_training(tmp_path: Path) -> None:
+    TREE.build(tmp_path)
+    (tmp_path / "train_clean.csv").write_text("landmark_id,images\n")
+    assert {*read(tmp_path).counts()} == {"query", "gallery"}

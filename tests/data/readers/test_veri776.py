@@ -15,3 +15,9 @@ def test_rows_and_pairs(tmp_path: Path) -> None:
     assert table.names == (("0001", "0002", "0004", "0005"),)
     junk = {3: [1, 2], 4: [5]}
     assert table.excluded.tolist() == [[query, 4 + number] for query, numbers in junk.items() for number in numbers]
+
+
+def test_lists_of_nothing(tmp_path: Path) -> None:
+    for name in IMAGES:
+        (tmp_path / f"name_{name}.txt").write_text("")
+    assert len(read(tmp_path)) == 0
