@@ -20,6 +20,18 @@ def average_precision(relevant: list[bool]) -> float:
     return sum(precision(relevant, n) for n in range(1, len(relevant) + 1) if relevant[n - 1]) / positives
 
 
+def trapezoid_ap(relevant: list[bool]) -> float:
+    places = [place for place, is_positive in enumerate(relevant) if is_positive]
+    area = 0.0
+    for j, place in enumerate(places):
+        area += ((j / place if place else 1.0) + (j + 1) / (place + 1)) / 2
+    return area / len(places)
+
+
+def mmp_at_5(relevant: list[bool]) -> float:
+    return precision(relevant, min(sum(relevant), 5))
+
+
 def map_at_r(relevant: list[bool]) -> float:
     positives = sum(relevant)
     return sum(precision(relevant, n) for n in range(1, positives + 1) if relevant[n - 1]) / positives

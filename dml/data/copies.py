@@ -15,7 +15,7 @@ from dml.data.image_files.images import LIMITS, ImageFile, UnreadableImageError
 from dml.data.image_files.limits import ImageLimits
 from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.verification import CheckedImage, read_verified
-from dml.data.table import EVERY_LEVEL, SPLITS, TEST_SPLITS, TRAINING_SPLITS, UNKNOWN, ImageTable
+from dml.data.table import EVERY_LEVEL, SPLITS, TEST_SPLITS, TRAINING_SPLITS, UNKNOWN, ImageTable, find_equal
 from dml.data.worker_processes import run_in_processes
 from dml.runtime.text import format_count, printable
 
@@ -67,16 +67,11 @@ def count_queries_in_gallery(table: ImageTable) -> tuple[int, int]:
     Returns:
         The number of query images in their gallery, and the number of all query images.
     """
-    queries = table.rows("query")
-    count = 0
-    for level in np.unique(table.benchmark[queries]).tolist():
-        list_queries = queries[table.benchmark[queries] == level]
-        gallery = table.rows("gallery")
-        if level != EVERY_LEVEL:
-            gallery = gallery[np.isin(table.benchmark[gallery], (EVERY_LEVEL, level))]
-        gallery_contents = np.setdiff1d(table.content[gallery], UNKNOWN)
-        count += int(np.isin(table.content[list_queries], gallery_contents).sum())
-    return count, len(queries)
+    queries, gallery = table.rows("query"), table.rows("gallery")
+    pairs = find_equal(table.content[queries], table.content[gallery])
+    lists, others = table.benchmark[queries[pairs[:, 0]]], table.benchmark[gallery[pairs[:, 1]]]
+    is_in_list = (lists == others) | (lists == EVERY_LEVEL) | (others == EVERY_LEVEL)
+    return len(np.unique(pairs[is_in_list, 0])), len(queries)
 
 
 def warn_of_copies(table: ImageTable, limits: ImageLimits = LIMITS, queries: int = SAMPLED_QUERIES) -> None:

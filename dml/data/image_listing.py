@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from dml.data.image_files.decoding import HEIF_SUFFIXES, reads_heif
 from dml.runtime.errors import InputError
@@ -81,6 +82,14 @@ def list_images(folder: Path) -> list[str]:
     return paths_read
 
 
+def list_folder(folder: Path) -> list[str]:
+    """List what a folder itself holds under names of images, sorted, as `list_images` does."""
+    try:
+        return sort_files(f"{folder}/{name}" for name in os.listdir(folder) if not is_passed_over(name))[0]
+    except OSError as error:
+        _refuse(error)
+
+
 def walk_folders(root: Path, repeated: list[str]) -> Iterator[tuple[str, list[str], list[str]]]:
     """Yield the path, folders and files of a folder and of each folder below it, without those of `SYSTEM_NAMES`.
 
@@ -150,5 +159,5 @@ def describe_dangling(link: str) -> str:
     return f"{printable(link)}: a link to {printable(os.path.realpath(link))}, which isn't there"
 
 
-def _refuse(error: OSError) -> None:
+def _refuse(error: OSError) -> NoReturn:
     raise InputError(f"{printable(error.filename)}: cannot be listed ({error.strerror})") from error

@@ -48,6 +48,8 @@ class ImageTable:
         source: the files that list the images, for error lines.
         content: (N,) int64, a number that rows share if their image files have the same content, or `UNKNOWN` for a
             row whose content isn't compared. An empty array makes the content of all rows unknown.
+        excluded: (E, 2) int64, pairs of rows: the query in the first row excludes the gallery item in the second one
+            from its ranking, as the protocol of the data set says. An empty array excludes nothing.
         is_tree: whether all images of a class have to share their classes at the coarser levels.
         val_fraction: probability with which each class was drawn for ``val`` by its name; 0 if none was drawn so.
 
@@ -64,6 +66,7 @@ class ImageTable:
     benchmark: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     source: str = ""
     content: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    excluded: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), dtype=np.int64))
     is_tree: bool = True
     val_fraction: float = 0.0
 
@@ -81,6 +84,8 @@ class ImageTable:
         }
         if len({*lengths.values()}) > 1:
             raise InputError(f"image table: {', '.join(f'{length} {column}' for column, length in lengths.items())}")
+        if self.excluded.shape[1:] != (2,) or not np.isin(self.excluded, np.arange(len(self.paths))).all():
+            raise InputError(f"image table: excluded {(*self.excluded.shape,)} isn't pairs of rows of the table")
         if self.labels.ndim != 2 or self.labels.shape[1] != len(self.levels) or not self.levels:
             raise InputError(f"image table: labels of shape {self.labels.shape} for the levels {self.levels}")
         if len({*self.levels} - RESERVED_LEVELS) < len(self.levels):
@@ -174,7 +179,7 @@ class ImageTable:
     def take(self, rows: NDArray[np.int64]) -> "ImageTable":
         """Return a table of the rows with these indices, in their order; the labels stay the same."""
         columns = {name: getattr(self, name)[rows] for name in ("paths", "labels", "split", "benchmark", "content")}
-        return replace(self, **columns)
+        return replace(self, **columns, excluded=renumber_pairs(self.excluded, len(self), rows, rows))
 
     def renumber(self) -> "ImageTable":
         """Return the table with labels from 0 to C - 1 at each level, as proxies need them: no label is unused.
@@ -191,15 +196,47 @@ class ImageTable:
     def counts(self) -> dict[str, dict[str, int]]:
         """Count the images, and the classes of each level, in each split that has images.
 
+        A table with `excluded` may have several rows of an image, which count once.
+
         Returns:
             The numbers by split, and by "images" or the name of a level: ``{"train": {"images": 8, "class": 2}}``.
         """
         return {
-            split: {"images": len(rows)}
+            split: {"images": len({*self.paths[rows].tolist()}) if len(self.excluded) else len(rows)}
             | {level: len(np.setdiff1d(self.labels[rows, i], UNKNOWN)) for i, level in enumerate(self.levels)}
             for split in SPLITS
             if len(rows := self.rows(split))
         }
+
+
+def find_equal(first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Find the pairs of equal numbers: their indices in each array. Numbers below 0 equal none. (Q,), (G,) -> (P, 2)
+
+    >>> find_equal(np.array([7, 5, -1]), np.array([5, 7, 5, -1])).tolist()
+    [[0, 1], [1, 0], [1, 2]]
+    """
+    order = np.argsort(second, kind="stable")
+    starts, stops = (np.searchsorted(second[order], first, side) for side in ("left", "right"))
+    numbers = np.where(first < 0, 0, stops - starts)
+    rows = np.repeat(np.arange(len(first)), numbers)
+    places = np.arange(len(rows)) - np.repeat(np.cumsum(numbers) - numbers - starts, numbers)
+    pairs: NDArray[np.int64] = np.stack([rows, order[places]], axis=1)
+    return pairs
+
+
+def renumber_pairs(
+    pairs: NDArray[np.int64], number: int, first: NDArray[np.int64], second: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return the pairs (P, 2) of ``number`` rows that are in ``first`` (Q,) and ``second`` (G,), as indices of these.
+
+    >>> renumber_pairs(np.array([[4, 2], [4, 1]]), 5, first=np.array([3, 4]), second=np.array([2])).tolist()
+    [[1, 0]]
+    """
+    places = np.full((2, number), UNKNOWN)
+    places[0, first], places[1, second] = np.arange(len(first)), np.arange(len(second))
+    renumbered = np.stack([places[0, pairs[:, 0]], places[1, pairs[:, 1]]], axis=1)
+    inside: NDArray[np.int64] = renumbered[(renumbered != UNKNOWN).all(axis=1)]
+    return inside
 
 
 def compose_name(name: str) -> str:
@@ -329,16 +366,16 @@ def find_faults(
 ) -> Iterator[str]:
     """Yield a line for each fault of a table.
 
-    The faults are: a number of images or classes that differs from the published one; an image that is in a split, or
-    in a benchmark list, twice; a label that no image has, below one that an image has; a class in a training and in a
-    test split; and a class that belongs to two coarser classes, if the table is a tree.
+    The faults are: an image that is in a split, or in a benchmark list, twice; a number of images or classes that
+    differs from the published one; a label that no image has, below one that an image has; a class in a training and in
+    a test split; and a class that belongs to two coarser classes, if the table is a tree.
     """
+    yield from _find_repeated_images(table)
     table_counts = table.counts()
     for split, published_counts in (counts or {}).items():
         for counted, published in published_counts.items():
             if (actual := table_counts.get(split, {}).get(counted, 0)) != published:
                 yield f"{actual} {counted} in the {split} split, published {published}"
-    yield from _find_repeated_images(table)
     for i, level in enumerate(table.levels):
         used_labels = np.setdiff1d(table.labels[:, i], UNKNOWN)
         if len(used_labels) and len(used_labels) != used_labels[-1] + 1:
@@ -355,10 +392,19 @@ def _find_repeated_images(table: ImageTable) -> Iterator[str]:
     keys = np.fromiter(map(hash, zip(table.paths, table.benchmark, strict=True)), np.int64, len(table))
     _, first, number = np.unique(keys, return_index=True, return_counts=True)
     for i in first[number > 1]:
-        rows = np.flatnonzero((table.paths == table.paths[i]) & (table.benchmark == table.benchmark[i]))
-        if len(rows) > 1:
+        rows = np.flatnonzero(keys == keys[i])
+        rows = rows[(table.paths[rows] == table.paths[i]) & (table.benchmark[rows] == table.benchmark[i])]
+        if len(rows) > 1 and not _is_met_once(table, rows):
             splits = " and ".join(sorted({split or "no" for split in table.split[rows].tolist()}))
             yield f"image {printable(table.paths[i])} is there {len(rows)} times, in the {splits} split"
+
+
+def _is_met_once(table: ImageTable, rows: NDArray[np.int64]) -> bool:
+    """Return whether the rows are of the gallery, and every query excludes all of them, or all but one."""
+    excluding = table.excluded[np.isin(table.excluded[:, 1], rows), 0]
+    is_query = (table.split == "query") & (table.benchmark == table.benchmark[rows[0]])
+    numbers = np.bincount(excluding, minlength=len(table))[is_query]
+    return bool((table.split[rows] == "gallery").all() and len(numbers) and (numbers >= len(rows) - 1).all())
 
 
 def _find_shared_classes(table: ImageTable) -> Iterator[str]:

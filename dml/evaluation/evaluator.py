@@ -45,7 +45,8 @@ def evaluate(
     that it shares with the query, whether or not the labels form a tree. A metric is a mean over the queries that have
     a positive.
 
-    - level{i}/recall@{k}, ap, map@r, r_precision: `dml.metrics.binary`; AP is over the whole ranking.
+    - level{i}/recall@{k}, ap, map@r, r_precision, and on request trapezoid_ap, mmp5: `dml.metrics.binary`; AP is over
+      the whole ranking.
     - level{i}/map@{k}, if `metrics` names it, such as "map@1000": `dml.metrics.binary.map_at_k`.
     - h_ap, ndcg, asi: `dml.metrics.graded`, over the whole ranking.
     - sum_wap, only if `metrics` names it: the sum of the levels' AP of each query, weighted by `level_weights`
@@ -104,8 +105,8 @@ class Evaluator:
     """Evaluates embeddings of the rows of a table.
 
     - Rows of one split are their own gallery.
-    - Rows of "query" search those of "gallery". A query excludes the gallery's copies of its image, which are rows of
-      the same content under other names (`ImageTable.content`).
+    - Rows of "query" search those of "gallery". A query excludes its pairs in `ImageTable.excluded`, and the
+      gallery's copies of its image, which are rows of the same content under other names (`ImageTable.content`).
     - Rows that are evaluated at level b alone (`ImageTable.benchmark`) are a separate list, in which an item is a
       positive or not. All metrics of the list are named level{b}/..., the hierarchical ones too, and mean/... is the
       mean of each metric over the levels (HAPPIER's protocol for DyML). Rows of every level are in each of these lists.

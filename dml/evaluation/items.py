@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dml.data.table import EVERY_LEVEL, ImageTable
+from dml.data.table import EVERY_LEVEL, ImageTable, find_equal, renumber_pairs
 from dml.evaluation.geometry import COSINE, Geometry, UnitEmbeddings
 from dml.retrieval.gallery import Gallery
 from dml.retrieval.rows import Embeddings
@@ -115,19 +115,17 @@ NONE = -1
 """The index that fills the rows of queries that exclude fewer items than others."""
 
 
-def find_copies(queries: Integers, gallery: Integers) -> Integers:
-    """Find the gallery items whose file has the content of the query's file. (Q,), (G,) -> (Q, M), padded with `NONE`
+def pad_pairs(pairs: Integers, queries: int) -> Integers:
+    """Arrange pairs of a query and an item by query, equal ones once. (P, 2) -> (Q, M), rising, padded with `NONE`
 
-    ``queries`` and ``gallery`` number the content of each file; a query with a number below 0 has no copy.
+    >>> pad_pairs(np.array([[2, 5], [0, 7], [2, 3]]), queries=3).tolist()
+    [[7, -1], [-1, -1], [3, 5]]
     """
-    order = np.argsort(gallery, kind="stable")
-    first, last = (np.searchsorted(gallery[order], queries, side) for side in ("left", "right"))
-    numbers = np.where(queries < 0, 0, last - first)
-    copies = np.arange(numbers.max(initial=0))
-    if not len(copies):
-        return np.empty((len(queries), 0), dtype=np.int64)
-    positions = np.minimum(first[:, None] + copies, len(order) - 1)
-    return np.where(copies < numbers[:, None], order[positions], NONE)
+    rows, items = np.unique(pairs, axis=0).T
+    numbers = np.bincount(rows, minlength=queries)
+    padded = np.full((queries, numbers.max(initial=0)), NONE)
+    padded[rows, np.arange(len(rows)) - np.repeat(np.cumsum(numbers) - numbers, numbers)] = items
+    return padded
 
 
 def find_nearest_items(queries: Items, gallery: Items, rows: range, block_size: int) -> Integers:
@@ -294,8 +292,9 @@ def benchmark_lists(table: ImageTable) -> Iterator[BenchmarkList]:
         listed_level = None if level == EVERY_LEVEL else level
         if paired:
             queries, gallery = (np.flatnonzero(inside & (table.split == split)) for split in ("query", "gallery"))
-            excluded = find_copies(table.content[queries], table.content[gallery])
-            yield BenchmarkList(queries, gallery, listed_level, excluded)
+            copies = find_equal(table.content[queries], table.content[gallery])
+            pairs = np.concatenate([copies, renumber_pairs(table.excluded, len(table), queries, gallery)])
+            yield BenchmarkList(queries, gallery, listed_level, pad_pairs(pairs, len(queries)))
         else:
             yield BenchmarkList(np.flatnonzero(inside), None, listed_level, None)
 

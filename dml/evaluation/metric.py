@@ -11,7 +11,15 @@ from typing import Any
 from torch import Tensor
 
 from dml.evaluation.geometry import Geometry
-from dml.metrics.binary import average_precision, map_at_k, map_at_r, r_precision, recall_at_k
+from dml.metrics.binary import (
+    average_precision,
+    map_at_k,
+    map_at_r,
+    mmp_at_5,
+    r_precision,
+    recall_at_k,
+    trapezoid_ap,
+)
 from dml.metrics.clustering import Average, ami, nmi, pair_f1
 from dml.metrics.graded import asi, h_ap, ndcg
 from dml.metrics.verification import REPORTED_FMRS, PairVerification, equal_error_rate, fnmr_at_fmr, opis
@@ -158,6 +166,8 @@ METRICS = (
     Metric("ap", "AP", Kind.LEVEL, average_precision),
     Metric("map@r", "MAP@R", Kind.WITHIN_R, map_at_r),
     Metric("r_precision", "R-prec.", Kind.WITHIN_R, r_precision),
+    Metric("trapezoid_ap", "AP (trapezoid)", Kind.LEVEL, trapezoid_ap, is_default=False),
+    Metric("mmp5", "mMP@5", Kind.WITHIN_R, mmp_at_5, is_default=False),
     Metric(
         "h_ap",
         "H-AP",

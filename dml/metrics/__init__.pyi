@@ -1,8 +1,10 @@
 from .binary import average_precision as average_precision
 from .binary import map_at_r as map_at_r
+from .binary import mmp_at_5 as mmp_at_5
 from .binary import positive_ranks as positive_ranks
 from .binary import r_precision as r_precision
 from .binary import recall_at_k as recall_at_k
+from .binary import trapezoid_ap as trapezoid_ap
 from .clustering import ami as ami
 from .clustering import nmi as nmi
 from .clustering import pair_f1 as pair_f1

@@ -84,6 +84,20 @@ def map_at_k(ranks: Tensor, k: int) -> Tensor:
     return (precisions(ranks) * (ranks <= k)).sum(dim=1) / count_positives(ranks).clamp(max=k)
 
 
+def trapezoid_ap(ranks: Tensor) -> Tensor:
+    """Compute the area below the curve of precision and recall by trapezoids. (Q, P) -> (Q,) float64
+
+    Each positive adds the mean of the precision at its rank and just before it, over R; before rank 1 the precision is
+    1. This is the AP of ROxford5k and RParis6k (revisitop's code). A query without positives gives NaN.
+
+    >>> trapezoid_ap(torch.tensor([[1.0, 3.0], [2.0, torch.inf]])).tolist()
+    [0.7916666666666666, 0.25]
+    """
+    nearer = torch.arange(ranks.shape[1], dtype=torch.float64, device=ranks.device)
+    before = torch.where(ranks > 1, nearer / (ranks - 1), 1.0)
+    return (precisions(ranks) + before).sum(dim=1) / (2 * count_positives(ranks))
+
+
 def map_at_r(ranks: Tensor, counts: Tensor | None = None) -> Tensor:
     """Compute average precision in which positives beyond rank R count 0. (Q, P) -> (Q,) float64
 
@@ -122,6 +136,18 @@ def r_precision(ranks: Tensor, counts: Tensor | None = None) -> Tensor:
     """
     counts = count_positives(ranks) if counts is None else counts
     return _count_up_to(ranks, counts).double() / counts
+
+
+def mmp_at_5(ranks: Tensor, counts: Tensor | None = None) -> Tensor:
+    """Compute the share of positives among the min(R, 5) nearest items. (Q, P) -> (Q,) float64
+
+    It is UnED's modified mean precision at 5 (Ypsilantis et al., 2023), with the arguments of `r_precision`.
+
+    >>> mmp_at_5(torch.tensor([[1.0, 3.0], [2.0, torch.inf]])).tolist()
+    [0.5, 0.0]
+    """
+    counts = count_positives(ranks) if counts is None else counts
+    return r_precision(ranks, counts.clamp(max=5))
 
 
 def trim_ranks(ranks: Tensor, last: Tensor) -> Tensor:

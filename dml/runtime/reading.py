@@ -1,7 +1,10 @@
 """Safe reading of files from strangers: only regular files, only up to a limit, and only plain values."""
 
+import io
 import json
 import os
+import pickle
+import pickletools
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -197,3 +200,27 @@ def check_plain(content: Any) -> Any:
             raise ValueError(f"more than {MOST:,} values")
         level = [value for node in level for value in (node.values() if isinstance(node, Mapping) else node)]
     return content
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it would run {module}.{name}")
+
+
+def parse_pickle(content: bytes) -> Any:
+    """Parse a pickle of numbers, strings, lists, tuples and dictionaries, which imports and runs nothing.
+
+    Raises:
+        ValueError: if the pickle is damaged, or names anything else.
+    """
+    try:
+        for opcode, argument, _ in pickletools.genops(content):
+            # unpickling takes memory for all places up to this one
+            if opcode.name.endswith("PUT") and int(argument or 0) > len(content):
+                raise pickle.UnpicklingError(f"a place {argument:,}")  # noqa: TRY301
+        return _PlainUnpickler(io.BytesIO(content), encoding="latin-1").load()
+    except MemoryError:
+        raise
+    except Exception as error:  # damaged pickles raise many kinds
+        reason = str(error) if isinstance(error, pickle.UnpicklingError) else type(error).__name__
+        raise ValueError(f"not a pickle of plain values ({reason})") from error

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -6,8 +7,9 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dml.evaluation import PerQuery, rank_queries
-from dml.evaluation.items import find_copies
+from dml.data.table import ImageTable, find_equal, find_faults
+from dml.evaluation import Evaluator, MetricConfig, PerQuery, rank_queries
+from dml.evaluation.items import pad_pairs
 from dml.runtime.errors import InputError
 
 METRICS = (["recall"], ["recall", "ap", "map@r", "r_precision", "h_ap", "ndcg", "asi"])
@@ -98,9 +100,67 @@ def test_shares_drop_the_first_of_the_ranking_alike() -> None:
     ],
 )
 def test_find_copies(queries: list[int], gallery: list[int], expected: Any) -> None:
-    found = find_copies(np.array(queries), np.array(gallery))
+    found = pad_pairs(find_equal(np.array(queries), np.array(gallery)), len(queries))
     assert found.dtype == np.int64
     assert np.array_equal(found, np.array(expected))
+
+
+def judged_table(seed: int) -> tuple[Any, ImageTable]:
+    """Queries and a gallery in a mixed order, random exclusions and some copies, which may be excluded twice."""
+    rng = np.random.default_rng(seed)
+    split = rng.permutation(np.repeat(["query", "gallery", "train"], [12, 20, 4]))
+    queries, gallery = (np.flatnonzero(split == name) for name in ("query", "gallery"))
+    pairs = [(query, item) for query in queries for item in rng.permutation(gallery)[: rng.integers(0, 5)]]
+    table = ImageTable(
+        paths=np.array([f"{i}.jpg" for i in range(36)]),
+        labels=rng.integers(0, 3, size=(36, 2)),
+        split=split,
+        levels=("fine", "coarse"),
+        content=rng.integers(-1, 12, size=36),
+        excluded=rng.permutation(np.array(pairs, dtype=np.int64)),
+    )
+    return rng.normal(size=(36, 3)), table
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_pairs_of_a_table_and_copies_are_excluded(seed: int) -> None:
+    """Also of a table whose rows are others, in another order."""
+    embeddings, whole = judged_table(seed)
+    rows = np.random.default_rng(seed).permutation(36)[:30]
+    pairs = {tuple(pair) for pair in whole.excluded.tolist()}
+    table = whole.take(rows).select_evaluated("test")
+    rows = rows[np.isin(whole.split[rows], ("query", "gallery"))]
+    (ranked,) = Evaluator(table, MetricConfig(metrics=["ap"])).evaluate(embeddings[rows], neighbors=20).lists
+    unit = embeddings[rows] / np.linalg.norm(embeddings[rows], axis=1, keepdims=True)
+    for query, neighbors in zip(ranked.queries, ranked.neighbors, strict=True):
+        kept = [
+            item
+            for item in np.flatnonzero(table.split == "gallery")
+            if (rows[query], rows[item]) not in pairs and not table.content[query] == table.content[item] >= 0
+        ]
+        expected = sorted(kept, key=lambda item, query=query: -unit[query] @ unit[item])
+        nearest = min(len(neighbors), len(expected))
+        assert neighbors[:nearest].tolist() == expected[:nearest]
+
+
+@pytest.mark.parametrize("pairs", [[[0, 36]], [[-1, 0]], [[0, 1, 2]], [3]])
+def test_pairs_that_are_no_rows(pairs: Any) -> None:
+    _, table = judged_table(0)
+    with pytest.raises(InputError, match=r"image table: excluded \(.*\) isn't pairs of rows of the table"):
+        replace(table, excluded=np.array(pairs))
+
+
+def test_an_image_may_be_in_the_gallery_twice_if_each_query_meets_it_once() -> None:
+    table = ImageTable(
+        paths=np.array(["a", "b", "x", "x"]),
+        labels=np.array([[0], [1], [0], [1]]),
+        split=np.array(["query", "query", "gallery", "gallery"]),
+        levels=("class",),
+    )
+    twice = ["image x is there 2 times, in the gallery split"]
+    assert [*find_faults(table)] == twice
+    assert [*find_faults(replace(table, excluded=np.array([[0, 3]])))] == twice
+    assert not [*find_faults(replace(table, excluded=np.array([[0, 3], [1, 2]])))]
 
 
 def test_a_query_keeps_at_least_one_item() -> None:

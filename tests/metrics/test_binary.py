@@ -16,9 +16,11 @@ from dml.metrics.binary import (
     count_positives,
     map_at_k,
     map_at_r,
+    mmp_at_5,
     positive_ranks,
     r_precision,
     recall_at_k,
+    trapezoid_ap,
 )
 
 Metric = Callable[[Tensor], Tensor]
@@ -26,6 +28,8 @@ PAIRS: list[tuple[Metric, Callable[[list[bool]], float]]] = [
     (average_precision, oracles.average_precision),
     (map_at_r, oracles.map_at_r),
     (r_precision, oracles.r_precision),
+    (trapezoid_ap, oracles.trapezoid_ap),
+    (mmp_at_5, oracles.mmp_at_5),
     *[(lambda ranks, k=k: recall_at_k(ranks, k), lambda row, k=k: oracles.recall(row, k)) for k in (1, 3, 50)],
     *[(lambda ranks, k=k: map_at_k(ranks, k), lambda row, k=k: oracles.map_at_k(row, k)) for k in (1, 3, 50)],
 ]
@@ -52,7 +56,9 @@ def test_ranks_are_those_of_the_relevant_items(relevant: Any) -> None:
     assert ranks.shape[1] == max((sum(row) for row in relevant.tolist()), default=0)
 
 
-@pytest.mark.parametrize("metric", [average_precision, map_at_r, r_precision, partial(map_at_k, k=3)])
+@pytest.mark.parametrize(
+    "metric", [average_precision, trapezoid_ap, map_at_r, r_precision, mmp_at_5, partial(map_at_k, k=3)]
+)
 @pytest.mark.parametrize("columns", [0, 3])
 def test_without_positives_there_is_no_value(metric: Metric, columns: int) -> None:
     ranks = torch.full((2, columns), torch.inf, dtype=torch.float64)
@@ -73,7 +79,7 @@ def test_padding_changes_nothing() -> None:
         torch.testing.assert_close(metric(padded), metric(ranks), equal_nan=True, atol=1e-14, rtol=0)
 
 
-@pytest.mark.parametrize("metric", [map_at_r, r_precision])
+@pytest.mark.parametrize("metric", [map_at_r, r_precision, mmp_at_5])
 @given(RANKINGS)
 def test_ranks_beyond_r_may_be_missing(metric: Callable[..., Tensor], relevant: Any) -> None:
     """With their number, and however many columns are padded: to the digit."""
@@ -83,3 +89,25 @@ def test_ranks_beyond_r_may_be_missing(metric: Callable[..., Tensor], relevant: 
     padded = torch.cat([known, torch.full((len(ranks), 7), torch.inf, dtype=torch.float64)], dim=1)
     for some in (known, padded):
         torch.testing.assert_close(metric(some, counts), metric(ranks), atol=0, rtol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("places", "expected"),
+    [
+        ([0, 2, 5], 0.6777777777777777),
+        ([0, 1, 3, 5, 7], 0.7879761904761906),
+        ([0, 3], 0.7083333333333333),
+        ([0, 2], 0.7916666666666666),
+    ],
+)
+def test_trapezoids_of_revisitop(places: list[int], expected: float) -> None:
+    """Values of its code, whose ranks begin with 0."""
+    ranks = torch.tensor([places], dtype=torch.float64) + 1
+    assert trapezoid_ap(ranks).item() == pytest.approx(expected, abs=1e-9)
+
+
+def test_modified_mean_precision_of_uned() -> None:
+    ranked = [[1, 0, 1, 0, 1, 1], [1, 0, 1, 0, 1, 1], [1, 0, 1, 0, 1, 1], [0, 1, 1, 1, 1, 0]]
+    values = mmp_at_5(positive_ranks(torch.tensor(ranked, dtype=torch.bool)), torch.tensor([2, 3, 8, 1]))
+    assert values.tolist() == pytest.approx([0.5, 0.6666666666666666, 0.6, 0.0], abs=1e-9)
+    assert values.mean().item() == pytest.approx(0.44166666666666665, abs=1e-9)

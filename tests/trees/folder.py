@@ -1,7 +1,7 @@
 import shutil
 from pathlib import Path
 
-from trees.tree import Fault, Tree, overwrite, remove, write_images
+from trees.tree import Fault, Tree, dangle, overwrite, remove, write_images
 
 IMAGES = [
     "train/birds/robin/1.jpg",
@@ -20,11 +20,6 @@ def build(root: Path) -> None:
     (root / "train/birds/robin/._1.jpg").write_bytes(b"\x00\x05\x16\x07")
     (root / "train/birds/robin/Thumbs.db").write_bytes(b"\xd0\xcf")
     (root / ".cache").mkdir()
-
-
-def dangle(root: Path) -> None:
-    (root / "test/cats/puma/1.jpg").unlink()
-    (root / "test/cats/puma/1.jpg").symlink_to(root / "elsewhere.jpg")
 
 
 TREE = Tree(
@@ -54,7 +49,7 @@ TREE = Tree(
             lambda root: shutil.move(root / "test/cats/puma", root / "test/cats/lynx") and None,
             r"1 class is in training and in test, such as label \d \(cats/lynx\)",
         ),
-        "missing_image": Fault(dangle, r"image .*/test/cats/puma/1\.jpg: no such file"),
+        "missing_image": Fault(dangle("test/cats/puma/1.jpg"), r"image .*/test/cats/puma/1\.jpg: no such file"),
         "unreadable_image": Fault(overwrite("test/cats/puma/1.jpg"), r"image .*/puma/1\.jpg: cannot be decoded"),
     },
     arguments={"val_fraction": 0},

@@ -88,6 +88,23 @@ def remove(name: str) -> Damage:
     return damage
 
 
+def move(old: str, new: str) -> Damage:
+    def damage(root: Path) -> None:
+        (root / old).rename(root / new)
+
+    return damage
+
+
+def dangle(name: str) -> Damage:
+    """A file is a link that leads nowhere, for readers of folders, which would else not know of it."""
+
+    def damage(root: Path) -> None:
+        (root / name).unlink()
+        (root / name).symlink_to(root / "elsewhere.jpg")
+
+    return damage
+
+
 def overwrite(name: str) -> Damage:
     """A file holds other bytes."""
 
