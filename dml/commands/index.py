@@ -28,7 +28,7 @@ EXAMPLES = {
     "dml index my_model list.csv --output big --factory IVF1024,Flat": "an approximate index, for many images",
     "dml index my_index --check 1000 --recall 0.95": "chooses the fastest search parameters that find so much",
     "dml index my_model photos --to lancedb:vectors --collection my_photos": "to LanceDB",
-    "dml index my_model photos --to qdrant:http://db:6333 --collection all --shard 2/8": "an eighth of the images",
+    "dml index my_model photos --to qdrant:http://db --collection all --shard 2/8": "an eighth of the images",
 }
 
 
