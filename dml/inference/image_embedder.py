@@ -186,8 +186,7 @@ class ImageEmbedder:
 
         Vectors of models with different fingerprints can't be compared.
         """
-        described = {**self.settings.decisive, "heads": self.heads, "geometry": self.geometry}
-        return make_fingerprint(described, self.model)
+        return make_fingerprint(self.settings.decisive, self.model, heads=self.heads, geometry=self.geometry)
 
     @property
     def answers_in(self) -> str | None:

@@ -148,8 +148,7 @@ def _open_distractors(settings: Settings, stage: Stage, model: AnyModel, run: Ru
     distractors = DistractorFolder(expand_home(settings.evaluation.distractors), run.evaluations_folder / "distractors")
     config: Any = OmegaConf.to_container(stage.config, resolve=True)
     merge_updates(merged := deepcopy(model))
-    described = list_decisive(config) | {"heads": model.chosen_heads, "geometry": "cosine"}
-    is_known = distractors.check(fingerprint := make_fingerprint(described, merged))
+    is_known = distractors.check(fingerprint := make_fingerprint(list_decisive(config), merged))
     origin = "the tested model" if is_known else f"a model that not all files name; the tested one is {fingerprint}"
     rank_zero_only(console.print)(f"[bold]gallery[/]  {len(distractors):,} distractors, of {in_markup(origin)}")
     return distractors

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -94,8 +94,11 @@ def without_weights(node: Any) -> Any:
     return [without_weights(value) for value in node] if isinstance(node, list) else node
 
 
-def make_fingerprint(described: Mapping[str, Any], model: AnyModel) -> str:
-    """Return the identifier of a model's vectors by its weights, and by `list_decisive`, its heads and its geometry."""
+def make_fingerprint(
+    decisive: Mapping[str, Any], model: AnyModel, *, heads: Sequence[str] | None = None, geometry: str = "cosine"
+) -> str:
+    """Return the identifier of a model's vectors by its weights, `list_decisive`, heads (None: chosen) and geometry."""
+    described = {**decisive, "heads": model.chosen_heads if heads is None else heads, "geometry": geometry}
     digest = hashlib.sha256()
     digest.update(json.dumps(described, sort_keys=True).encode())
     add_tensors(digest, sorted(model.state_dict().items()))

@@ -70,5 +70,4 @@ def open_run(key: str, place: str, *, trust: bool, places: str = "give a run's f
         model = builders.build_model(settings)
     load_model(model, path)
     merge_updates(model)
-    described = decisive | {"heads": model.chosen_heads, "geometry": "cosine"}
-    return TrainedRun(place, settings, model, make_fingerprint(described, model))
+    return TrainedRun(place, settings, model, make_fingerprint(decisive, model))
