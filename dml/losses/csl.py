@@ -64,7 +64,7 @@ class CSLLoss(Loss):
         Raises:
             InputError: if the number of margins isn't the number of levels.
         """
-        levels = (labels.unsqueeze(1) if labels.ndim == 1 else labels).long()
+        levels = labels.reshape(len(labels), -1).long()
         self.set_hierarchy(levels)
         cosines = F.normalize(embeddings, dim=1) @ F.normalize(self.proxies.to(embeddings.dtype), dim=1).T
         class_cosines = cosines.gather(1, levels[:, :1])

@@ -67,6 +67,7 @@ class SmoothHierarchicalAPLoss(Loss):
     """
 
     needs_positives: ClassVar[bool] = True
+    takes_label_sets: ClassVar[bool] = True
     takes_queries: ClassVar[bool] = True
 
     def __init__(

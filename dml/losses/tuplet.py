@@ -40,6 +40,7 @@ class TupletLoss(Loss):
     """
 
     needs_positives: ClassVar[bool] = True
+    takes_label_sets: ClassVar[bool] = True
 
     def __init__(self, form: Form = "centralized") -> None:
         super().__init__()
