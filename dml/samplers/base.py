@@ -1,3 +1,5 @@
+from collections.abc import Sequence
+from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
@@ -34,21 +36,65 @@ class EpochSampler:
         self._epoch = epoch
 
 
-def take_finest_labels(labels: ArrayLike) -> NDArray[Any]:
-    """Return the labels of the finest level, column 0. (N,) or (N, L) -> (N,)
+def take_finest_labels(labels: ArrayLike, *, may_be_sets: bool = False) -> NDArray[Any]:
+    """Return the labels of the finest level, column 0. (N,) or (N, L) -> (N,), or (N, L, W) -> (N, W)
 
     >>> take_finest_labels([[3, 0], [4, 0]]).tolist()
     [3, 4]
 
     Raises:
-        InputError: if there are no labels, or their shape or type is another.
+        InputError: if there are no labels, their shape or type is another, or images have several and may not.
     """
     array = np.asarray(labels)
     if array.size == 0:
         raise InputError("sampler: no labels, the training split is empty")
-    if array.ndim not in (1, 2) or not np.issubdtype(array.dtype, np.integer):
+    if array.ndim not in (1, 2, 3) or not np.issubdtype(array.dtype, np.integer):
         raise InputError(f"sampler: labels of shape {array.shape}, {array.dtype}: must be (N,) or (N, L) integers")
+    if array.ndim == 3 and not may_be_sets:
+        raise InputError("sampler: needs a single label of each image; with several, choose sampler=class_balanced")
     return array if array.ndim == 1 else array[:, 0]
+
+
+@dataclass(frozen=True)
+class Entries:
+    """The images of each label: an image is an entry once for each of its labels, and so once if it has a single one.
+
+    Args:
+        rows: (E,) row of each entry.
+        classes: (E,) label of each entry, numbered from 0 to C - 1 in rising order.
+        sizes: (C,) number of images of each label.
+        are_rows: whether each entry is the row of its number, as images have a single label.
+    """
+
+    rows: Ints
+    classes: Ints
+    sizes: Ints
+    are_rows: bool
+
+    @classmethod
+    def from_labels(cls, labels: ArrayLike) -> "Entries":
+        """List the entries of labels (N,), (N, L), or (N, L, W) padded with -1."""
+        finest = take_finest_labels(labels, may_be_sets=True)
+        if are_rows := finest.ndim == 1:
+            finest = finest[:, None]
+        rows, places = np.nonzero(np.ones_like(finest) if are_rows else finest >= 0)
+        _, classes, sizes = np.unique(finest[rows, places], return_inverse=True, return_counts=True)
+        return cls(rows, classes, sizes, are_rows)
+
+    def find_rows(self, batch: Ints, key: Sequence[int]) -> Ints:
+        """Return the rows of a batch of entries, with another image of the label for one that the batch has already.
+
+        If there is none, it is any image, unless the label itself has too few. The draws depend on ``key`` alone.
+        """
+        if self.are_rows:
+            return batch
+        drawn, rng = self.rows[batch], np.random.default_rng(key)
+        for place in np.setdiff1d(np.arange(len(batch)), np.unique(drawn, return_index=True)[1]):
+            free = np.setdiff1d(self.rows[self.classes == self.classes[batch[place]]], drawn)
+            if not len(free) and np.count_nonzero(batch == batch[place]) == 1:
+                free = np.setdiff1d(self.rows, drawn)
+            drawn[place] = rng.choice(free) if len(free) else drawn[place]
+        return drawn
 
 
 def choose_classes_per_batch(

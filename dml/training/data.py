@@ -148,7 +148,7 @@ class DataModule(EvaluationData):
     Args:
         table: table of the data set.
         train_transform: function of a training image (3, H, W) uint8 that returns the network's input (3, h, w) uint8.
-        sampler: function that makes the batch sampler from the training labels (N, L).
+        sampler: function that makes the batch sampler from the training labels (N, L) or (N, L, W).
         validated_on: name of the split that is validated, "val" or "test".
         seed: seed of the random numbers of ``train_transform``.
         **evaluation: the remaining arguments of `EvaluationData`.
@@ -178,7 +178,7 @@ class DataModule(EvaluationData):
         if not len(self.train_table):
             raise InputError("dataset: its train split is empty")
         self.train_transform = train_transform
-        self.sampler = sampler(self.train_table.labels)
+        self.sampler = sampler(self.train_table.label_sets)
         check_sampler(self.sampler)
 
     def train_dataloader(self) -> BatchStream:

@@ -12,7 +12,7 @@ import numpy as np
 from dml.data.image_listing import is_passed_over
 from dml.data.layout import Layout, read_csv_rows
 from dml.data.splits import complete_splits, number_classes, read_split_columns
-from dml.data.table import SPLITS, ImageTable
+from dml.data.table import SPLITS, ImageTable, join_labels
 from dml.runtime.errors import InputError
 from dml.runtime.paths import URL
 from dml.runtime.text import printable
@@ -47,6 +47,7 @@ def read(
     seed: int = 0,
     columns: Mapping[str, str | None] | None = None,
     encoding: str = "utf-8",
+    separator: str | None = None,
 ) -> ImageTable:
     """Read images that a text file lists, one line an image, with commas, semicolons or tabs between the cells.
 
@@ -64,12 +65,14 @@ def read(
         columns: the file's names of the columns, by the names above, such as ``{"path": "image", "label": "class"}``;
             columns that aren't mentioned have the names above. None for "split" passes over columns of splits.
         encoding: encoding of the file, such as utf-8 or cp1252.
+        separator: text between the labels in a cell, such as "|" in "beach|sea", of images that have several; None takes
+            each cell for one label.
 
     Raises:
         InputError: if a column is missing, a cell is empty, a split is unknown, an image is listed twice, or the splits
             are incomplete; the message names the file, and the line if a line is at fault.
     """
-    table = _read_file(root, columns or {}, encoding)
+    table = _read_file(root, columns or {}, encoding, str(separator or ""))
     return complete_splits(table, test_fraction=test_fraction, val_fraction=val_fraction, seed=seed)
 
 
@@ -82,7 +85,12 @@ def read_listed(root: str | Path | None) -> ImageTable:
 
 
 def _read_file(
-    root: str | Path | None, columns: Mapping[str, str | None], encoding: str, *, needs_labels: bool = True
+    root: str | Path | None,
+    columns: Mapping[str, str | None],
+    encoding: str,
+    separator: str = "",
+    *,
+    needs_labels: bool = True,
 ) -> ImageTable:
     """Return the table of a file, with "" as the split where the file has none."""
     file = _find_file(root)
@@ -102,7 +110,8 @@ def _read_file(
                 f"{file}, line {line}: {len(row)} {'cell' if len(row) == 1 else 'cells'}, the header has {len(header)}"
             )
         for name, column in positions.items():
-            cells[name].append(_check_cell(row[column], name, f"{file}, line {line}"))
+            cell = _check_cell(row[column], name, place := f"{file}, line {line}")
+            cells[name].append(cell if name == "path" else join_labels(cell, separator, place))
         for column in [*other_cells]:
             cell = row[column].strip()
             other_cells[column].append(distinct_cells[column].setdefault(cell, cell))  # one object for all rows
@@ -123,6 +132,7 @@ def _read_file(
         levels=levels,
         names=names,
         source=str(file),
+        separator=separator,
     )
 
 
