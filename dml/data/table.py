@@ -167,16 +167,14 @@ class ImageTable:
 
     @cached_property
     def label_sets(self) -> NDArray[np.int64]:
-        """The labels (N, L), or the numbers of all labels of an image, (N, L, W), as `dml.ops.pairs.related` has them."""
+        """The labels (N, L), or the numbers of all labels of an image (N, L, W), see `dml.ops.pairs.related`."""
         return number_label_sets(self.labels, self.names, self.separator)
 
     def check_single_labels(self, option: str) -> None:
-        """Make sure that images have one label each, so that the splits can take whole classes, as an option says."""
+        """Make sure that images have a single label, so that an option can give whole classes to a split."""
         if self.label_sets.ndim > 2:
-            raise InputError(
-                f"{option}: {printable(self.source)} has images of several labels, which belong to no class alone; give "
-                "the split of each image, val too, in a column split"
-            )
+            line = f"{option}: {printable(self.source)} has images of several labels, whose classes can't be divided"
+            raise InputError(f"{line}; give the split of each image, val too, in a column split")
 
     def rows(self, *splits: str) -> NDArray[np.int64]:
         """Return the indices of the rows of the splits, in the order of the table."""
@@ -260,32 +258,25 @@ def renumber_pairs(
     return inside
 
 
-def number_label_sets(
-    labels: NDArray[np.int64], names: Sequence[Sequence[str]], separator: str
-) -> NDArray[np.int64]:
-    """Number the single labels in the names of classes (..., L) -> (..., L, W), or the classes if all names are single.
+def number_label_sets(labels: NDArray[np.int64], names: Sequence[Sequence[str]], separator: str) -> NDArray[np.int64]:
+    """Number the single labels in the names of classes (..., L) -> (..., L, W), or the classes if no name has several.
 
     >>> number_label_sets(np.array([[0], [1]]), [["a|b", "b"]], "|").tolist()
     [[[0, 1]], [[1, -1]]]
     """
     split = [[name.split(separator) for name in level_names] for level_names in names if separator]
-    width = max((len(row) for rows in split for row in rows), default=0)
-    if width < 2:
+    if not (width := max((len(row) for rows in split for row in rows), default=0)) > 1:
         return labels
     columns = []
     for level, rows in enumerate(split):
         numbers = {label: number for number, label in enumerate(sorted({label for row in rows for label in row}))}
-        padded = [[numbers[label] for label in row] for row in rows] + [[UNKNOWN] * width]  # the last for UNKNOWN
+        padded = [*([numbers[label] for label in row] for row in rows), [UNKNOWN] * width]  # the last is of UNKNOWN
         columns.append(np.array([*zip_longest(*padded, fillvalue=UNKNOWN)]).T[labels[..., level]])
     return np.stack(columns, axis=-2)
 
 
 def join_labels(cell: str, separator: str, place: str) -> str:
-    """Return the labels in a cell, each once and sorted, with the separator between them; "" takes the cell for one.
-
-    Raises:
-        InputError: if a label is empty; ``place`` says where the cell is.
-    """
+    """Return the labels in a cell, each once and sorted, around the separator, or the cell itself if that is ""."""
     labels = {compose_name(label.strip()) for label in cell.split(separator)} if separator else {cell}
     if separator and "" in labels:
         raise InputError(f"{place}: an empty label in {printable(cell)!r}, beside the separator {separator!r}")

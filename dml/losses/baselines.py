@@ -115,11 +115,11 @@ class PairLoss(Loss):
         return self.form is None and type(self.loss).__name__ in CrossBatchMemory.supported_losses()
 
     @property
-    def takes_label_sets(self) -> bool:
-        """Tell whether the loss can be computed of images with several labels: the library itself compares classes."""
-        boundaries = getattr(self.loss, "beta", None)  # of the margin loss, which may learn one of each class
+    def needs_classes(self) -> bool:  # type: ignore[override]
+        """Tell whether the library computes the loss, or the margin loss has a boundary of each class."""
+        boundaries = getattr(self.loss, "beta", None)
         has_classes = isinstance(boundaries, Tensor) and len(boundaries) > 1
-        return self.form is not None or (find_form(self.loss, self.miner) is not None and not has_classes)
+        return self.form is None and (has_classes or find_form(self.loss, self.miner) is None)
 
     @full_precision
     def forward(
@@ -195,6 +195,7 @@ class ProxyLoss(Loss):
         embedding_dim: size of an embedding, D.
     """
 
+    needs_classes = True
     needs_positives: ClassVar[bool] = False
 
     def __init__(self, loss: Callable[..., nn.Module], num_classes: int, embedding_dim: int) -> None:

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from dml.losses.loss_contract import Loss, check_module, check_value
 from dml.ops.pairs import ALL
-from dml.ops.precision import check_label_sets
 from dml.runtime.errors import InputError, check_number
 
 
@@ -36,7 +35,6 @@ class AtLevel(Loss):
         # At a coarser level, two images of different finest classes can be positives.
         self.needs_positives = level == 0 and has_trait(loss, "needs_positives")
         self.needs_indices = has_trait(loss, "needs_indices")
-        self.takes_label_sets = has_trait(loss, "takes_label_sets")
         self.takes_queries = takes_queries(loss)
 
     def forward(
@@ -87,7 +85,6 @@ class WeightedSum(Loss):
         self.weights = {name: float(weights[name]) for name in terms}
         self.needs_positives = all(has_trait(term, "needs_positives") for term in terms.values())
         self.needs_indices = any(has_trait(term, "needs_indices") for term in terms.values())
-        self.takes_label_sets = all(has_trait(term, "takes_label_sets") for term in terms.values())
         self.takes_queries = any(takes_queries(term) for term in terms.values())
 
     def forward(
@@ -148,12 +145,6 @@ def loss_value(
     value: Tensor = loss(embeddings, labels, **arguments)
     check_value(loss, value)
     return value
-
-
-def check_parts_take_label_sets(loss: nn.Module) -> None:
-    """Make sure that a loss can be computed of images with several labels; the error line names the part that can't."""
-    for part in reversed([loss, *(part for part in loss.modules() if isinstance(part, Loss))]):
-        check_label_sets(part)
 
 
 def check_pairs(loss: nn.Module, images_per_class: int, classes_per_batch: int = 2) -> None:

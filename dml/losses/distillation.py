@@ -141,7 +141,6 @@ class TeacherLoss(Loss):
     """
 
     needs_indices: ClassVar[bool] = True
-    takes_label_sets: ClassVar[bool] = True
 
     def __init__(self, loss: nn.Module, vectors: Tensor) -> None:
         super().__init__()

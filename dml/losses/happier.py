@@ -67,7 +67,6 @@ class SmoothHierarchicalAPLoss(Loss):
     """
 
     needs_positives: ClassVar[bool] = True
-    takes_label_sets: ClassVar[bool] = True
     takes_queries: ClassVar[bool] = True
 
     def __init__(
@@ -161,6 +160,7 @@ class ClusterLoss(Loss):
         InputError: if ``temperature`` is not above 0.
     """
 
+    needs_classes = True
     needs_positives: ClassVar[bool] = False
     takes_queries: ClassVar[bool] = True
 

@@ -62,7 +62,6 @@ class MatryoshkaLoss(Loss):
                 )
         self.needs_positives = all(has_trait(loss, "needs_positives") for loss in inner)
         self.needs_indices = any(has_trait(loss, "needs_indices") for loss in inner)
-        self.takes_label_sets = all(has_trait(loss, "takes_label_sets") for loss in inner)
         self.takes_queries = any(takes_queries(loss) for loss in inner)
 
     def forward(

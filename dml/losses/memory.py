@@ -52,7 +52,6 @@ class CrossBatchMemory(Loss):
         self.loss = loss
         self.size, self.start = size, start
         self.needs_positives = bool(getattr(loss, "needs_positives", False))
-        self.takes_label_sets = bool(getattr(loss, "takes_label_sets", False))
         self.register_buffer("embeddings", torch.zeros(size, embedding_dim))
         self.register_buffer("labels", torch.zeros(size, dtype=torch.long))
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))  # training steps

@@ -46,7 +46,7 @@ class NPairLoss(Loss):
             raise InputError(f"loss.form={form}: must be one of {', '.join(get_args(Form))}")
         self.form = form
         self.norm_weight = norm_weight
-        self.takes_label_sets = form == "symmetric"  # the published one takes the other classes' images for negatives
+        self.needs_classes = form == "published"
 
     @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:

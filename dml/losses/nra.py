@@ -39,7 +39,6 @@ class NonlinearRankApproximationLoss(Loss):
     """
 
     needs_positives: ClassVar[bool] = True
-    takes_label_sets: ClassVar[bool] = True
 
     def __init__(self, alpha: float = 4.0, epsilon: float = 1e-4) -> None:
         super().__init__()

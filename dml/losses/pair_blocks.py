@@ -14,14 +14,14 @@ from pytorch_metric_learning.utils.loss_and_miner_utils import logsumexp  # type
 from torch import Tensor
 
 from dml.ops.gradients import in_blocks
-from dml.ops.pairs import largest_class, list_columns, own_entries, related
+from dml.ops.pairs import list_columns, own_entries, related
 from dml.ops.poincare import euclidean_distances
 
 
 class Batch(NamedTuple):
     """Anchors (B, D) with classes (B,), and what they are compared with: themselves and a gallery, (R, D) and (R,).
 
-    With several labels an image, the classes are sets (B, W) and (R, W), see `related`.
+    The classes may be sets of labels (B, W) and (R, W), see `related`.
     """
 
     anchors: Tensor
@@ -54,7 +54,7 @@ def _by_rows(loss: Any, batch: Batch, compute: Callable[..., tuple[Tensor, ...]]
     It gets distances (b, R), masks (b, R) of positive and negative pairs, and the slice of the anchors, and makes
     ``width`` numbers of each pair; None stands for the size of the largest class.
     """
-    width = width or largest_class(batch.reference_classes)
+    width = width or int(related(batch.reference_classes, batch.reference_classes).sum(dim=1).max())
     distance, is_snr = loss.distance, type(loss.distance).__name__ == "SNRDistance"
     anchors = references = distance.maybe_normalize(batch.anchors)
     if batch.references is not batch.anchors:

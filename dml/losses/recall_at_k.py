@@ -52,7 +52,6 @@ class RecallAtKLoss(Loss):
     """
 
     needs_positives: ClassVar[bool] = True
-    takes_label_sets: ClassVar[bool] = True
     takes_queries: ClassVar[bool] = True
 
     def __init__(
@@ -200,8 +199,8 @@ def _query_blocks(labels: Tensor, chosen: Tensor) -> Iterator[tuple[Tensor, Tens
         last item of the list.
     """
     num_items, block = len(labels), block_size(labels.device, on_cpu=BLOCK)
-    class_sizes = [related(labels[part], labels).sum(dim=1) for part in chosen.split(max(1, block // num_items))]
-    counts, order = (torch.cat(class_sizes) - 1).sort(stable=True)
+    parts = torch.split(chosen, max(1, block // num_items))
+    counts, order = torch.cat([related(labels[part], labels).sum(dim=1) - 1 for part in parts]).sort(stable=True)
     sizes = counts.tolist()
     start = next((place for place, size in enumerate(sizes) if size), len(sizes))
     while start < len(sizes):

@@ -48,8 +48,6 @@ class EmbeddingNorm(Loss):
     5.0
     """
 
-    takes_label_sets: ClassVar[bool] = True
-
     def __init__(self) -> None:  # otherwise the signature is nn.Module's *args, **kwargs
         super().__init__()
 
@@ -71,7 +69,6 @@ class EmbeddingDrift(Loss):
     """
 
     needs_indices: ClassVar[bool] = True
-    takes_label_sets: ClassVar[bool] = True
     num_bank_neighbors: ClassVar[int] = 0
 
     def __init__(self) -> None:

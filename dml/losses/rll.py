@@ -44,7 +44,6 @@ class RankedListLoss(Loss):
     """
 
     needs_positives: ClassVar[bool] = True
-    takes_label_sets: ClassVar[bool] = True
     takes_queries: ClassVar[bool] = True
 
     def __init__(

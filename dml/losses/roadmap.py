@@ -34,7 +34,6 @@ class CalibrationLoss(Loss):
     """
 
     needs_positives: ClassVar[bool] = True
-    takes_label_sets: ClassVar[bool] = True
 
     def __init__(self, positive_bound: float = 0.9, negative_bound: float = 0.6) -> None:
         super().__init__()

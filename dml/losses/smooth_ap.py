@@ -6,7 +6,7 @@ from torch import Tensor
 
 from dml.losses.loss_contract import Loss
 from dml.ops.gradients import in_blocks
-from dml.ops.pairs import ALL, finest, largest_class, list_columns, related
+from dml.ops.pairs import ALL, finest, list_columns, related
 from dml.ops.precision import full_precision
 from dml.runtime.errors import InputError
 
@@ -35,7 +35,6 @@ class SmoothAPLoss(Loss):
     """
 
     needs_positives: ClassVar[bool] = True
-    takes_label_sets: ClassVar[bool] = True
     takes_queries: ClassVar[bool] = True
 
     def __init__(self, temperature: float = 0.01) -> None:
@@ -51,7 +50,7 @@ class SmoothAPLoss(Loss):
         The mean is over the rows ``queries``, each of which is compared with the whole batch.
         """
         unit, classes = F.normalize(embeddings, dim=1), finest(labels)
-        largest = largest_class(classes)
+        largest = int(related(classes, classes).sum(dim=1).max())
 
         def compute(block: slice) -> tuple[Tensor]:
             similarities = unit[block] @ unit.T

@@ -35,7 +35,6 @@ class TripletSemihardLoss(Loss):
     """
 
     needs_positives: ClassVar[bool] = True
-    takes_label_sets: ClassVar[bool] = True
 
     def __init__(self, margin: float = 1.0) -> None:
         super().__init__()

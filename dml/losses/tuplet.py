@@ -40,7 +40,6 @@ class TupletLoss(Loss):
     """
 
     needs_positives: ClassVar[bool] = True
-    takes_label_sets: ClassVar[bool] = True
 
     def __init__(self, form: Form = "centralized") -> None:
         super().__init__()

@@ -1,9 +1,7 @@
 """Pairs of the items of a batch: masks, distances, and reductions over the pairs that a mask leaves."""
 
 import math
-from functools import reduce
 from itertools import product
-from operator import or_
 from typing import Any, TypeVar
 
 import numpy.typing as npt
@@ -28,11 +26,10 @@ def related(queries: Ids, items: Ids) -> Ids:
     >>> related(torch.tensor([[0, 1], [2, -1]]), torch.tensor([[1, 3], [-1, 3]])).tolist()
     [[True, False], [False, False]]
     """
-    if queries.ndim == 1:
-        return queries[:, None] == items
-    places = product(range(queries.shape[1]), range(items.shape[-1]))
-    same: Ids = reduce(or_, (((ids := queries[:, i, None]) >= 0) & (ids == items[..., j]) for i, j in places))
-    return same
+    same: Any = queries[:, None] == items if queries.ndim == 1 else False
+    for ids, j in product(queries.T if queries.ndim > 1 else (), range(items.shape[-1])):
+        same |= (ids[:, None] == items[..., j]) & (ids >= 0)[:, None]
+    return same  # type: ignore[no-any-return]
 
 
 def finest(labels: Tensor) -> Tensor:
@@ -46,13 +43,6 @@ def finest(labels: Tensor) -> Tensor:
     column = labels if labels.ndim == 1 else labels[:, 0]
     column = column.squeeze(1) if column.ndim > 1 else column
     return column if column.is_floating_point() else column.long()
-
-
-def largest_class(labels: Tensor) -> int:
-    """Return the largest number of rows that are related to one, itself included. (B,) or (B, W)"""
-    if labels.ndim == 1:
-        return int(torch.unique(labels, return_counts=True)[1].max())
-    return int(related(labels, labels).sum(dim=1).max())
 
 
 def own_entries(pairs: Tensor, queries: slice) -> Tensor:

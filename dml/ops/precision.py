@@ -19,8 +19,7 @@ def full_precision(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
     and TF32 are switched off in the loss. Products of the backward pass are as ``matmul_precision`` says.
 
     The decorated function raises `InputError` if its second argument, the labels, has another length than the
-    embeddings: broadcasting would give a value for one label, and indexing for any number. It also does if the labels
-    are several a level, (B, L, W), and the loss doesn't declare ``takes_label_sets``.
+    embeddings: broadcasting would give a value for one label, and indexing for any number.
 
     >>> import torch.nn as nn
     >>> class MeanLoss(nn.Module):
@@ -33,24 +32,13 @@ def full_precision(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     @wraps(forward)
     def wide(self: Any, embeddings: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        _check_labels(embeddings, labels := args[0] if args else kwargs.get("labels"))
-        if labels is not None and labels.ndim == 3 and labels.shape[2] > 1:
-            check_label_sets(self)
+        _check_labels(embeddings, args[0] if args else kwargs.get("labels"))
         with torch.autocast(embeddings.device.type, enabled=False), without_tf32():
             if embeddings.dtype in (torch.float16, torch.bfloat16):
                 embeddings = embeddings.float()
             return forward(self, embeddings, *args, **kwargs)
 
     return wide
-
-
-def check_label_sets(loss: Any) -> None:
-    """Make sure that a loss compares images of several labels by `dml.ops.pairs.related`: ``takes_label_sets``."""
-    if not getattr(loss, "takes_label_sets", False):
-        raise InputError(
-            f"loss: {type(loss).__name__} needs a single label of each image; with several, choose a loss of pairs, "
-            "such as loss=rll, or without dataset.reader.separator each combination is a class"
-        )
 
 
 def _check_labels(embeddings: Tensor, labels: Tensor | None) -> None:

@@ -1,7 +1,6 @@
 from collections.abc import Sequence
-from dataclasses import dataclass
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -55,45 +54,38 @@ def take_finest_labels(labels: ArrayLike, *, may_be_sets: bool = False) -> NDArr
     return array if array.ndim == 1 else array[:, 0]
 
 
-@dataclass(frozen=True)
-class Entries:
-    """The images of each label: an image is an entry once for each of its labels, and so once if it has a single one.
+class Entries(NamedTuple):
+    """The images of each label: an image is an entry once for each of its labels.
 
-    Args:
-        rows: (E,) row of each entry.
-        classes: (E,) label of each entry, numbered from 0 to C - 1 in rising order.
-        sizes: (C,) number of images of each label.
-        are_rows: whether each entry is the row of its number, as images have a single label.
+    ``rows`` (E,) and ``classes`` (E,) are the row and the label of each entry, numbered from 0 in rising order, and
+    ``sizes`` (C,) the numbers of images of the labels. With a single label each, an entry is the row of its number.
     """
 
     rows: Ints
     classes: Ints
     sizes: Ints
-    are_rows: bool
+    has_sets: bool
 
     @classmethod
     def from_labels(cls, labels: ArrayLike) -> "Entries":
         """List the entries of labels (N,), (N, L), or (N, L, W) padded with -1."""
         finest = take_finest_labels(labels, may_be_sets=True)
-        if are_rows := finest.ndim == 1:
-            finest = finest[:, None]
-        rows, places = np.nonzero(np.ones_like(finest) if are_rows else finest >= 0)
-        _, classes, sizes = np.unique(finest[rows, places], return_inverse=True, return_counts=True)
-        return cls(rows, classes, sizes, are_rows)
+        is_label = finest >= 0 if finest.ndim > 1 else np.ones_like(finest, dtype=np.bool_)
+        _, classes, sizes = np.unique(finest[is_label], return_inverse=True, return_counts=True)
+        return cls(np.nonzero(is_label)[0], classes, sizes, finest.ndim > 1)
 
     def find_rows(self, batch: Ints, key: Sequence[int]) -> Ints:
-        """Return the rows of a batch of entries, with another image of the label for one that the batch has already.
+        """Return the rows of a batch of entries. For an image that it has already, another of the label is drawn.
 
-        If there is none, it is any image, unless the label itself has too few. The draws depend on ``key`` alone.
+        If there is none, any other image is. The draws depend on ``key`` alone.
         """
-        if self.are_rows:
+        if not self.has_sets:
             return batch
         drawn, rng = self.rows[batch], np.random.default_rng(key)
         for place in np.setdiff1d(np.arange(len(batch)), np.unique(drawn, return_index=True)[1]):
-            free = np.setdiff1d(self.rows[self.classes == self.classes[batch[place]]], drawn)
-            if not len(free) and np.count_nonzero(batch == batch[place]) == 1:
-                free = np.setdiff1d(self.rows, drawn)
-            drawn[place] = rng.choice(free) if len(free) else drawn[place]
+            of_label = self.rows[self.classes == self.classes[batch[place]]]
+            candidates = (np.setdiff1d(rows, drawn) for rows in (of_label, self.rows))
+            drawn[place] = rng.choice(next(filter(len, candidates), drawn[place, None]))
         return drawn
 
 

@@ -63,8 +63,7 @@ class Neighborhoods:
         """
         table = _check_table(np.asarray(neighbors), len(classes))[:, :num_neighbors]
         groups = np.concatenate([np.arange(len(classes))[:, None], table.astype(np.int64)], axis=1)
-        similar = related(classes, classes[groups[:, 1:]])
-        sizes = np.bincount(classes.ravel() + 1)
+        similar, sizes = related(classes, classes[groups[:, 1:]]), np.bincount(classes.ravel() + 1)
         return cls(classes, sizes, groups, similar, similar.any(axis=1) & ~similar.all(axis=1))
 
 
@@ -142,13 +141,11 @@ class NeighborhoodBatch:
         return mixed & free[:, 0]
 
     def can_be_completed(self, centers: Ints) -> Bools:
-        """Tell for which free centers there are free similar and dissimilar rows in the whole split. (n,) -> (n,)
-
-        A row that has several labels of the center counts for each, so some centers are refused that needn't be.
-        """
+        """Tell for which free centers there are free similar and dissimilar rows in the whole split. (n,) -> (n,)"""
         taken_classes = self.table.classes[~self.free].ravel() + 1
         free_counts = self.table.sizes - np.bincount(taken_classes, minlength=len(self.table.sizes))
         labels = self.table.classes[centers].reshape(len(centers), -1)
+        # a row that shares several labels counts for each, so that a center may be refused in vain
         others = np.where(labels < 0, 0, free_counts[labels + 1] - 1).sum(axis=1)
         accepted: Bools = self.free[centers] & (others >= 1) & (others + 1 < self.free.sum())
         return accepted
@@ -167,10 +164,10 @@ class NeighborhoodBatch:
         free = self.free[near]
         near, similar = near[free], self.table.similar[center][free]
         drawn = []
-        if similar.all() or not similar.any():
-            is_related = related(self.table.classes[[center]], self.table.classes)[0]
-            drawn += [self._draw(is_related, center)] if not similar.any() else []
-            drawn += [self._draw(~is_related, center)] if similar.all() else []
+        if not similar.any():
+            drawn.append(self._draw(related(self.table.classes[[center]], self.table.classes)[0], center))
+        if similar.all():
+            drawn.append(self._draw(~related(self.table.classes[[center]], self.table.classes)[0], center))
         members: list[int] = near[_choose_mixed(similar, count - len(drawn))].tolist()
         return members + drawn
 
@@ -243,8 +240,7 @@ class LocalNeighborhoodSampler(EpochSampler):
     (2, [3, 3])
 
     Args:
-        labels: (N,) or (N, L) integers, column 0 the finest level, which holds the classes; (N, L, W) if images have
-            several labels.
+        labels: (N,), (N, L) or (N, L, W) integers, column 0 the finest level, which holds the classes.
         neighbors: (N, K) table of each row's nearest rows, nearest first, without the row itself; None if
             `set_neighbors` sets it later.
         batch_size: number of rows in a batch, at least 3.
@@ -271,9 +267,8 @@ class LocalNeighborhoodSampler(EpochSampler):
         check_whole("sampler.num_neighbors", 1 if num_neighbors is None else num_neighbors, least=1)
         check_whole("sampler.batches_per_epoch", 1 if batches_per_epoch is None else batches_per_epoch, least=1)
         check_whole("sampler.seed", seed, least=0)
-        classes = take_finest_labels(labels, may_be_sets=True)
-        if classes.ndim == 1:
-            classes = np.unique(classes, return_inverse=True)[1]
+        finest = take_finest_labels(labels, may_be_sets=True)
+        classes = finest if finest.ndim > 1 else np.unique(finest, return_inverse=True)[1]
         if batch_size > len(classes):
             raise InputError(f"sampler.batch_size={batch_size}: the training split has only {len(classes)} images")
         super().__init__(batches_per_epoch or -(-len(classes) // batch_size))

@@ -35,6 +35,7 @@ OTHER_NAMES = {
     ),
 }
 """Names that columns often have elsewhere, in lower case and without blanks, hyphens and underscores."""
+Columns = Mapping[str, str | None]
 MOST_SPLIT_VALUES = 50
 """The largest number of different values in a column that may hold splits."""
 
@@ -45,7 +46,7 @@ def read(
     test_fraction: float | None = 0.5,
     val_fraction: float = 0.0,
     seed: int = 0,
-    columns: Mapping[str, str | None] | None = None,
+    columns: Columns | None = None,
     encoding: str = "utf-8",
     separator: str | None = None,
 ) -> ImageTable:
@@ -65,8 +66,8 @@ def read(
         columns: the file's names of the columns, by the names above, such as ``{"path": "image", "label": "class"}``;
             columns that aren't mentioned have the names above. None for "split" passes over columns of splits.
         encoding: encoding of the file, such as utf-8 or cp1252.
-        separator: text between the labels in a cell, such as "|" in "beach|sea", of images that have several; None takes
-            each cell for one label.
+        separator: text between the labels in a cell, such as "|" in "beach|sea", of images that have several; None
+            takes each cell for one label.
 
     Raises:
         InputError: if a column is missing, a cell is empty, a split is unknown, an image is listed twice, or the splits
@@ -85,12 +86,7 @@ def read_listed(root: str | Path | None) -> ImageTable:
 
 
 def _read_file(
-    root: str | Path | None,
-    columns: Mapping[str, str | None],
-    encoding: str,
-    separator: str = "",
-    *,
-    needs_labels: bool = True,
+    root: str | Path | None, columns: Columns, encoding: str, separator: str = "", *, needs_labels: bool = True
 ) -> ImageTable:
     """Return the table of a file, with "" as the split where the file has none."""
     file = _find_file(root)
@@ -136,9 +132,7 @@ def _read_file(
     )
 
 
-def _read_splits(
-    file: Path, cells: Mapping[str, list[str]], lines: Sequence[int], columns: Mapping[str, str | None]
-) -> list[str]:
+def _read_splits(file: Path, cells: Mapping[str, list[str]], lines: Sequence[int], columns: Columns) -> list[str]:
     """Return the split of each line by its cells in the columns that are no path or label; "" if none names it."""
     if columns.get("split", "split") is None:
         return [""] * len(lines)
@@ -169,7 +163,7 @@ def _find_file(root: str | Path | None) -> Path:
     raise InputError(f"dataset.root={root}: {count} in it; give the path of {LAYOUT}{other}")
 
 
-def _rename_columns(file: Path, header: list[str], columns: Mapping[str, str | None]) -> list[str]:
+def _rename_columns(file: Path, header: list[str], columns: Columns) -> list[str]:
     """Return the header with the reader's names of the columns in place of the file's names."""
     if not isinstance(columns, Mapping):
         raise InputError(f"dataset.reader.columns={columns}: must be a mapping, such as {{path: file, label: kind}}")
