@@ -68,6 +68,5 @@ def _read_lfw(path: Path) -> Iterator[tuple[str, str, bool, int]]:
         if len(cells) not in (3, 4):
             raise InputError(f"{place}: {' '.join(cells)!r}, expected name number number, or name number name number")
         ends = (cells[0], cells[1]), (cells[-2 if len(cells) == 4 else 0], cells[-1])
-        numbered = ((name, parse_whole_number(cell, place, "number of an image", lowest=0)) for name, cell in ends)
-        first, second = (f"{name}/{name}_{number:04d}.jpg" for name, number in numbered)
+        first, second = (f"{name}/{name}_{number:0>4}.jpg" for name, number in ends)
         yield first, second, len(cells) == 3, row // (2 * sizes[-1])

@@ -176,8 +176,11 @@ class Positives:
                 bounds[:, wanted < 0] = 0  # padding finds nothing
             self._order.append(order // column.shape[1])
             self._bounds.append(bounds.transpose(1, 2, 0))
-            several = (len(self._find(level, query)) for query in range(len(queries)))
-            counts = np.fromiter(several, np.int64) if queries.ndim > 2 else bounds[1, :, 0] - bounds[0, :, 0]
+            counts = bounds[1, :, 0] - bounds[0, :, 0]
+            if queries.ndim > 2:  # an item may be found by several of a query's labels
+                _, queries_of_sets, sets = np.unique(wanted, axis=0, return_index=True, return_inverse=True)
+                sizes = [len(np.unique(self._find(level, query))) for query in queries_of_sets.tolist()]
+                counts = np.array(sizes)[sets.ravel()]
             excluded_positives = related(queries[:, level], labels[:, level][items]) & has_item
             self._counts.append(counts - excluded_positives.sum(axis=1))
         self.is_tree = queries.ndim == 2 and _is_tree(
@@ -186,9 +189,8 @@ class Positives:
         """Whether items that share a level share all coarser ones."""
 
     def _find(self, level: int, query: int) -> Integers:
-        """Find the items (P,) that share a level with a query, each once; also those that the query excludes."""
-        parts = [self._order[level][first:last] for first, last in self._bounds[level][query]]
-        return parts[0] if len(parts) == 1 else np.unique(np.concatenate(parts))
+        """Find the items (P,) that share a level with a query, once for each shared label, also the excluded ones."""
+        return np.concatenate([self._order[level][first:last] for first, last in self._bounds[level][query]])
 
     def count(self, level: int) -> Integers:
         """Count the positives of each query at a level. -> (Q,)"""
