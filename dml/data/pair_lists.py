@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dml.data.corrections import iterate_rows
-from dml.data.layout import parse_whole_number, read_list_rows
+from dml.data.layout import parse_whole_number, read_list_lines, read_list_rows
 from dml.data.splits import FALSE, TRUE
 from dml.data.table import ImageTable
 from dml.runtime.errors import InputError
@@ -60,13 +60,13 @@ def _read_csv(path: Path) -> Iterator[tuple[str, str, bool, int]]:
 
 
 def _read_lfw(path: Path) -> Iterator[tuple[str, str, bool, int]]:
-    (place, header), *lines = [(place, cells[0].split()) for place, cells in read_list_rows(path, 1)] or [("", [])]
-    sizes = [parse_whole_number(cell, place, "number of pairs", lowest=1) for cell in header]
-    if len(sizes) not in (1, 2) or len(lines) != 2 * math.prod(sizes):
-        raise InputError(f"{path}: {len(lines)} pairs below the first line {' '.join(header)!r}, expected 2 x SETS x N")
-    for row, (place, cells) in enumerate(lines):
-        if len(cells) not in (3, 4):
-            raise InputError(f"{place}: {' '.join(cells)!r}, expected name number number, or name number name number")
-        ends = (cells[0], cells[1]), (cells[-2 if len(cells) == 4 else 0], cells[-1])
-        first, second = (f"{name}/{name}_{number:0>4}.jpg" for name, number in ends)
-        yield first, second, len(cells) == 3, row // (2 * sizes[-1])
+    header, rows = read_list_lines(path)[0], [*read_list_rows(path, 3, skip=1)]
+    sizes = [parse_whole_number(cell, f"{path}, line 1", "number of pairs", lowest=1) for cell in header.split()]
+    if len(sizes) not in (1, 2) or len(rows) != 2 * math.prod(sizes):
+        raise InputError(f"{path}: {len(rows)} pairs below the first line {header!r}, expected 2 x SETS x N")
+    for row, (place, (name, first, rest)) in enumerate(rows):
+        *other_name, second = rest.split()
+        if len(other_name) > 1:
+            raise InputError(f"{place}: {rest!r} at its end, expected a number, or a name and a number")
+        fold, other = row // (2 * sizes[-1]), (other_name or [name])[0]
+        yield f"{name}/{name}_{first:0>4}.jpg", f"{other}/{other}_{second:0>4}.jpg", not other_name, fold

@@ -190,7 +190,8 @@ class Positives:
 
     def _find(self, level: int, query: int) -> Integers:
         """Find the items (P,) that share a level with a query, once for each shared label, also the excluded ones."""
-        return np.concatenate([self._order[level][first:last] for first, last in self._bounds[level][query]])
+        parts = [self._order[level][first:last] for first, last in self._bounds[level][query]]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def count(self, level: int) -> Integers:
         """Count the positives of each query at a level. -> (Q,)"""

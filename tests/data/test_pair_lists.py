@@ -50,8 +50,13 @@ def test_a_csv_file_says_yes_or_no(tmp_path: Path) -> None:
         ("p.txt", ["1 1", "Ann 1 2"], "1 pairs below the first line '1 1', expected 2 x SETS x N"),
         ("p.txt", [""], "0 pairs below the first line '', expected"),
         ("p.txt", ["1 1 1", "Ann 1 2", "Ann 1 Bob 2"], "2 pairs below the first line '1 1 1', expected"),
+        ("p.txt", ["1", "Ann 1", "Ann 1 Bob 2"], "line 2: 'Ann 1', expected 3 columns"),
         ("p.txt", ["one", "Ann 1 2", "Ann 1 Bob 2"], "line 1: number of pairs 'one', expected a whole number"),
-        ("p.txt", ["1", "Ann 1 2", "Ann 1 Bob 2 3"], "line 3: 'Ann 1 Bob 2 3', expected name number number, or"),
+        (
+            "p.txt",
+            ["1", "Ann 1 2", "Ann 1 Bob 2 3"],
+            "line 3: 'Bob 2 3' at its end, expected a number, or a name and a number",
+        ),
         ("p.txt", ["1", "Ann 1 2", "Bob 1 2"], "2 pairs, expected some of one class and some of two"),
         ("p.csv", ["path_1,path_2", "a,b"], "line 1: no column 'same'; pairs have the columns path_1, path_2, same"),
         (
