@@ -464,7 +464,7 @@ def _find_shared_classes(table: ImageTable) -> Iterator[str]:
 
 def find_shared_classes(table: ImageTable, first: NDArray[Any], second: NDArray[Any]) -> NDArray[np.int64]:
     """Return the finest classes (C,) of the second rows that have a label of the first rows, rising."""
-    labels = table.label_sets[:, 0].reshape(len(table), -1)
+    labels = table.label_sets[:, 0] if table.label_sets.ndim > 2 else table.labels[:, :1]
     is_shared = np.isin(labels[second], np.setdiff1d(labels[first], UNKNOWN)).any(axis=1)
     classes: NDArray[np.int64] = np.unique(table.labels[second, 0][is_shared])
     return classes

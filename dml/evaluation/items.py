@@ -169,7 +169,7 @@ class Positives:
         self._order, self._bounds, self._counts = list[Integers](), list[Integers](), list[Integers]()
         for level in range(self.depth):
             # an item is in the order once for each of its labels, and a query has bounds there for each of its own
-            column, wanted = (part[:, level].reshape(len(part), -1) for part in (labels, queries))
+            column, wanted = (part[:, level] if part.ndim > 2 else part[:, level, None] for part in (labels, queries))
             order = np.argsort(column, axis=None, kind="stable")
             bounds = np.stack([np.searchsorted(column.ravel()[order], wanted, side) for side in ("left", "right")])
             if queries.ndim > 2:
