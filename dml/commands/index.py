@@ -60,7 +60,7 @@ def index_images(arguments: Sequence[str]) -> None:
     else:
         with continuing(), one_line_errors():
             _refuse(options, ("output", "factory", "parameters"), "not with --to")
-            _upload(options)
+            upload(options)
 
 
 def _add_store_options(parser: CommandParser) -> None:
@@ -140,7 +140,8 @@ def _check(options: argparse.Namespace) -> None:
         print_line(f"  {recall:.3f} ({low:.3f} to {high:.3f}) by {count:,} of {printable(label)}")
 
 
-def _upload(options: argparse.Namespace) -> None:
+def upload(options: argparse.Namespace) -> None:
+    """Upload the images of ``dml index --to``, or of ``dml upgrade --to``, and print how many."""
     from dml.inference.vector_stores.stores import StoreAddress, check_name
 
     address = StoreAddress.parse(options.to)  # mistakes are told before imports that take seconds

@@ -64,6 +64,11 @@ class LanceStore(VectorStore):
         table = query.select(["id", "content"]).limit(len(ids)).to_arrow()
         return dict(zip(table.column("id").to_pylist(), table.column("content").to_pylist(), strict=True))
 
+    def list_images(self, collection: str) -> list[tuple[str, str]]:
+        """Return the stored path and the label of each image."""
+        table = self._database.open_table(collection).search().select(["path", "label"]).to_arrow()
+        return [*zip(table.column("path").to_pylist(), table.column("label").to_pylist(), strict=True)]
+
     def upsert(self, collection: str, points: Points) -> None:
         """Add or replace images, as one new version of the table."""
         vectors = pa.FixedSizeListArray.from_arrays(pa.array(points.vectors.reshape(-1)), points.vectors.shape[1])
