@@ -198,6 +198,22 @@ def upgrade(model: ImageEmbedder, address: StoreAddress, photos: Path, name: str
 KILLS = [("create", 1), *(("upsert", batch) for batch in (1, 2, 3)), ("list_images", 2), ("switch", 1)]
 
 
+def kill_at(owner: Any, method: str, occurrence: int, is_after: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a call of a method be killed before or after it has done its work."""
+    function, calls = getattr(owner, method), list[int]()
+
+    def killed(*args: Any) -> Any:
+        calls.append(1)
+        if len(calls) == occurrence and not is_after:
+            raise KeyboardInterrupt
+        result = function(*args)
+        if len(calls) == occurrence:
+            raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(owner, method, killed)
+
+
 def test_a_killed_upgrade_of_a_collection_answers_in_one_space_and_goes_on(
     model: ImageEmbedder, photos: Path, address: StoreAddress, monkeypatch: pytest.MonkeyPatch, embedded: list[str]
 ) -> None:
@@ -218,19 +234,8 @@ def test_a_killed_upgrade_of_a_collection_answers_in_one_space_and_goes_on(
     for number, ((method, occurrence), is_after) in enumerate(product(KILLS, (False, True))):
         name = f"pictures_{number}"
         upload_images(model, address, name, photos, root=photos)
-        function, calls = getattr(store_class(address.kind), method), []
-
-        def killed(*args: Any) -> Any:
-            calls.append(1)
-            if len(calls) == occurrence and not is_after:
-                raise KeyboardInterrupt
-            result = function(*args)
-            if len(calls) == occurrence:
-                raise KeyboardInterrupt
-            return result
-
         with monkeypatch.context() as patched:
-            patched.setattr(store_class(address.kind), method, killed)
+            kill_at(store_class(address.kind), method, occurrence, is_after, patched)
             with pytest.raises(KeyboardInterrupt):
                 upgrade(new, address, photos, name)
         check(name)
