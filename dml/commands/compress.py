@@ -4,6 +4,7 @@ import os
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from dml.commands.command_parser import (
@@ -50,9 +51,16 @@ def compress_vectors(arguments: Sequence[str]) -> None:
                 f"{printable(options.model)}: its vectors are compared by {model.geometry} distance; dml compress "
                 "measures vectors that are compared by cosine"
             )
-        rows = list(_measure(model, options))
+        other = options.gallery and load_for_many_images(options.gallery, options.device, trust=options.trust)
+        if other and (other.ball or other.dimension != model.dimension):
+            raise InputError(
+                f"--gallery {printable(options.gallery)}: its vectors have {other.dimension} dimensions, compared by "
+                f"{other.geometry}; those of the queries have {model.dimension}, compared by cosine"
+            )
+        rows = list(_measure(model, other, options))
         step = model.settings.training.get("step")
         described = {"split": options.split, "fingerprint": model.fingerprint, "threads": _count_threads()}
+        described |= {"gallery_fingerprint": other.fingerprint} if other else {}
         values = described | ({} if step is None else {"step": step}) | make_values(rows)
         print_line(format_rows(rows))
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,8 +68,8 @@ def compress_vectors(arguments: Sequence[str]) -> None:
         print_line(f"{printable(path)}")
 
 
-def _measure(model: "ImageEmbedder", options: Namespace) -> Any:
-    """Embed the training images and the tested ones, and measure."""
+def _measure(model: "ImageEmbedder", other: "ImageEmbedder | None", options: Namespace) -> Any:
+    """Embed the training images and the tested ones, by the model of ``--gallery`` too, and measure."""
     from dml.evaluation.compression import choose_prefixes, measure_compression
     from dml.evaluation.geometry import UnitEmbeddings
     from dml.inference.split_embeddings import build_evaluator, embed_split, read_data_set
@@ -69,18 +77,27 @@ def _measure(model: "ImageEmbedder", options: Namespace) -> Any:
     head_dims = {head: model.model.embed_dims[head] for head in model.heads}
     prefixes = choose_prefixes(options.prefixes, head_dims)
     settings, table = read_data_set(model, root=options.root)
-    train, test = (
-        embed_split(model, table, split, progress=True, **embedding_options(options))
-        for split in ("train", options.split)
-    )
+
+    def embed(embedder: "ImageEmbedder", images: Any, split: str) -> tuple[Any, UnitEmbeddings]:
+        began = perf_counter()
+        embedded = embed_split(embedder, images, split, progress=True, **embedding_options(options))
+        if other:
+            speed = len(embedded.table) / (perf_counter() - began)
+            print_line(f"model {embedder.fingerprint}: {speed:,.1f} images/s of the split {split}, reading included")
+        return embedded.table, UnitEmbeddings.normalize(embedded.vectors)
+
+    splits = ("train", options.split)
+    (train_table, train), (test_table, test) = (embed(model, table, split) for split in splits)
+    tables = zip((train_table, test_table), splits, strict=True)
     return measure_compression(
-        UnitEmbeddings.normalize(train.vectors).rows,
-        UnitEmbeddings.normalize(test.vectors),
+        train.rows,
+        test,
         head_dims,
-        build_evaluator(settings, table, test.table),
+        build_evaluator(settings, table, test_table),
         prefixes,
         options.rescore,
         model.model.concatenation,
+        [embed(other, *part)[1].rows for part in tables] if other else None,
     )
 
 
@@ -127,6 +144,7 @@ def _parser() -> CommandParser:
         help="dimensions of each head in the prefixes (default: halves of the largest head, from 8 on)",
     )
     parser.add_number("--rescore", 100, "neighbors that are sorted again by float32 vectors")
+    parser.add_argument("--gallery", metavar="MODEL", help="model whose vectors the queries search in further rows")
     parser.add_argument(
         "--root",
         metavar="FOLDER",

@@ -237,7 +237,7 @@ def _check_unchanged(store: VectorStore, listed: StoredImages, live: str, collec
     now, new = ({*store.call(store.list_images, part)} for part in (live, collection))
     if changed := sorted((before ^ now) | (new - now)):
         line = f"{store.address}: {live} has changed meanwhile, such as {printable(changed[0][0])}"
-        raise InputError(f"{line}; delete from {collection} what was deleted there, and the same command goes on")
+        raise InputError(f"{line}; what was deleted must also be deleted in {collection}; the same command goes on")
 
 
 def _count_held(store: VectorStore, collection: str, images: StoredImages, left_out: set[int]) -> int:
