@@ -3,6 +3,7 @@
 import os
 from argparse import Namespace
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -77,27 +78,25 @@ def _measure(model: "ImageEmbedder", other: "ImageEmbedder | None", options: Nam
     head_dims = {head: model.model.embed_dims[head] for head in model.heads}
     prefixes = choose_prefixes(options.prefixes, head_dims)
     settings, table = read_data_set(model, root=options.root)
-
-    def embed(embedder: "ImageEmbedder", images: Any, split: str) -> tuple[Any, UnitEmbeddings]:
+    tables, units = {"train": table, options.split: table}, []
+    for embedder, split in product((model, other) if other else (model,), [*tables]):
         began = perf_counter()
-        embedded = embed_split(embedder, images, split, progress=True, **embedding_options(options))
+        tables[split], vectors = embed_split(
+            embedder, tables[split], split, progress=True, **embedding_options(options)
+        )
         if other:
-            speed = len(embedded.table) / (perf_counter() - began)
+            speed = len(vectors) / (perf_counter() - began)
             print_line(f"model {embedder.fingerprint}: {speed:,.1f} images/s of the split {split}, reading included")
-        return embedded.table, UnitEmbeddings.normalize(embedded.vectors)
-
-    splits = ("train", options.split)
-    (train_table, train), (test_table, test) = (embed(model, table, split) for split in splits)
-    tables = zip((train_table, test_table), splits, strict=True)
+        units.append(UnitEmbeddings.normalize(vectors))
     return measure_compression(
-        train.rows,
-        test,
+        units[0].rows,
+        units[1],
         head_dims,
-        build_evaluator(settings, table, test_table),
+        build_evaluator(settings, table, tables[options.split]),
         prefixes,
         options.rescore,
         model.model.concatenation,
-        [embed(other, *part)[1].rows for part in tables] if other else None,
+        [part.rows for part in units[2:]],
     )
 
 

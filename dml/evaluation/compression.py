@@ -101,8 +101,9 @@ def make_forms(
     by_size = {len(components.deviations): components for components in fitted if len(components.deviations)}
     for whiten in (False, True):
         for size, components in by_size.items():
-            parts = [unit_rows(components.project(rows, whiten=whiten), "components") for rows in (train, test)]
-            yield VectorForm(f"pca{size}{'_whitened' if whiten else ''}", *parts, parts[1])
+            projected = (unit_rows(components.project(rows, whiten=whiten), "components") for rows in (train, test))
+            train_part, part = projected
+            yield VectorForm(f"pca{size}{'_whitened' if whiten else ''}", train_part, part, part)
 
 
 Floats = npt.NDArray[np.float32]
@@ -146,7 +147,7 @@ def measure_compression(
     prefixes: Sequence[int],
     candidates: int,
     concatenation: str = "normalized",
-    gallery: Sequence[Tensor] | None = None,
+    gallery: Sequence[Tensor] = (),
 ) -> Iterator[CompressionRow]:
     """Measure every form of the vectors; each is trained on the training images alone.
 
@@ -163,7 +164,7 @@ def measure_compression(
         warn("rabitq: this version of FAISS has no such codes, so their rows are left out")
     config = replace(evaluator.config, metrics=("recall", "map@r"), recall_at=(1,), clustering=False)
     evaluator = replace(evaluator, config=config)
-    asymmetric = [] if gallery is None else [VectorForm(ASYMMETRIC, *gallery, test.rows)]
+    asymmetric = [VectorForm(ASYMMETRIC, gallery[0], gallery[1], test.rows)] if gallery else []
     for form in chain(make_forms(train, test.rows, head_dims, prefixes, concatenation), asymmetric):
         exact_metrics = evaluator.evaluate(UnitEmbeddings(form.queries), gallery=UnitEmbeddings(form.test)).metrics
         yield _make_row(form, Storage.FLOAT32, _Searches(form, Storage.FLOAT32, evaluator), 0, exact_metrics)
