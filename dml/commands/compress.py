@@ -43,6 +43,7 @@ def compress_vectors(arguments: Sequence[str]) -> None:
     options = _parser().parse_args(arguments)
     with one_line_errors():
         from dml.evaluation.compression import format_rows, make_values
+        from dml.retrieval.compressed_vectors import count_threads
         from dml.runtime.run_files import write_values
 
         path = options.output or _choose_folder(expand_home(options.model)).compression_file
@@ -60,7 +61,7 @@ def compress_vectors(arguments: Sequence[str]) -> None:
             )
         rows = list(_measure(model, other, options))
         step = model.settings.training.get("step")
-        described = {"split": options.split, "fingerprint": model.fingerprint, "threads": _count_threads()}
+        described = {"split": options.split, "fingerprint": model.fingerprint, "threads": count_threads()}
         described |= {"gallery_fingerprint": other.fingerprint} if other else {}
         values = described | ({} if step is None else {"step": step}) | make_values(rows)
         print_line(format_rows(rows))
@@ -120,13 +121,6 @@ def _choose_folder(place: Path) -> "RunFolder":
             f"{printable(place)}: a checkpoint outside of a run's folder; --output FILE says where to write"
         )
     return folder
-
-
-def _count_threads() -> int:
-    """Return the number of threads of FAISS's searches, which the speed depends on."""
-    from dml.retrieval.compressed_vectors import count_threads
-
-    return count_threads()
 
 
 def _parser() -> CommandParser:

@@ -205,9 +205,7 @@ class _Searches:
         positives = Positives(queries.labels, searched.labels, excluded)
         counts = [positives.count(level) for level in range(positives.depth)]
         num_left = len(gallery) - positives.excluded.shape[1]
-        k = min(max(1, *(int(count.max(initial=0)) for count in counts)), num_left)
-        if candidates:
-            k = min(max(k, candidates), num_left)
+        k = min(max(1, candidates, *(int(count.max(initial=0)) for count in counts)), num_left)
         vectors = queries.embeddings.numpy()
         neighbors = gallery.search(vectors, k, positives.excluded)
         if candidates:
@@ -225,14 +223,12 @@ class _Searches:
         """Return how many queries of the first benchmark list are answered in a second."""
         gallery, part = self.galleries[0], self.lists[0]
         queries = self.items.embeddings.numpy()[part.queries[:TIMED_QUERIES]]
-        k = min(TIMED_NEIGHBORS, len(gallery))
+        k = min(max(TIMED_NEIGHBORS, candidates), len(gallery))
 
         def search() -> None:
+            neighbors = gallery.search_quickly(queries, k)
             if candidates:
-                neighbors = gallery.search_quickly(queries, min(max(k, candidates), len(gallery)))
                 gallery.rescore(queries, neighbors, candidates)
-            else:
-                gallery.search_quickly(queries, k)
 
         return len(queries) * count_per_second(search)
 
