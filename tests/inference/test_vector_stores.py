@@ -262,7 +262,7 @@ def test_images_that_come_or_go_during_an_upgrade_are_not_lost(
 
     with monkeypatch.context() as patched:
         patched.setattr(store_class(address.kind), "upsert", change)
-        with pytest.raises(InputError, match=r"pictures.* has changed meanwhile, such as dogs/11.png; delete from"):
+        with pytest.raises(InputError, match=r"pictures.* has changed meanwhile, such as dogs/11.png; what was deleted"):
             upgrade(new, address, photos)
     assert len(search(address, model.embed(dogs[0]), 9)[0]) == 4 + (place == "old")
     if place == "old":
@@ -303,7 +303,7 @@ def test_points_of_others_are_told_before_an_upgrade(model: ImageEmbedder, photo
     client = QdrantClient(path=address.place)
     client.upsert("pictures", [PointStruct(id=1, vector=[1.0] * model.dimension)])
     client.close()
-    with pytest.raises(InputError, match="has points without a path, which dml didn't make; delete them"):
+    with pytest.raises(InputError, match="has points without a path, so dml index didn't make them all"):
         upgrade(make_model(seed=1), address, photos)
 
 

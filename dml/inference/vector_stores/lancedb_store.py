@@ -39,10 +39,9 @@ class LanceStore(VectorStore):
     def list_collections(self) -> set[str]:
         """Return the names of all tables."""
         names: set[str] = set()
-        page = self._database.list_tables(limit=ALL_TABLES)
-        names.update(page.tables)
-        while page.page_token:
-            page = self._database.list_tables(page_token=page.page_token, limit=ALL_TABLES)
+        page = None
+        while page is None or page.page_token:
+            page = self._database.list_tables(page_token=page and page.page_token, limit=ALL_TABLES)
             names.update(page.tables)
         return names
 

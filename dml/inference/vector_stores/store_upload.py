@@ -174,12 +174,11 @@ def upload_images(
     check_name(name)
     if model.ball:
         raise InputError(f"--to {address}: it compares by cosine similarity, the model by {model.geometry}; use a file")
-    listed = None if source is None else _list_images(source, root)
+    listed = _list_stored(address, name, root) if source is None else _list_images(source, root)
+    images = listed.choose(shard)
+    IndexItems.number(images.names, images.labels)  # refuses a path that is given twice
     with closing(address.open()) as store:
         live = store.call(store.find, name)
-        listed = listed or _list_stored(store, name, live, root)
-        images = listed.choose(shard)
-        IndexItems.number(images.names, images.labels)  # refuses a path that is given twice
         facts = CollectionFacts(model.fingerprint, model.geometry, model.dimension)
         collection = _open_collection(store, facts, name, live, replace=replace)
         missing = _find_missing(store, collection, images)
@@ -221,13 +220,15 @@ def _list_images(source: Source, root: str | Path | None) -> StoredImages:
     return StoredImages(paths, names, labels)
 
 
-def _list_stored(store: VectorStore, name: str, live: str | None, root: str | Path | None) -> StoredImages:
+def _list_stored(address: StoreAddress, name: str, root: str | Path | None) -> StoredImages:
     """List the images of the collection that a name stands for, whose stored paths may be relative to a folder."""
-    if live is None:
-        raise InputError(f"{store.address}: no collection {name}; dml index --to makes one")
-    names, labels = np.array(sorted(store.call(store.list_images, live)), dtype=object).reshape(-1, 2).T.tolist()
+    with closing(address.open()) as store:
+        if (live := store.call(store.find, name)) is None:
+            raise InputError(f"{address}: no collection {name}; dml index --to makes one")
+        images = sorted(store.call(store.list_images, live))
+    names, labels = ([image[column] for image in images] for column in (0, 1))
     if not all(names):
-        raise InputError(f"{store.address}: {live} has points without a path, which dml didn't make; delete them")
+        raise InputError(f"{address}: {live} has points without a path, so dml index didn't make them all")
     return StoredImages([os.path.join(os.path.expanduser(root or ""), path) for path in names], names, labels)
 
 
