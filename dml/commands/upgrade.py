@@ -9,7 +9,7 @@ from dml.commands.command_parser import CommandParser, add_embedding_options, em
 from dml.commands.error_lines import one_line_errors, print_line
 from dml.commands.index import upload
 from dml.runtime.errors import InputError
-from dml.runtime.paths import expand_home
+from dml.runtime.paths import absolute_path, expand_home
 from dml.runtime.signals import continuing
 from dml.runtime.text import printable
 
@@ -42,6 +42,9 @@ def upgrade(arguments: Sequence[str]) -> None:
         help="map from new queries to old vectors; none: the old model answers until all is embedded again; auto "
         "takes the best one if it finds more than the old model, and else none (default: auto)",
     )
+    parser.add_argument(
+        "--first", metavar="FILE", help="list of the images that are asked for most, which the adapter replaces at once"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the table alone")
     parser.add_argument("--to", metavar="KIND:PLACE", help="database of the collection INDEX, as in dml index --to")
     parser.add_argument("--root", metavar="FOLDER", help="folder that the paths in the database are relative to")
@@ -49,8 +52,8 @@ def upgrade(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     with continuing(), one_line_errors():
         if options.to is not None:
-            if options.dry_run or options.adapter != "auto" or options.model is None:
-                raise InputError("--to: needs NEW_MODEL, and is not with --dry-run or --adapter")
+            if options.dry_run or options.first or options.adapter != "auto" or options.model is None:
+                raise InputError("--to: needs NEW_MODEL, and is not with --adapter, --first or --dry-run")
             upload(Namespace(**vars(options), collection=options.index, images=None, shard=None, replace=True))
             return
         if options.root is not None:
@@ -65,11 +68,13 @@ def upgrade(arguments: Sequence[str]) -> None:
 
 def _upgrade(options: Namespace, path: Path) -> None:
     from dml.inference import Index
+    from dml.inference.image_inputs import list_source
     from dml.inference.index_folder import remove_unused_versions
     from dml.inference.upgrades import measure_upgrade, replace_in_parts
 
     index = Index.load(path, device=options.device, trust=options.trust)
     name, embedding = printable(options.index), embedding_options(options)
+    asked = {*map(absolute_path, list_source(options.first)[0])} if options.first else set()
     if options.model is None and not index.adapter:
         raise InputError(f"NEW_MODEL: missing; {name} has no upgrade with an adapter that could go on")
     model = load_for_many_images(options.model, options.device, trust=options.trust) if options.model else index.model
@@ -86,8 +91,11 @@ def _upgrade(options: Namespace, path: Path) -> None:
         print_line(str(report))
         if report.adapter and not options.dry_run:
             index.model, index.adapter = model, report.adapter
+            if asked := asked.intersection(index.items.absolute_paths()):
+                index.upsert(sorted(asked), **embedding)
             index.write(path)
-            print_line(f"{name}: from now on queries are of the model {model.fingerprint}, mapped by the adapter")
+            note = f"mapped by the adapter; {len(asked):,} vectors are new" if asked else "mapped by the adapter"
+            print_line(f"{name}: from now on queries are of the model {model.fingerprint}, {note}")
     if options.dry_run:
         return
     replace_in_parts(index, model, path, **embedding)

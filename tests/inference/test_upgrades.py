@@ -353,6 +353,39 @@ def test_finished_parts_are_not_embedded_again(
 
 
 @pytest.mark.pipeline
+@pytest.mark.parametrize("is_after", [False, True])
+def test_images_that_are_asked_for_are_replaced_with_the_adapter(
+    models: tuple[ImageEmbedder, ImageEmbedder], index: dml.Index, photos: Path, tmp_path: Path, is_after: bool
+) -> None:
+    old, new = models
+    saved, path, asked = (
+        new.save_pretrained(tmp_path / "new"),
+        index.save(tmp_path / "index"),
+        index.items.paths[[3, 9]],
+    )
+    log = tmp_path / "log.txt"
+    log.write_text("\n".join([*asked, *asked, "unknown.png"]))
+    arguments = (str(path), str(saved), "--adapter", "procrustes", "--first", str(log), "--workers", "0")
+    before = search(index)
+    index.upgrade(new, "procrustes")
+    index.upsert(asked.tolist())
+    assert run_command(("commit", 1, is_after), *arguments) == -signal.SIGKILL
+    opened = dml.Index.load(path)
+    assert search(opened) == (search(index) if is_after else before)
+    if is_after:
+        assert opened.space == old.fingerprint
+        for image in asked:
+            np.testing.assert_allclose(opened.search(image, k=1)[0], 1, atol=1e-6)
+    assert run_command(None, *arguments) == 0
+    opened = dml.Index.load(path)
+    assert (opened.space, len(opened)) == (new.fingerprint, COUNT)
+    scores, paths = opened.search(photos, k=2)
+    expected = dml.Index.build(new, photos).search(photos, k=2)
+    np.testing.assert_allclose(scores, expected[0], atol=1e-6)
+    assert paths.tolist() == expected[1].tolist()
+
+
+@pytest.mark.pipeline
 def test_the_commands_of_the_page_run_as_they_stand_there(
     models: tuple[ImageEmbedder, ImageEmbedder], index: dml.Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
