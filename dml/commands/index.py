@@ -153,16 +153,8 @@ def upload(options: argparse.Namespace) -> None:
 
     shard = Shard.parse("1/1" if options.shard is None else options.shard)
     model = load_for_many_images(options.model, options.device, trust=options.trust)
-    report = upload_images(
-        model,
-        address,
-        options.collection,
-        options.images,
-        shard=shard,
-        root=options.root,
-        replace=bool(options.replace),
-        **embedding_options(options),
-    )
+    arguments = embedding_options(options) | {"shard": shard, "root": options.root, "replace": bool(options.replace)}
+    report = upload_images(model, address, options.collection, options.images, **arguments)
     counts = f"{report.uploaded + report.unchanged:,} images, {report.held:,} in the database"
     note = "" if options.shard is None else f"; shard {options.shard}: {counts}"
     if not report.is_searchable:

@@ -202,15 +202,9 @@ def upload_images(
             collection = store.call(store.find, name) or collection
         elif is_complete and uploaded:
             store.call(store.finish, collection)
-        return UploadReport(
-            collection=collection,
-            uploaded=uploaded,
-            unchanged=len(images) - len(missing),
-            held=held,
-            total=total,
-            is_searchable=store.call(store.find, name) == collection,
-            replaced=live if is_complete and is_new else None,
-        )
+        is_searchable = store.call(store.find, name) == collection
+        replaced = live if is_complete and is_new else None
+        return UploadReport(collection, uploaded, len(images) - len(missing), held, total, is_searchable, replaced)
 
 
 def _list_images(source: Source, root: str | Path | None) -> StoredImages:
