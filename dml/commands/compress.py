@@ -60,10 +60,9 @@ def compress_vectors(arguments: Sequence[str]) -> None:
                 f"{other.geometry}; those of the queries have {model.dimension}, compared by cosine"
             )
         rows = list(_measure(model, other, options))
-        step = model.settings.training.get("step")
         described = {"split": options.split, "fingerprint": model.fingerprint, "threads": count_threads()}
-        described |= {"gallery_fingerprint": other.fingerprint} if other else {}
-        values = described | ({} if step is None else {"step": step}) | make_values(rows)
+        described |= {"step": model.settings.training.get("step"), "gallery_fingerprint": other and other.fingerprint}
+        values = {name: value for name, value in described.items() if value is not None} | make_values(rows)
         print_line(format_rows(rows))
         path.parent.mkdir(parents=True, exist_ok=True)
         write_values(path, values, {})

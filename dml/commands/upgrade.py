@@ -33,7 +33,7 @@ EXAMPLES = {
 def upgrade(arguments: Sequence[str]) -> None:
     """Upgrade the index that the arguments of ``dml upgrade`` name, and print what that changes."""
     parser = CommandParser("upgrade", DESCRIPTION, EXAMPLES)
-    parser.add_argument("index", metavar="INDEX", help="folder of an index, which dml index wrote")
+    parser.add_argument("index", metavar="INDEX", help="folder of an index; or a collection in the database of --to")
     parser.add_argument("model", metavar="NEW_MODEL", nargs="?", help="new model, as dml index takes it")
     parser.add_argument(
         "--adapter",
