@@ -219,7 +219,7 @@ def _list_stored(address: StoreAddress, name: str, root: str | Path | None) -> S
     with closing(address.open()) as store:
         if (live := store.call(store.find, name)) is None:
             raise InputError(f"{address}: no collection {name}; dml index --to makes one")
-        images = sorted(store.call(store.list_images, live))
+        images = sorted(store.call(store.list_images, live), key=str)
     names, labels = ([image[column] for image in images] for column in (0, 1))
     if not all(names):
         raise InputError(f"{address}: {live} has points without a path, so dml index didn't make them all")
