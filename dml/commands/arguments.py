@@ -85,6 +85,15 @@ def replace_resize_option(arguments: Sequence[str]) -> list[str]:
     return overrides
 
 
+def replace_set_choices(arguments: Sequence[str]) -> list[str]:
+    """Replace ``dataset.sets.NAME=CHOICE`` by Hydra's ``+dataset@dataset.sets.NAME=CHOICE``.
+
+    >>> replace_set_choices(["dataset.sets.photos=csv", "dataset.sets.photos.root=a.csv"])
+    ['+dataset@dataset.sets.photos=csv', 'dataset.sets.photos.root=a.csv']
+    """
+    return [re.sub(r"^dataset\.sets\.([^.=]+)=", r"+dataset@dataset.sets.\1=", argument) for argument in arguments]
+
+
 def check_choices(arguments: Sequence[str]) -> None:
     """Make sure that a group is given the name of a choice: for null and for numbers Hydra raises an exception.
 
@@ -96,6 +105,7 @@ def check_choices(arguments: Sequence[str]) -> None:
     is_sweep = asks_for_sweep(arguments)
     for argument in arguments:
         key, _, value = argument.partition("=")
+        key = key.lstrip("+").partition("@")[0]
         if key not in GROUPS:
             continue
         if re.fullmatch(r"null|true|false|[+-]?\d+(\.\d*)?", value, re.IGNORECASE):

@@ -29,6 +29,7 @@ from dml.commands.arguments import (
     quote_paths,
     replace_latest,
     replace_resize_option,
+    replace_set_choices,
     split_help,
 )
 from dml.commands.command_help import format_help
@@ -142,7 +143,7 @@ def main(command: str, *, is_named: bool = False, outcome: Outcome | None = None
     ):
         check_encoding([*sys.argv[1:], os.getcwd()])
         import_from_working_folder()
-        words, shows_all = split_help(replace_resize_option(sys.argv[1 + len(prefix) :]))
+        words, shows_all = split_help(replace_set_choices(replace_resize_option(sys.argv[1 + len(prefix) :])))
         typed = _rename_former_keys(put_options_first(words))
         if not {"-h", "--help"}.isdisjoint(typed):
             program = f"dml {command}" if is_named else f"python {command}.py"

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +32,9 @@ ASYMMETRIC_LABELS = {"old_old": "other model", "new_old": "in its gallery"}
 
 DISTRACTORS = "distractors"
 """The first part of the name of a metric of a gallery with distractors: distractors/level0/recall@1."""
+
+SCOPE = re.compile(rf"level\d+|mean|raw|fixed|threshold|{'|'.join((HEADS, PCA, RERANKED, ASYMMETRIC, DISTRACTORS))}")
+"""The first part of a metric's name, where it isn't the name of a data set."""
 
 JOINT = "+"
 """The character between the names of heads whose embeddings are concatenated."""
@@ -146,6 +149,14 @@ def full_metric_name(name: str, custom: Container[str] = ()) -> str:
 
 def metric_names(table: ImageTable, config: MetricConfig) -> list[str]:
     """Return the names of all metrics, packaged and custom, that an evaluation of a table can compute."""
+    if table.domains != ("",):
+        parts = {name: table.take(np.flatnonzero(table.domain == name)) for name in table.domains}
+        names = {
+            domain: metric_names(replace(part, domain=np.empty(0, dtype=np.str_)), config)
+            for domain, part in parts.items()
+        }
+        shared = [name for name in next(iter(names.values())) if all(name in part for part in names.values())]
+        return shared + [f"{domain}/{name}" for domain, part in names.items() for name in part]
     metrics = {**METRICS_BY_NAME, **{metric.name: metric for metric in config.selected}}.values()
     level_metrics = [
         name

@@ -1,6 +1,7 @@
 """The builders of the objects that a configuration names."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -13,7 +14,7 @@ from dml.data.class_splits import take_some_classes
 from dml.data.copies import assign_content_ids, warn_of_copies
 from dml.data.prepared.cache import CacheFolder
 from dml.data.readability import check_readability
-from dml.data.table import ImageTable
+from dml.data.table import UNKNOWN, ImageTable
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.monitor import has_time_for_clusters, make_further_config, make_validation_config
 from dml.evaluation.names import MetricName, list_evaluated_heads, select_joint
@@ -57,7 +58,9 @@ def build_table(settings: Settings, *, needs_fold: bool = True) -> ImageTable:
         images = take_some_classes(images, classes=QUICK_CLASSES, images=QUICK_IMAGES)
     if not compares_contents(settings):
         return images
-    return assign_content_ids(images, find_cache_folder(settings), settings.data.limits)
+    images = assign_content_ids(images, find_cache_folder(settings), settings.data.limits)
+    is_compared = np.isin(np.arange(len(images)), _list_rows(settings, images, holds_queries=True))
+    return replace(images, content=np.where(is_compared, images.content, UNKNOWN))
 
 
 def check_readable(settings: Settings, images: ImageTable) -> None:
@@ -74,8 +77,8 @@ def check_readable(settings: Settings, images: ImageTable) -> None:
         prepare_arguments=folder.arguments if folder else "",
         limits=limits,
     )
-    if settings.data.check_images and settings.dataset.queries_in_gallery is None:
-        warn_of_copies(images, limits)
+    if settings.data.check_images:
+        warn_of_copies(images.take(_list_rows(settings, images, holds_queries=None)), limits)
 
 
 def read_other_labels(settings: Settings, images: ImageTable) -> dict[str, ImageTable]:
@@ -106,7 +109,16 @@ def find_cache_folder(settings: Settings) -> CacheFolder | None:
 
 def compares_contents(settings: Settings) -> bool:
     """Return whether queries are found in their gallery by their files' contents."""
-    return bool(settings.dataset.queries_in_gallery) and settings.evaluation.exclude is None
+    parts = settings.dataset.parts.values()
+    return any(part.queries_in_gallery for part in parts) and settings.evaluation.exclude is None
+
+
+def _list_rows(settings: Settings, images: ImageTable, *, holds_queries: bool | None) -> NDArray[np.int64]:
+    """Return the rows of the data sets with this value of ``queries_in_gallery``."""
+    parts = settings.dataset.parts.items()
+    names = [name for name, part in parts if part.queries_in_gallery is holds_queries]
+    is_chosen = {domain: domain.partition("/")[0] in names or names == [""] for domain in images.domains}
+    return np.flatnonzero([is_chosen[domain] for domain in images.domain.tolist()])
 
 
 def build_data(settings: Settings, images: ImageTable) -> DataModule:

@@ -1,23 +1,30 @@
 """The reading of a data set's table: counts are checked, then splits, folds, corrections and faults are applied."""
 
+import re
+from collections.abc import Callable
+from functools import partial
+
 from pytorch_lightning.utilities import rank_zero_only
 
 from dml.data.class_splits import apply_class_splits, read_class_splits
 from dml.data.corrections import apply_corrections, read_corrections
 from dml.data.image_files.limits import limit_list_bytes
+from dml.data.joined_sets import join_tables
 from dml.data.planted_faults import plant_faults, read_planted_faults
 from dml.data.table import ImageTable, hold_out_classes, list_training_classes, load
+from dml.evaluation.names import SCOPE
 from dml.run.building import build
 from dml.run.settings import DatasetSettings
 from dml.runtime.console import console
-from dml.runtime.text import in_markup
+from dml.runtime.errors import InputError
+from dml.runtime.text import in_markup, printable
 
 
 def read_table(dataset: DatasetSettings, max_list_bytes: int, *, needs_fold: bool = True) -> ImageTable:
     """Read and check a data set, make the fold of the configuration the validation split, and apply what changes it.
 
     The published counts are those of the data set without corrections and with its own splits. Class splits are applied
-    first, so that folds divide the new training classes. The classes are divided into folds before the corrections too,
+    first, so that folds divide the new training classes. Each data set of ``dataset.sets`` is read so by itself first. The classes are divided into folds before the corrections too,
     which therefore leave all other classes in their splits. The remaining rules are checked on the corrected table.
     Faults are planted last.
 
@@ -30,19 +37,47 @@ def read_table(dataset: DatasetSettings, max_list_bytes: int, *, needs_fold: boo
         InputError: if the data set has a fault, or class splits or a correction can't be applied.
     """
     with limit_list_bytes(max_list_bytes):
-        images = load(
-            build(dataset.reader),
-            dataset.root,
-            name=dataset.name,
-            counts=dataset.counts,
-            disjoint=dataset.disjoint and dataset.corrections is None and dataset.class_splits is None,
-            verify=dataset.verify,
-        )
+        if dataset.sets is None:
+            images = load(
+                build(dataset.reader),
+                dataset.root,
+                name=dataset.name,
+                counts=dataset.counts,
+                disjoint=dataset.disjoint and dataset.corrections is None and dataset.class_splits is None,
+                verify=dataset.verify,
+            )
+        else:
+            images = read_parts(dataset, partial(read_table, max_list_bytes=max_list_bytes, needs_fold=needs_fold))
         images = images if dataset.class_splits is None else _divide(dataset.class_splits, images)
         if dataset.folds is not None and (needs_fold or len(list_training_classes(images)) >= dataset.folds):
             images = hold_out_classes(images, folds=dataset.folds, fold=dataset.fold)
         images = images if dataset.corrections is None else _correct(dataset, dataset.corrections, images)
         return _plant(dataset, images) if dataset.planted is not None else images
+
+
+def read_parts(dataset: DatasetSettings, read: Callable[[DatasetSettings], ImageTable]) -> ImageTable:
+    """Read the data sets of ``dataset.sets`` by a function of their settings, and join them; any other one, read it.
+
+    Raises:
+        InputError: if ``dataset.sets`` holds no data set, has no use, or a data set has a fault; the line names it.
+    """
+    if dataset.sets is None:
+        return read(dataset)
+    if not dataset.sets:
+        raise InputError("dataset.sets: no data set; give dataset.sets.NAME=CHOICE, such as dataset.sets.emoji=emoji")
+    if dataset.reader is not None:
+        raise InputError(f"dataset.sets: dataset={dataset.name} is one data set; dataset=many joins several")
+    tables: dict[str, ImageTable] = {}
+    for name, part in dataset.parts.items():
+        if SCOPE.fullmatch(name) or "/" in name:
+            raise InputError(f"dataset.sets.{printable(name)}: metrics have this name; give the data set another one")
+        if part.sets is not None:
+            raise InputError(f"dataset.sets.{name}: holds data sets itself; give each as dataset.sets.NAME=CHOICE")
+        try:
+            tables[name] = read(part)
+        except InputError as error:
+            raise InputError(re.sub(r"(?<![\w./])dataset\.", f"dataset.sets.{name}.", str(error))) from error
+    return join_tables(tables)
 
 
 def _divide(file: str, images: ImageTable) -> ImageTable:

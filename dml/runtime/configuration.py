@@ -59,8 +59,12 @@ def check_parts(config: Mapping[str, Any]) -> None:
 
 
 def key_of(override: str) -> str:
-    """Return the key of an override: ``+loss.margin=0.2`` -> ``loss.margin``."""
-    return override.partition("=")[0].lstrip("+~")
+    """Return the key that an override sets.
+
+    >>> key_of("+loss.margin=0.2"), key_of("+dataset@dataset.sets.photos=csv")
+    ('loss.margin', 'dataset.sets.photos')
+    """
+    return override.partition("=")[0].lstrip("+~").rpartition("@")[2]
 
 
 def check_set_elsewhere(overrides: Iterable[str], setters: Mapping[str, str], below: Container[str] = ()) -> None:
