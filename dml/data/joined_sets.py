@@ -26,19 +26,19 @@ def join_tables(tables: Mapping[str, ImageTable]) -> ImageTable:
     for name, table in tables.items():
         levels = np.minimum(np.arange(depth), len(table.levels) - 1)
         padded = table.labels[:, levels]
-        labels.append(np.where(padded == UNKNOWN, UNKNOWN, padded + [*map(len, names)]))
+        labels.append(np.where(padded == UNKNOWN, UNKNOWN, padded + np.array([*map(len, names)])))
         for level, level_names in zip(levels, names, strict=True):
             count = len(table.names[level]) if table.names else table.labels[:, level].max(initial=UNKNOWN) + 1
             level_names += [f"{name}/{table.name_class(label, level)}" for label in range(count)]
         excluded.append(table.excluded + num_rows)
         domain += [f"{name}/{inner}" if inner else name for inner in table.domain.tolist()]
         num_rows += len(table)
-    level_names = [{table.levels[i] for table in tables.values() if len(table.levels) > i} for i in range(depth)]
+    levels_by_depth = [{table.levels[i] for table in tables.values() if len(table.levels) > i} for i in range(depth)]
     return ImageTable(
         paths=np.concatenate([table.paths for table in tables.values()]),
         labels=np.concatenate(labels),
         split=np.concatenate([table.split for table in tables.values()]),
-        levels=tuple(found.pop() if len(found) == 1 else f"level{i}" for i, found in enumerate(level_names)),
+        levels=tuple(shared.pop() if len(shared) == 1 else f"level{i}" for i, shared in enumerate(levels_by_depth)),
         names=tuple(map(tuple, names)),
         benchmark=np.concatenate([table.benchmark for table in tables.values()]),
         source=", ".join(f"{name}: {table.source}" for name, table in tables.items()),

@@ -24,6 +24,9 @@ EVERY_LEVEL = -1
 UNKNOWN = -1
 """A label or a ``content`` that isn't known."""
 
+COLUMNS = ("paths", "labels", "split", "benchmark", "content", "domain")
+"""The attributes of a table that have a value for each row."""
+
 RESERVED_LEVELS = frozenset(
     ("path", "images", "split", "benchmark", "content", "bytes", "mtime_ns", "height", "width", "sha256", "error")
 )
@@ -74,20 +77,10 @@ class ImageTable:
     val_fraction: float = 0.0
 
     def __post_init__(self) -> None:
-        if not len(self.content):
-            object.__setattr__(self, "content", np.full(len(self.paths), UNKNOWN, dtype=np.int64))
-        if not len(self.benchmark):
-            object.__setattr__(self, "benchmark", np.full(len(self.paths), EVERY_LEVEL, dtype=np.int64))
-        if not len(self.domain):
-            object.__setattr__(self, "domain", np.full(len(self.paths), "", dtype=np.str_))
-        lengths = {
-            "paths": len(self.paths),
-            "labels": len(self.labels),
-            "splits": len(self.split),
-            "benchmarks": len(self.benchmark),
-            "contents": len(self.content),
-            "domains": len(self.domain),
-        }
+        for column, value in {"content": UNKNOWN, "benchmark": EVERY_LEVEL, "domain": ""}.items():
+            if not len(getattr(self, column)):
+                object.__setattr__(self, column, np.full(len(self.paths), value))
+        lengths = {f"{name.rstrip('s')}s": len(getattr(self, name)) for name in COLUMNS}
         if len({*lengths.values()}) > 1:
             raise InputError(f"image table: {', '.join(f'{length} {column}' for column, length in lengths.items())}")
         if self.excluded.shape[1:] != (2,) or not np.isin(self.excluded, np.arange(len(self.paths))).all():
@@ -189,8 +182,7 @@ class ImageTable:
 
     def take(self, rows: NDArray[np.int64]) -> "ImageTable":
         """Return a table of the rows with these indices, in their order; the labels stay the same."""
-        names = ("paths", "labels", "split", "benchmark", "content", "domain")
-        columns = {name: getattr(self, name)[rows] for name in names}
+        columns = {name: getattr(self, name)[rows] for name in COLUMNS}
         return replace(self, **columns, excluded=renumber_pairs(self.excluded, len(self), rows, rows))
 
     def renumber(self) -> "ImageTable":

@@ -251,15 +251,16 @@ def _add_means(metrics: Metrics, lists: Sequence[BenchmarkList]) -> Metrics:
     """Return the metrics of all lists with the means over the levels of each data set, and over the data sets."""
     by_domain: dict[str, Metrics] = {}
     for part in lists:
-        values = select_prefix(metrics, f"{part.domain}/" if part.domain else "")
+        values = select_prefix(metrics, part.prefix)
         by_domain[part.domain] = values if part.level is None else values | _level_means(values)
     if [*by_domain] == [""]:
         return by_domain[""]
+    first, *others = by_domain.values()
     means: Metrics = {}
-    for name in next(iter(by_domain.values())):
-        if all(name in values for values in by_domain.values()):
+    for name in first:
+        if all(name in other for other in others):
             reduce = np.sum if name.endswith(QUERIES_WITHOUT_POSITIVES) else np.mean
-            means[name] = float(reduce([values[name] for values in by_domain.values()]))
+            means[name] = float(reduce([values[name] for values in (first, *others)]))
     return means | {f"{domain}/{name}": value for domain, part in by_domain.items() for name, value in part.items()}
 
 

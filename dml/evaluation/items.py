@@ -267,14 +267,16 @@ class BenchmarkList(NamedTuple):
 
     def metric_name(self, metric: str) -> str:
         """Return the name that a metric of the list has in metrics.json, which holds those of all lists."""
-        return self._in_domain(metric if self.level is None else f"level{self.level}/{metric.rpartition('/')[2]}")
+        return self.prefix + (metric if self.level is None else f"level{self.level}/{metric.rpartition('/')[2]}")
 
     def level_name(self, level: str) -> str:
         """Return what stands before the / in the name that a metric of a level has in metrics.json."""
-        return self._in_domain(level if self.level is None else f"level{self.level}")
+        return (self.prefix + (level if self.level is None else f"level{self.level}")).rstrip("/")
 
-    def _in_domain(self, name: str) -> str:
-        return "/".join(filter(None, (self.domain, name)))
+    @property
+    def prefix(self) -> str:
+        """What stands before the names of the metrics of a data set, among those of several."""
+        return f"{self.domain}/" if self.domain else ""
 
 
 def has_level_lists(table: ImageTable) -> bool:
@@ -289,25 +291,22 @@ def benchmark_lists(table: ImageTable) -> Iterator[BenchmarkList]:
         InputError: if the splits are not one evaluation.
     """
     for domain in table.domains:
-        yield from _list_domain(table, domain, table.domain == domain)
-
-
-def _list_domain(table: ImageTable, domain: str, in_domain: npt.NDArray[np.bool_]) -> Iterator[BenchmarkList]:
-    """Yield the lists of one of the data sets of a table."""
-    splits = {str(split) for split in np.unique(table.split[in_domain])}
-    paired = splits == {"query", "gallery"}
-    if not paired and (len(splits) != 1 or splits & {"query", "gallery", ""}):
-        raise InputError(f"evaluation of the splits {sorted(splits)}: expected query and gallery, or one of the others")
-    for level in sorted({*table.benchmark[in_domain].tolist()} - {EVERY_LEVEL}) or [EVERY_LEVEL]:
-        inside = in_domain & np.isin(table.benchmark, (EVERY_LEVEL, level))
-        listed_level = None if level == EVERY_LEVEL else level
-        if paired:
-            queries, gallery = (np.flatnonzero(inside & (table.split == split)) for split in ("query", "gallery"))
-            copies = find_equal(table.content[queries], table.content[gallery])
-            pairs = np.concatenate([copies, renumber_pairs(table.excluded, len(table), queries, gallery)])
-            yield BenchmarkList(queries, gallery, listed_level, pad_pairs(pairs, len(queries)), domain)
-        else:
-            yield BenchmarkList(np.flatnonzero(inside), None, listed_level, None, domain)
+        in_domain = table.domain == domain
+        splits = {str(split) for split in np.unique(table.split[in_domain])}
+        paired = splits == {"query", "gallery"}
+        if not paired and (len(splits) != 1 or splits & {"query", "gallery", ""}):
+            expected = "expected query and gallery, or one of the others"
+            raise InputError(f"evaluation of the splits {sorted(splits)}: {expected}")
+        for level in sorted({*table.benchmark[in_domain].tolist()} - {EVERY_LEVEL}) or [EVERY_LEVEL]:
+            inside = in_domain & np.isin(table.benchmark, (EVERY_LEVEL, level))
+            listed_level = None if level == EVERY_LEVEL else level
+            if paired:
+                queries, gallery = (np.flatnonzero(inside & (table.split == split)) for split in ("query", "gallery"))
+                copies = find_equal(table.content[queries], table.content[gallery])
+                pairs = np.concatenate([copies, renumber_pairs(table.excluded, len(table), queries, gallery)])
+                yield BenchmarkList(queries, gallery, listed_level, pad_pairs(pairs, len(queries)), domain)
+            else:
+                yield BenchmarkList(np.flatnonzero(inside), None, listed_level, None, domain)
 
 
 def check_queries(part: ImageTable) -> None:

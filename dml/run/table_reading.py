@@ -24,9 +24,9 @@ def read_table(dataset: DatasetSettings, max_list_bytes: int, *, needs_fold: boo
     """Read and check a data set, make the fold of the configuration the validation split, and apply what changes it.
 
     The published counts are those of the data set without corrections and with its own splits. Class splits are applied
-    first, so that folds divide the new training classes. Each data set of ``dataset.sets`` is read so by itself first. The classes are divided into folds before the corrections too,
+    first, so that folds divide the new training classes. The classes are divided into folds before the corrections too,
     which therefore leave all other classes in their splits. The remaining rules are checked on the corrected table.
-    Faults are planted last.
+    Faults are planted last. All of this happens in each data set of ``dataset.sets`` before they are joined.
 
     Args:
         dataset: settings of the data set.
@@ -71,8 +71,6 @@ def read_parts(dataset: DatasetSettings, read: Callable[[DatasetSettings], Image
     for name, part in dataset.parts.items():
         if SCOPE.fullmatch(name) or "/" in name:
             raise InputError(f"dataset.sets.{printable(name)}: metrics have this name; give the data set another one")
-        if part.sets is not None:
-            raise InputError(f"dataset.sets.{name}: holds data sets itself; give each as dataset.sets.NAME=CHOICE")
         try:
             tables[name] = read(part)
         except InputError as error:

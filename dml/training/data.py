@@ -148,8 +148,8 @@ class DataModule(EvaluationData):
     Args:
         table: table of the data set.
         train_transform: function of a training image (3, H, W) uint8 that returns the network's input (3, h, w) uint8.
-        sampler: function that makes the batch sampler from the training labels (N, L), and from the names of the images'
-            data sets if it has an argument ``domain``.
+        sampler: function that makes the batch sampler from the training labels (N, L), and the column ``domain`` if it
+            has such an argument.
         validated_on: name of the split that is validated, "val" or "test".
         seed: seed of the random numbers of ``train_transform``.
         **evaluation: the remaining arguments of `EvaluationData`.

@@ -57,9 +57,9 @@ def read(root: str | Path | None) -> ImageTable:
             queries.append(Query(path, level, positives, itself))
     test = make_judged_table(queries, gallery, levels=("class", *DOMAINS), source=f"{folder}/info_files")
     table = add_training(test, training)
-    domain = np.full(len(table), "", dtype="U7")
-    domain[table.rows("train")] = [name.partition(" ")[0] for _, name, split in training if split == "train"]
-    return replace(table, domain=domain)
+    domains = np.full(len(table), "", dtype="U7")
+    domains[table.rows("train")] = [name.partition(" ")[0] for _, name, split in training if split == "train"]
+    return replace(table, domain=domains)
 
 
 def _read_images(folder: Path, domain: str, split: str) -> list[tuple[str, list[int]]]:
