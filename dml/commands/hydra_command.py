@@ -143,7 +143,7 @@ def main(command: str, *, is_named: bool = False, outcome: Outcome | None = None
     ):
         check_encoding([*sys.argv[1:], os.getcwd()])
         import_from_working_folder()
-        words, shows_all = split_help(replace_set_choices(replace_resize_option(sys.argv[1 + len(prefix) :])))
+        words, shows_all = split_help(replace_resize_option(sys.argv[1 + len(prefix) :]))
         typed = _rename_former_keys(put_options_first(words))
         if not {"-h", "--help"}.isdisjoint(typed):
             program = f"dml {command}" if is_named else f"python {command}.py"
@@ -153,6 +153,7 @@ def main(command: str, *, is_named: bool = False, outcome: Outcome | None = None
         check_run_folders(typed)
         if asks_for_sweep(typed) and (shown := {"--cfg", "-c", "--info", "-i"}.intersection(typed)):
             raise InputError(f"{min(shown)}: shows one configuration, and a sweep has many; leave out --multirun")
+        typed = replace_set_choices(typed)
         arguments = follow(_with_stored_overrides(typed))
         sys.argv[1:] = arguments
         task = Task(command, typed, is_debugged, full_error, os.getpid(), outcome)

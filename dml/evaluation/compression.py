@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dml.evaluation.evaluator import Evaluator, Metrics
+from dml.evaluation.evaluator import Evaluator, Metrics, add_means
 from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.items import BenchmarkList, Items, Positives, find_nearest_items
 from dml.evaluation.ranking import LARGEST_BLOCK, PerQuery
@@ -182,12 +182,12 @@ class _Searches:
 
     def evaluate(self, candidates: int) -> Metrics:
         """Compute the metrics; the first ``candidates`` neighbors are sorted again by their float32 vectors."""
-        lists = zip(self.evaluator.benchmark_lists, self.galleries, strict=True)
-        return {
+        metrics = {
             part.metric_name(name): value
-            for part, gallery in lists
+            for part, gallery in zip(self.evaluator.benchmark_lists, self.galleries, strict=True)
             for name, value in self._evaluate_list(part, gallery, candidates).items()
         }
+        return add_means(metrics, self.evaluator.benchmark_lists)
 
     def _evaluate_list(self, part: BenchmarkList, gallery: CompressedVectors, candidates: int) -> Metrics:
         queries = self.items.take(part.queries, part.level)

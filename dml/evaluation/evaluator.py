@@ -198,7 +198,7 @@ class Evaluator:
             lists.append(ranked)
             ranking_metrics |= ranked.compute_means()
             cluster_metrics |= {part.metric_name(name): value for name, value in clusters.items()}
-        return Evaluation(lists, _add_means(ranking_metrics | cluster_metrics, benchmark_lists))
+        return Evaluation(lists, add_means(ranking_metrics | cluster_metrics, benchmark_lists))
 
 
 def _rank_and_cluster(
@@ -247,7 +247,7 @@ def _evaluate_pairs(
     return metrics
 
 
-def _add_means(metrics: Metrics, lists: Sequence[BenchmarkList]) -> Metrics:
+def add_means(metrics: Metrics, lists: Sequence[BenchmarkList]) -> Metrics:
     """Return the metrics of all lists with the means over the levels of each data set, and over the data sets."""
     by_domain: dict[str, Metrics] = {}
     for part in lists:

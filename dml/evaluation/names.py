@@ -74,7 +74,7 @@ def select_prefix(metrics: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 def split_parts(metrics: Mapping[str, Any], before: str, whole_label: str) -> dict[str, dict[str, Any]]:
     """Return the metrics of each part of a test, named without the part, by the label that tables give it.
 
-    The parts are heads, re-rankings and the like, and each of several data sets or labels (``evaluation.other_labels``).
+    Data sets that are evaluated each by itself are parts too, and so are ``evaluation.other_labels``.
 
     >>> split_parts({"raw/h_ap": 0.1, "heads/L+M/h_ap": 0.2, "reranked/dba/h_ap": 0.4}, "before", "all heads").keys()
     dict_keys(['before', 'heads L, M', 'all heads', '+ DBA'])

@@ -117,7 +117,7 @@ def store_fixed_neighbors(
         InputError: if the test isn't of one split that is its own gallery.
     """
     table = images.table.select_evaluated("test")
-    if len(np.unique(table.split)) > 1 or (table.benchmark != EVERY_LEVEL).any() or len(table.domains) > 1:
+    if len(np.unique(table.split)) > 1 or (table.benchmark != EVERY_LEVEL).any():
         raise InputError(
             f"evaluation.fixed_neighbors={count}: {settings.dataset.name} has more than one list to search"
         )
