@@ -1,6 +1,5 @@
 """Several data sets in one run: emoji and digits are trained, validated and tested together."""
 
-import json
 import signal
 from pathlib import Path
 
@@ -22,9 +21,14 @@ SHORT = [override for override in ONE_HEAD if override != "dataset.counts=null"]
 LOSS = ["sampler.shares=loss", "sampler.batches_per_epoch=4"]
 
 
-def choose(small_emoji: Path, *order: str) -> list[str]:
+def choose(small_emoji: Path) -> list[str]:
     roots = [f"dataset.sets.emoji.root={small_emoji}", "dataset.sets.emoji.counts=null"]
-    return ["dataset=many", *(f"dataset.sets.{name}={name}" for name in order or ("emoji", "digits")), *roots]
+    return [
+        "dataset=many",
+        "sampler=many",
+        *(f"dataset.sets.{name}={name}" for name in order or ("emoji", "digits")),
+        *roots,
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +51,8 @@ def test_a_run_has_the_metrics_of_each_and_their_mean(uninterrupted: Path, here:
     validated = [row for row in history if row.get("val/level0/map@r")]
     assert validated
     assert all(row["val/level0/map@r"] == row["val/emoji/level0/map@r"] for row in validated)  # digits has no val
-    splits = json.loads((uninterrupted / "splits.json").read_text())
+    splits = RunFolder(uninterrupted).splits()
+    assert splits is not None
     assert {name.partition("/")[0] for name in splits["train"]} == {"emoji", "digits"}
     assert {name.partition("/")[0] for name in splits["val"]} == {"emoji"}
     tested = tmp_path / "tested"
@@ -135,7 +140,7 @@ def test_mixed_batches_and_losses_of_each(small_emoji: Path, tmp_path: Path, her
             "evaluation.fixed_neighbors=4: takes one data set, and dataset.sets joins several; null",
         ),
         (
-            ["dataset=many", "dataset.sets.a=emoji", "sampler.shares={a:1,b:1}"],
+            ["dataset=many", "dataset.sets.a=emoji", "sampler=many", "sampler.shares={a:1,b:1}"],
             "sampler.shares={'a': 1, 'b': 1}: equal, loss, size, or a number for each of a",
         ),
         (
