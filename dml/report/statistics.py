@@ -150,21 +150,15 @@ def sum_by_class(
 def average_by_class(evaluator: Evaluator, embeddings: Embeddings, rows: Tensor, metric: str) -> Values:
     """Compute the mean of a metric over the queries of each class (C,); of a metric without queries its value (1,).
 
-    ``rows`` (N,) are those of the evaluator's table to which the embeddings (N, D) belong. The classes of several data
-    sets are weighted so that their mean is the mean over the data sets.
+    ``rows`` (N,) are those of the evaluator's table to which the embeddings (N, D) belong.
     """
     evaluated = evaluator.evaluate(embeddings, rows)
-    by_set: list[Values] = []
     for part in evaluated.lists:
-        for name in part.values:
-            if name == metric or name.endswith(f"/{metric}"):
-                labels = evaluator.table.labels[rows.numpy()[part.queries], 0]
-                counts, sums = sum_by_class(labels, {metric: part.values[name]})
-                by_set.append(np.divide(sums[metric], counts))
-    if not by_set:
-        return np.array([evaluated.metrics[metric]])
-    size = sum(map(len, by_set)) / len(by_set)
-    return np.concatenate([values * (size / len(values)) for values in by_set])
+        if metric in part.values:
+            labels = evaluator.table.labels[rows.numpy()[part.queries], 0]
+            counts, sums = sum_by_class(labels, {metric: part.values[metric]})
+            return np.divide(sums[metric], counts)
+    return np.array([evaluated.metrics[metric]])
 
 
 def shorten(values: Iterable[float]) -> list[float]:

@@ -78,8 +78,8 @@ def check_readable(settings: Settings, images: ImageTable) -> None:
         limits=limits,
     )
     if settings.data.check_images:
-        domains = _list_domains(settings, queries_in_gallery=None)
-        warn_of_copies(images.take(np.flatnonzero(np.isin(images.domain, domains))), limits)
+        tested, domains = images.subset("query", "gallery"), _list_domains(settings, queries_in_gallery=None)
+        warn_of_copies(tested.take(np.flatnonzero(np.isin(tested.domain, domains))), limits)
 
 
 def read_other_labels(settings: Settings, images: ImageTable) -> dict[str, ImageTable]:

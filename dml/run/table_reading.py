@@ -59,14 +59,12 @@ def read_parts(dataset: DatasetSettings, read: Callable[[DatasetSettings], Image
     """Read the data sets of ``dataset.sets`` by a function of their settings, and join them; any other one, read it.
 
     Raises:
-        InputError: if ``dataset.sets`` holds no data set, has no use, or a data set has a fault; the line names it.
+        InputError: if ``dataset.sets`` can't be used, or a data set has a fault; the line names it.
     """
     if dataset.sets is None:
         return read(dataset)
-    if not dataset.sets:
-        raise InputError("dataset.sets: no data set; give dataset.sets.NAME=CHOICE, such as dataset.sets.emoji=emoji")
-    if dataset.reader is not None:
-        raise InputError(f"dataset.sets: dataset={dataset.name} is one data set; dataset=many joins several")
+    if not dataset.sets or dataset.reader is not None:
+        raise InputError("dataset.sets: dataset=many joins what dataset.sets.NAME=CHOICE adds, such as emoji=emoji")
     tables: dict[str, ImageTable] = {}
     for name, part in dataset.parts.items():
         if SCOPE.fullmatch(name) or "/" in name:

@@ -59,11 +59,7 @@ def check_parts(config: Mapping[str, Any]) -> None:
 
 
 def key_of(override: str) -> str:
-    """Return the key that an override sets.
-
-    >>> key_of("+loss.margin=0.2"), key_of("+dataset@dataset.sets.photos=csv")
-    ('loss.margin', 'dataset.sets.photos')
-    """
+    """Return the key of an override: ``+loss.margin=0.2`` -> ``loss.margin``, ``loss@loss.inner=rll`` -> ``loss.inner``."""
     return override.partition("=")[0].lstrip("+~").rpartition("@")[2]
 
 

@@ -15,12 +15,12 @@ class ManySetsSampler(EpochSampler):
     """Draws batches of several data sets: each batch of one of them, or with classes of all.
 
     In each data set a `ClassBalancedSampler` draws the classes and images: all images of a class are used before one
-    repeats, whatever the shares. The B batches of an epoch, or the C classes of a mixed batch, are divided by the
-    shares, rounded by largest remainders. `default_rng((seed, epoch))` shuffles the order of batches of one data set.
+    repeats, whatever the shares. These divide the B batches of an epoch, in an order that `default_rng((seed, epoch))`
+    shuffles, or the C classes of each mixed batch; largest remainders round up.
 
-    With `shares` "loss", which is UDON's rule (arXiv 2406.08332), each epoch divides by the mean loss of each data set
-    in the epoch before; a data set without a batch keeps its share, and then all are rescaled. The first epoch draws
-    all equally often. UDON changes its shares every 1,000 steps.
+    With `shares` "loss" each epoch divides by the mean loss of each data set in the epoch before, at first equally; a
+    data set without a batch keeps its share, and then all are rescaled. This is UDON's rule (arXiv 2406.08332), whose
+    shares change every 1,000 steps.
 
     >>> sampler = ManySetsSampler([0, 0, 1, 1, 2, 2, 3, 3], 2, 2, domain=np.array([*"aaaabbbb"]), batches_per_epoch=4)
     >>> sorted(sorted(batch) for batch in sampler)
@@ -38,8 +38,8 @@ class ManySetsSampler(EpochSampler):
         seed: seed of all shuffles.
 
     Attributes:
-        state: (4, D) what changes with `shares` "loss", by data set: the share; by how many batches those before an
-            epoch differ from what they would be at this share; and the sum and the number of losses in this epoch.
+        state: (4, D) what `shares` "loss" changes, for each data set: the share; how many batches more it has had
+            before an epoch than it would have had at this share; the sum and the number of its losses in the epoch.
 
     Raises:
         InputError: if a data set doesn't have enough classes or images for the settings, or the shares can't be used.

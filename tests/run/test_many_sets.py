@@ -26,7 +26,8 @@ def choose(small_emoji: Path) -> list[str]:
     return [
         "dataset=many",
         "sampler=many",
-        *(f"dataset.sets.{name}={name}" for name in order or ("emoji", "digits")),
+        "dataset.sets.emoji=emoji",
+        "dataset.sets.digits=digits",
         *roots,
     ]
 
@@ -111,9 +112,9 @@ def test_mixed_batches_and_losses_of_each(small_emoji: Path, tmp_path: Path, her
     [
         (
             ["dataset=many"],
-            "dataset.sets: no data set; give dataset.sets.NAME=CHOICE, such as dataset.sets.emoji=emoji",
+            "dataset.sets: dataset=many joins what dataset.sets.NAME=CHOICE adds, such as emoji=emoji",
         ),
-        (["dataset.sets.a=digits"], "dataset.sets: dataset=emoji is one data set; dataset=many joins several"),
+        (["dataset.sets.a=digits"], "dataset.sets: dataset=many joins what dataset.sets.NAME=CHOICE"),
         (["dataset=many", "dataset.sets.raw=digits"], "dataset.sets.raw: metrics have this name; give the data set"),
         (["dataset=many", "dataset.sets.level0=digits"], "dataset.sets.level0: metrics have this name"),
         (["dataset=many", "dataset.sets.a=digit"], "dataset=digit: no such choice; nearest: digits"),

@@ -10,10 +10,7 @@ from dml.training.callbacks.embedding_bank import get_training_data
 
 
 class SetShareUpdates(Callback):
-    """Gives the losses to a `ManySetsSampler` whose shares follow them; checkpoints hold the state of that sampler.
-
-    The loss of a batch is the same in all processes, so the shares are too. For any other sampler this does nothing.
-    """
+    """Gives the losses, which all processes have, to a sampler whose shares follow them; for others it does nothing."""
 
     def __init__(self) -> None:
         self._sampler: ManySetsSampler | None = None
