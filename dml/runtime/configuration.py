@@ -59,7 +59,7 @@ def check_parts(config: Mapping[str, Any]) -> None:
 
 
 def key_of(override: str) -> str:
-    """Return the key of an override: ``+loss.margin=0.2`` -> ``loss.margin``, ``loss@loss.inner=rll`` -> ``loss.inner``."""
+    """Return the key of an override: ``+loss.margin=0.2`` -> loss.margin, ``loss@loss.inner=rll`` -> loss.inner."""
     return override.partition("=")[0].lstrip("+~").rpartition("@")[2]
 
 
