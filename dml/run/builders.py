@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -348,6 +349,8 @@ def _builds(node: DictConfig | ListConfig, kind: type[nn.Module]) -> TypeGuard[D
 def _fill_in_sets(node: DictConfig, labels: NDArray[np.int64], domain: NDArray[np.str_], size: int) -> None:
     """Replace the inner loss of a `BySet` by a list of losses, one for each data set."""
     parts = sorted(([labels[domain == name] for name in np.unique(domain)]), key=lambda part: int(part[:, 0].min()))
+    if any(first[:, 0].max() >= second[:, 0].min() for first, second in pairwise(parts)):
+        raise InputError("loss=by_set: the numbers of the data sets' classes overlap; join_tables tells them apart")
     losses = [node.inner.copy() for _ in parts]
     for loss, part in zip(losses, parts, strict=True):
         _fill_in(loss, count_classes(part - part.min(axis=0)), size)

@@ -9,6 +9,7 @@ from torch import nn
 from dml.losses.compose import BySet
 from dml.losses.proxies import begin_at_class_means, proxy_sets
 from dml.run.builders import build_losses
+from dml.runtime.errors import InputError
 
 # three classes in two groups, two classes in two groups
 LABELS = torch.tensor([[0, 0], [0, 0], [1, 0], [2, 1], [2, 1], [3, 2], [3, 2], [4, 3], [4, 3]])
@@ -57,6 +58,11 @@ def test_images_of_one_data_set_leave_the_proxies_of_the_other() -> None:
     loss = build()
     loss(draw_embeddings()[:5], LABELS[:5]).backward()
     assert [next(part.parameters()).grad is None for part in loss.inner] == [False, True]
+
+
+def test_classes_that_data_sets_share_are_refused() -> None:
+    with pytest.raises(InputError, match="loss=by_set: the numbers of the data sets' classes overlap"):
+        build_losses(settings_of(compose("loss=by_set")), {"H": SIZE}, LABELS.numpy(), DOMAIN[::2].repeat(2)[:9])
 
 
 def test_traits_are_those_of_the_inner_loss() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
+from dml.runtime.errors import InputError
 from dml.samplers.many import ManySetsSampler
 from dml.training.callbacks.embedding_bank import get_training_data
 
@@ -17,12 +18,19 @@ class SetShareUpdates(Callback):
         self._state: dict[str, Any] = {}
 
     def on_train_start(self, trainer: Trainer, *_: Any) -> None:
-        """Give the sampler of a resumed run its state, and let the loader wait for the shares of the next epoch."""
+        """Give the sampler of a resumed run its state, and let the loader wait for the shares of the next epoch.
+
+        Raises:
+            InputError: if the resumed run had another number of data sets.
+        """
         data = get_training_data(trainer)
         if isinstance(data.sampler, ManySetsSampler) and data.sampler.follows_loss:
             self._sampler, data.stream.pause_every = data.sampler, len(data.sampler)
             if self._state:
-                self._sampler.state = self._state["state"].numpy()
+                state = self._state["state"].numpy()
+                if state.shape != data.sampler.state.shape:
+                    raise InputError("dataset.sets: another number of data sets than the run has trained on so far")
+                data.sampler.state = state
 
     def on_train_batch_end(
         self, _trainer: Trainer, _module: LightningModule, outputs: Any, batch: Any, batch_idx: int
