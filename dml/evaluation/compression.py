@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dml.evaluation.evaluator import Evaluator, Metrics
+from dml.evaluation.evaluator import Evaluator, Metrics, add_means
 from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.items import BenchmarkList, Items, Positives, find_nearest_items
 from dml.evaluation.names import ASYMMETRIC
@@ -190,11 +190,12 @@ class _Searches:
 
     def evaluate(self, candidates: int) -> Metrics:
         """Compute the metrics; the first ``candidates`` neighbors are sorted again by their float32 vectors."""
-        return {
+        metrics = {
             part.metric_name(name): value
             for part, gallery in zip(self.lists, self.galleries, strict=True)
             for name, value in self._evaluate_list(part, gallery, candidates).items()
         }
+        return add_means(metrics, self.lists)
 
     def _evaluate_list(self, part: BenchmarkList, gallery: CompressedVectors, candidates: int) -> Metrics:
         queries = self.items.take(part.queries, part.level)

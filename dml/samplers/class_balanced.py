@@ -50,6 +50,7 @@ class ClassBalancedSampler(EpochSampler):
             batch then begins with the rest of it. (If all classes together give less than K - 1 images more than a
             batch, a round is one batch, the images left are skipped, and images of the cut classes may repeat early.)
         batches_per_epoch: number of batches of an epoch, B; None computes it from the number of images.
+        rows: (N,) row indices of the images, for a part of a data set; None for 0 to N - 1.
         seed: seed of all shuffles.
 
     Attributes:
@@ -67,6 +68,7 @@ class ClassBalancedSampler(EpochSampler):
         *,
         short_classes: str = "repeat",
         batches_per_epoch: int | None = None,
+        rows: Ints | None = None,
         seed: int = 0,
     ) -> None:
         check_whole("sampler.images_per_class", images_per_class, least=1)
@@ -77,7 +79,8 @@ class ClassBalancedSampler(EpochSampler):
         draw_counts = images_per_draw(sizes, images_per_class, short_classes)
         is_drawn = draw_counts > 0
         # The rows of class c are rows[starts[c] : starts[c] + sizes[c]].
-        self._rows = np.argsort(class_of_row, kind="stable")
+        order = np.argsort(class_of_row, kind="stable")
+        self._rows = order if rows is None else rows[order]
         self._starts = (sizes.cumsum() - sizes)[is_drawn]
         self._sizes = sizes[is_drawn]
         self._draw_counts = draw_counts[is_drawn]
