@@ -92,6 +92,7 @@ def name_movable_classes(table: ImageTable, option: str) -> dict[str, int]:
         InputError: if the table has queries and a gallery, lists of single levels, or images without a label of the
             finest level, whose split can't be changed by class; or if two classes have the same name.
     """
+    table.check_single_labels(option)
     rows = np.flatnonzero(table.split != "")
     if np.isin(table.split[rows], ("query", "gallery")).any():
         raise InputError(f"{option}: the test has queries and a gallery, which can't be divided anew by class")

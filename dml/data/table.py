@@ -5,6 +5,8 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -57,6 +59,8 @@ class ImageTable:
             empty array puts all rows into one data set, without a name.
         is_tree: whether all images of a class have to share their classes at the coarser levels.
         val_fraction: probability with which each class was drawn for ``val`` by its name; 0 if none was drawn so.
+        separator: text between the labels of an image in the name of its class, which is then the class of all images
+            with these labels; "" where an image has a single label.
 
     Raises:
         InputError: if the columns have different lengths, a split or a level is unknown, a label is negative or has no
@@ -75,6 +79,7 @@ class ImageTable:
     domain: NDArray[np.str_] = field(default_factory=lambda: np.empty(0, dtype=np.str_))
     is_tree: bool = True
     val_fraction: float = 0.0
+    separator: str = ""
 
     def __post_init__(self) -> None:
         for column, value in {"content": UNKNOWN, "benchmark": EVERY_LEVEL, "domain": ""}.items():
@@ -103,11 +108,12 @@ class ImageTable:
                 )
 
     @classmethod
-    def from_frame(cls, frame: Any) -> "ImageTable":
+    def from_frame(cls, frame: Any, separator: str = "") -> "ImageTable":
         """Make a table of a pandas DataFrame.
 
         Its columns are those of ``dataset=csv``: path, label (or level0, level1, ... from fine to coarse) and split.
-        Without the last one, a training draws classes for test and validation, as ``dataset=csv`` does.
+        Without the last one, a training draws classes for test and validation, as ``dataset=csv`` does. The separator
+        is the text between the labels of an image that has several.
 
         Raises:
             InputError: if a column is missing, or a value can't be used.
@@ -118,7 +124,8 @@ class ImageTable:
             raise InputError(f"table: no column {', '.join(sorted(missing))}; path, and label or level0, level1, ...")
         from dml.data.splits import number_classes  # late: it imports this module
 
-        labels, names = zip(*(number_classes(map(str, frame[level])) for level in levels), strict=True)
+        cells = [[join_labels(str(cell), separator, "table") for cell in frame[level]] for level in levels]
+        labels, names = zip(*map(number_classes, cells), strict=True)
         splits = [str(value) for value in frame["split"]] if "split" in columns else [""] * len(frame)
         return cls(
             paths=np.array([str(path) for path in frame["path"]], dtype=np.str_),
@@ -127,6 +134,7 @@ class ImageTable:
             levels=tuple(levels),
             names=names,
             source="table",
+            separator=separator,
         )
 
     def _check_labels(self) -> None:
@@ -155,6 +163,17 @@ class ImageTable:
 
     def __len__(self) -> int:
         return len(self.paths)
+
+    @cached_property
+    def label_sets(self) -> NDArray[np.int64]:
+        """The labels (N, L), or the numbers of all labels of an image (N, L, W), see `dml.ops.pairs.related`."""
+        return number_label_sets(self.labels, self.names, self.separator)
+
+    def check_single_labels(self, option: str) -> None:
+        """Make sure that images have a single label, so that an option can give whole classes to a split."""
+        if self.label_sets.ndim > 2:
+            line = f"{option}: {printable(self.source)} has images of several labels, whose classes can't be divided"
+            raise InputError(f"{line}; give the split of each image, val too, in a column split")
 
     def rows(self, *splits: str) -> NDArray[np.int64]:
         """Return the indices of the rows of the splits, in the order of the table."""
@@ -207,7 +226,7 @@ class ImageTable:
         """
         return {
             split: {"images": len({*self.paths[rows].tolist()}) if len(self.excluded) else len(rows)}
-            | {level: len(np.setdiff1d(self.labels[rows, i], UNKNOWN)) for i, level in enumerate(self.levels)}
+            | {level: len(np.setdiff1d(self.label_sets[rows, i], UNKNOWN)) for i, level in enumerate(self.levels)}
             for split in SPLITS
             if len(rows := self.rows(split))
         }
@@ -241,6 +260,31 @@ def renumber_pairs(
     renumbered = np.stack([places[0, pairs[:, 0]], places[1, pairs[:, 1]]], axis=1)
     inside: NDArray[np.int64] = renumbered[(renumbered != UNKNOWN).all(axis=1)]
     return inside
+
+
+def number_label_sets(labels: NDArray[np.int64], names: Sequence[Sequence[str]], separator: str) -> NDArray[np.int64]:
+    """Number the single labels in the names of classes (..., L) -> (..., L, W), or the classes if no name has several.
+
+    >>> number_label_sets(np.array([[0], [1]]), [["a|b", "b"]], "|").tolist()
+    [[[0, 1]], [[1, -1]]]
+    """
+    split = [[name.split(separator) for name in level_names] for level_names in names if separator]
+    if not (width := max((len(row) for rows in split for row in rows), default=0)) > 1:
+        return labels
+    columns = []
+    for level, rows in enumerate(split):
+        numbers = {label: number for number, label in enumerate(sorted({label for row in rows for label in row}))}
+        padded = [*([numbers[label] for label in row] for row in rows), [UNKNOWN] * width]  # the last is of UNKNOWN
+        columns.append(np.array([*zip_longest(*padded, fillvalue=UNKNOWN)]).T[labels[..., level]])
+    return np.stack(columns, axis=-2)
+
+
+def join_labels(cell: str, separator: str, place: str) -> str:
+    """Return the labels in a cell, each once and sorted, around the separator, or the cell itself if that is ""."""
+    labels = {compose_name(label.strip()) for label in cell.split(separator)} if separator else {cell}
+    if separator and "" in labels:
+        raise InputError(f"{place}: an empty label in {printable(cell)!r}, beside the separator {separator!r}")
+    return separator.join(sorted(labels))
 
 
 def compose_name(name: str) -> str:
@@ -311,6 +355,7 @@ def hold_out_classes(table: ImageTable, *, folds: int = 5, fold: int = 0, seed: 
     """
     if folds < 2:  # the only fold would leave nothing to train on
         raise InputError(f"dataset.folds={folds}: must be 2 or more, or null")
+    table.check_single_labels(f"dataset.folds={folds}")
     rows, classes = table.rows(*TRAINING_SPLITS), list_training_classes(table)
     if not 0 <= fold < folds:
         raise InputError(f"dataset.fold={fold}: with {folds} folds it is one of 0 to {folds - 1}")
@@ -414,11 +459,19 @@ def _is_met_once(table: ImageTable, rows: NDArray[np.int64]) -> bool:
 def _find_shared_classes(table: ImageTable) -> Iterator[str]:
     is_evaluated = np.isin(table.benchmark, (EVERY_LEVEL, 0)) & (table.split != "")
     is_training = np.isin(table.split, TRAINING_SPLITS)
-    shared = np.intersect1d(table.labels[is_evaluated & is_training, 0], table.labels[is_evaluated & ~is_training, 0])
+    shared = find_shared_classes(table, is_evaluated & is_training, is_evaluated & ~is_training)
     if len(shared):
         classes = "class is" if len(shared) == 1 else "classes are"
         example = f"label {_describe_label(table, 0, shared[0])} of level {table.levels[0]}"
         yield f"{len(shared)} {classes} in training and in test, such as {example}"
+
+
+def find_shared_classes(table: ImageTable, first: NDArray[Any], second: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the finest classes (C,) of the second rows that have a label of the first rows, rising."""
+    labels = table.label_sets[:, 0].reshape(len(table), -1)
+    is_shared = np.isin(labels[second], np.setdiff1d(labels[first], UNKNOWN)).any(axis=1)
+    classes: NDArray[np.int64] = np.unique(table.labels[second, 0][is_shared])
+    return classes
 
 
 def _find_classes_of_two_parents(table: ImageTable) -> Iterator[str]:

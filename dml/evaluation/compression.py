@@ -18,6 +18,7 @@ from dml.evaluation.names import ASYMMETRIC
 from dml.evaluation.ranking import LARGEST_BLOCK, PerQuery
 from dml.evaluation.raw_features import PrincipalComponents
 from dml.metrics.binary import map_at_r, positive_ranks, recall_at_k
+from dml.ops.pairs import related
 from dml.retrieval.compressed_vectors import HAS_RABITQ, CompressedVectors, Storage
 from dml.retrieval.rows import unit_rows
 from dml.runtime.console import warn
@@ -181,7 +182,7 @@ class _Searches:
 
     def __init__(self, form: VectorForm, storage: Storage, evaluator: Evaluator) -> None:
         self.evaluator = evaluator
-        self.items = Items(form.queries, evaluator.table.labels)
+        self.items = Items(form.queries, evaluator.table.label_sets)
         self.searched = self.items._replace(embeddings=form.test)
         self.lists = [part.name_gallery() for part in evaluator.benchmark_lists]
         self.galleries = [
@@ -246,7 +247,7 @@ def rank_positives(neighbors: Integers, query_labels: Integers, gallery_labels: 
 
     ``neighbors`` (Q, K) are the nearest items, ``counts`` (Q,) the positives of each query, K or fewer.
     """
-    near_ranks = positive_ranks(torch.from_numpy(gallery_labels[neighbors] == query_labels[:, None]))
+    near_ranks = positive_ranks(torch.from_numpy(related(query_labels, gallery_labels[neighbors])))
     ranks = torch.full((len(neighbors), int(counts.max(initial=0))), torch.inf, dtype=torch.float64)
     ranks[:, : near_ranks.shape[1]] = near_ranks
     is_positive = torch.arange(ranks.shape[1]) < torch.from_numpy(counts)[:, None]

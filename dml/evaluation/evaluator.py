@@ -55,7 +55,7 @@ def evaluate(
     - level{i}/queries_without_positives: how many queries have no positive at the level; without "level{i}/", how
       many share no level with any item.
     - level{i}/nmi, ami, f1: k-means of the queries' unit embeddings into as many clusters as they have labels at
-      the level. All queries count; the gallery does not.
+      the level. All queries count; the gallery does not. There are none if images have several labels at a level.
     - level{i}/eer, fnmr@1e-2, fnmr@1e-3, fnmr@1e-4, opis, only if `metrics` names them: how well a threshold on the
       similarity tells pairs of one class from others (`dml.metrics.verification`).
 
@@ -70,7 +70,8 @@ def evaluate(
 
     Args:
         query: embeddings (Q, D).
-        query_labels: (Q,) or (Q, L) integers, column 0 the finest level.
+        query_labels: (Q,) or (Q, L) integers, column 0 the finest level; or (Q, L, W), several labels padded with -1,
+            of which positives share one.
         gallery: embeddings (G, D) on the device of the queries' embeddings.
         gallery_labels: (G,) or (G, L) integers.
         distractors: further items of the gallery, behind all others, that are relevant to no query: blocks (n, D),
@@ -168,7 +169,7 @@ class Evaluator:
         if len(embeddings) != len(self.table):
             raise InputError(f"{len(embeddings)} embeddings for a table of {len(self.table)} rows")
         unit = UnitEmbeddings.normalize(embeddings, curvature=self.config.curvature)
-        items = Items(unit.rows, self.table.labels, unit.geometry)
+        items = Items(unit.rows, self.table.label_sets, unit.geometry)
         searched, benchmark_lists = items, self.benchmark_lists
         if gallery is not None:
             other = UnitEmbeddings.normalize(gallery, "gallery", self.config.curvature).rows
@@ -218,7 +219,8 @@ def _rank_and_cluster(
     ranked = rank_items(queries, gallery, config, share=share, excluded=excluded, **options)
     rank, world = share
     clusters: Metrics = {}
-    metrics = config.select_kind(Kind.CLUSTERS) if rank == 0 and len(queries.labels) else ()
+    has_classes = queries.labels.ndim == 2 and len(queries.labels)
+    metrics = config.select_kind(Kind.CLUSTERS) if rank == 0 and has_classes else ()
     for level, labels in enumerate(queries.labels.T if metrics else ()):
         assignment = kmeans(queries.embeddings, len(np.unique(labels)), config.seed)
         for metric in metrics:
@@ -238,7 +240,7 @@ def _evaluate_pairs(
     """Compute the metrics of all pairs, at each level."""
     metrics: Metrics = {}
     selected = config.select_kind(Kind.PAIRS)
-    for level, labels in enumerate(queries.labels.T if selected else ()):
+    for level, labels in enumerate(queries.labels.swapaxes(0, 1) if selected else ()):
         pairs = LabeledPairs(queries.embeddings, labels)
         if gallery is not None:
             pairs = LabeledPairs(queries.embeddings, labels, gallery.embeddings, gallery.labels[:, level], excluded)

@@ -51,7 +51,8 @@ class AtLevel(Loss):
         levels = labels.unsqueeze(1) if labels.ndim == 1 else labels
         if self.level >= levels.shape[1]:
             raise InputError(f"loss.level={self.level}: the data set's labels have levels 0 to {levels.shape[1] - 1}")
-        return loss_value(self.loss, embeddings, levels[:, self.level], indices, queries)
+        column = levels[:, self.level] if levels.ndim == 2 else levels[:, self.level, None]
+        return loss_value(self.loss, embeddings, column, indices, queries)
 
 
 class BySet(Loss):
