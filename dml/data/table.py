@@ -26,6 +26,9 @@ EVERY_LEVEL = -1
 UNKNOWN = -1
 """A label or a ``content`` that isn't known."""
 
+COLUMNS = ("paths", "labels", "split", "benchmark", "content", "domain")
+"""The attributes of a table that have a value for each row."""
+
 RESERVED_LEVELS = frozenset(
     ("path", "images", "split", "benchmark", "content", "bytes", "mtime_ns", "height", "width", "sha256", "error")
 )
@@ -52,6 +55,8 @@ class ImageTable:
             row whose content isn't compared. An empty array makes the content of all rows unknown.
         excluded: (E, 2) int64, pairs of rows: the query in the first row excludes the gallery item in the second one
             from its ranking, as the protocol of the data set says. An empty array excludes nothing.
+        domain: (N,) strings, name of the data set of a row, where the table joins several (`dml.data.joined_sets`); an
+            empty array puts all rows into one data set, without a name.
         is_tree: whether all images of a class have to share their classes at the coarser levels.
         val_fraction: probability with which each class was drawn for ``val`` by its name; 0 if none was drawn so.
         separator: text between the labels of an image in the name of its class, which is then the class of all images
@@ -71,22 +76,16 @@ class ImageTable:
     source: str = ""
     content: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     excluded: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), dtype=np.int64))
+    domain: NDArray[np.str_] = field(default_factory=lambda: np.empty(0, dtype=np.str_))
     is_tree: bool = True
     val_fraction: float = 0.0
     separator: str = ""
 
     def __post_init__(self) -> None:
-        if not len(self.content):
-            object.__setattr__(self, "content", np.full(len(self.paths), UNKNOWN, dtype=np.int64))
-        if not len(self.benchmark):
-            object.__setattr__(self, "benchmark", np.full(len(self.paths), EVERY_LEVEL, dtype=np.int64))
-        lengths = {
-            "paths": len(self.paths),
-            "labels": len(self.labels),
-            "splits": len(self.split),
-            "benchmarks": len(self.benchmark),
-            "contents": len(self.content),
-        }
+        for column, value in {"content": UNKNOWN, "benchmark": EVERY_LEVEL, "domain": ""}.items():
+            if not len(getattr(self, column)):
+                object.__setattr__(self, column, np.full(len(self.paths), value))
+        lengths = {f"{name.rstrip('s')}s": len(getattr(self, name)) for name in COLUMNS}
         if len({*lengths.values()}) > 1:
             raise InputError(f"image table: {', '.join(f'{length} {column}' for column, length in lengths.items())}")
         if self.excluded.shape[1:] != (2,) or not np.isin(self.excluded, np.arange(len(self.paths))).all():
@@ -185,6 +184,11 @@ class ImageTable:
         """Return a table of the rows of the splits; the labels stay the same."""
         return self.take(self.rows(*splits))
 
+    @property
+    def domains(self) -> tuple[str, ...]:
+        """The names of the data sets that have rows in the table, in their order: ("",) for one without a name."""
+        return (*dict.fromkeys(self.domain.tolist()),) or ("",)
+
     def name_class(self, label: int, level: int = 0) -> str:
         """Return the name of a class of a level; its number if it has none, "" for `UNKNOWN`."""
         if label == UNKNOWN:
@@ -197,7 +201,7 @@ class ImageTable:
 
     def take(self, rows: NDArray[np.int64]) -> "ImageTable":
         """Return a table of the rows with these indices, in their order; the labels stay the same."""
-        columns = {name: getattr(self, name)[rows] for name in ("paths", "labels", "split", "benchmark", "content")}
+        columns = {name: getattr(self, name)[rows] for name in COLUMNS}
         return replace(self, **columns, excluded=renumber_pairs(self.excluded, len(self), rows, rows))
 
     def renumber(self) -> "ImageTable":

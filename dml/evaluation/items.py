@@ -258,12 +258,14 @@ class BenchmarkList(NamedTuple):
         level: the only level at which the list is evaluated; None for all levels.
         excluded: (Q, M) items of the gallery that each query excludes, padded with -1; None excludes the query itself
             if the queries are their own gallery, and otherwise nothing.
+        domain: name of the data set of the list, where a table joins several; else empty.
     """
 
     queries: Rows
     gallery: Rows | None
     level: int | None
     excluded: Rows | None
+    domain: str = ""
 
     @property
     def searched(self) -> Rows:
@@ -278,11 +280,16 @@ class BenchmarkList(NamedTuple):
 
     def metric_name(self, metric: str) -> str:
         """Return the name that a metric of the list has in metrics.json, which holds those of all lists."""
-        return metric if self.level is None else f"level{self.level}/{metric.rpartition('/')[2]}"
+        return self.prefix + (metric if self.level is None else f"level{self.level}/{metric.rpartition('/')[2]}")
 
     def level_name(self, level: str) -> str:
         """Return what stands before the / in the name that a metric of a level has in metrics.json."""
-        return level if self.level is None else f"level{self.level}"
+        return (self.prefix + (level if self.level is None else f"level{self.level}")).rstrip("/")
+
+    @property
+    def prefix(self) -> str:
+        """What stands before the names of the metrics of a data set, among those of several."""
+        return f"{self.domain}/" if self.domain else ""
 
 
 def has_level_lists(table: ImageTable) -> bool:
@@ -296,20 +303,23 @@ def benchmark_lists(table: ImageTable) -> Iterator[BenchmarkList]:
     Raises:
         InputError: if the splits are not one evaluation.
     """
-    splits = {str(split) for split in np.unique(table.split)}
-    paired = splits == {"query", "gallery"}
-    if not paired and (len(splits) != 1 or splits & {"query", "gallery", ""}):
-        raise InputError(f"evaluation of the splits {sorted(splits)}: expected query and gallery, or one of the others")
-    for level in sorted({*table.benchmark.tolist()} - {EVERY_LEVEL}) or [EVERY_LEVEL]:
-        inside = np.isin(table.benchmark, (EVERY_LEVEL, level))
-        listed_level = None if level == EVERY_LEVEL else level
-        if paired:
-            queries, gallery = (np.flatnonzero(inside & (table.split == split)) for split in ("query", "gallery"))
-            copies = find_equal(table.content[queries], table.content[gallery])
-            pairs = np.concatenate([copies, renumber_pairs(table.excluded, len(table), queries, gallery)])
-            yield BenchmarkList(queries, gallery, listed_level, pad_pairs(pairs, len(queries)))
-        else:
-            yield BenchmarkList(np.flatnonzero(inside), None, listed_level, None)
+    for domain in table.domains:
+        in_domain = table.domain == domain
+        splits = {str(split) for split in np.unique(table.split[in_domain])}
+        paired = splits == {"query", "gallery"}
+        if not paired and (len(splits) != 1 or splits & {"query", "gallery", ""}):
+            expected = "expected query and gallery, or one of the others"
+            raise InputError(f"evaluation of the splits {sorted(splits)}: {expected}")
+        for level in sorted({*table.benchmark[in_domain].tolist()} - {EVERY_LEVEL}) or [EVERY_LEVEL]:
+            inside = in_domain & np.isin(table.benchmark, (EVERY_LEVEL, level))
+            listed_level = None if level == EVERY_LEVEL else level
+            if paired:
+                queries, gallery = (np.flatnonzero(inside & (table.split == split)) for split in ("query", "gallery"))
+                copies = find_equal(table.content[queries], table.content[gallery])
+                pairs = np.concatenate([copies, renumber_pairs(table.excluded, len(table), queries, gallery)])
+                yield BenchmarkList(queries, gallery, listed_level, pad_pairs(pairs, len(queries)), domain)
+            else:
+                yield BenchmarkList(np.flatnonzero(inside), None, listed_level, None, domain)
 
 
 def check_queries(part: ImageTable) -> None:
@@ -326,7 +336,7 @@ def check_queries(part: ImageTable) -> None:
         levels = range(len(part.levels)) if benchmark.level is None else (benchmark.level,)
         for level in levels:
             if not positives.count(level).any():
-                raise InputError(_describe(part, len(benchmark.queries), level, has_gallery=gallery is not None))
+                raise InputError(_describe(part, benchmark, level))
 
 
 def is_of_one_class(part: ImageTable) -> bool:
@@ -348,14 +358,15 @@ def check_validation_classes(part: ImageTable) -> None:
         )
 
 
-def _describe(part: ImageTable, number: int, level: int, *, has_gallery: bool) -> str:
-    source, name = printable(part.source or "dataset"), part.levels[level]
-    if has_gallery:
+def _describe(part: ImageTable, benchmark: BenchmarkList, level: int) -> str:
+    source, name = printable(benchmark.domain or part.source or "dataset"), part.levels[level]
+    number, split = len(benchmark.queries), part.split[benchmark.queries[0]]
+    if benchmark.gallery is not None:
         return (
             f"{source}: none of the {number:,} queries has another image of its {name} in the gallery, so nothing can "
             "be evaluated; the gallery needs images of the queries' classes"
         )
     return (
-        f"{source}: none of the {number:,} images in the {part.split[0]} split has another image of its {name} there, "
+        f"{source}: none of the {number:,} images in the {split} split has another image of its {name} there, "
         "so nothing can be evaluated; a class needs two images or more in a split"
     )

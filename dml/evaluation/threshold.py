@@ -169,9 +169,9 @@ class ThresholdSettings:
 def make_pairs(embeddings: UnitEmbeddings, table: ImageTable) -> LabeledPairs | None:
     """Make the pairs, by their finest labels, of two images of a split, or of a query and an item of the gallery.
 
-    None if they have no cosine similarity, or a list for each level.
+    None if they have no cosine similarity, or a list for each level or data set.
     """
-    if not embeddings.geometry.is_cosine or has_level_lists(table):
+    if not embeddings.geometry.is_cosine or has_level_lists(table) or len(table.domains) > 1:
         return None
     (part,) = benchmark_lists(table)
     queries, labels = embeddings.take(part.queries).rows, table.label_sets[:, 0]

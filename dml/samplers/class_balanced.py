@@ -53,6 +53,7 @@ class ClassBalancedSampler(EpochSampler):
             batch then begins with the rest of it. (If all classes together give less than K - 1 images more than a
             batch, a round is one batch, the images left are skipped, and images of the cut classes may repeat early.)
         batches_per_epoch: number of batches of an epoch, B; None computes it from the number of images.
+        rows: (N,) row indices of the images, for a part of a data set; None for 0 to N - 1.
         seed: seed of all shuffles.
 
     Attributes:
@@ -70,13 +71,14 @@ class ClassBalancedSampler(EpochSampler):
         *,
         short_classes: str = "repeat",
         batches_per_epoch: int | None = None,
+        rows: Ints | None = None,
         seed: int = 0,
     ) -> None:
         check_whole("sampler.images_per_class", images_per_class, least=1)
         check_whole("sampler.batches_per_epoch", 1 if batches_per_epoch is None else batches_per_epoch, least=1)
         check_whole("sampler.seed", seed, least=0)
 
-        self._entries = Entries.from_labels(labels)
+        self._entries, self._part = Entries.from_labels(labels), rows
         sizes = self._entries.sizes
         draw_counts = images_per_draw(sizes, images_per_class, short_classes)
         is_drawn = draw_counts > 0
@@ -106,7 +108,8 @@ class ClassBalancedSampler(EpochSampler):
         piece = max(self._batches_per_pass, SMALLEST_PIECE // self._batch_size)
         for start in range(first, last, piece):
             for number, batch in enumerate(self._batches(start, min(start + piece, last)), start):
-                yield self._entries.find_rows(batch, (self._seed, number, 0, 1))
+                rows = self._entries.find_rows(batch, (self._seed, number, 0, 1))
+                yield rows if self._part is None else self._part[rows]
 
     def _batches(self, first: int, last: int) -> Ints:
         """Draw the batches from first to last - 1 -> (last - first, C·K) row indices."""
