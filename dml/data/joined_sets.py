@@ -32,9 +32,8 @@ def join_tables(tables: Mapping[str, ImageTable]) -> ImageTable:
         labels.append(np.where(padded == UNKNOWN, UNKNOWN, padded + np.array([*map(len, names)])))
         for level, level_names in zip(levels, names, strict=True):
             count = len(table.names[level]) if table.names else table.labels[:, level].max(initial=UNKNOWN) + 1
-            level_names += [
-                _join_name(name, table, table.name_class(label, level), separator) for label in range(count)
-            ]
+            class_names = [table.name_class(label, level) for label in range(count)]
+            level_names += [_join_name(name, class_name, table, separator) for class_name in class_names]
         excluded.append(table.excluded + num_rows)
         domain += [f"{name}/{inner}" if inner else name for inner in table.domain.tolist()]
         num_rows += len(table)
@@ -58,7 +57,6 @@ def _join_name(domain: str, name: str, table: ImageTable, separator: str) -> str
     """Return the name of a class with the data set's before each label in it, around the separator of all data sets."""
     parts = name.split(table.separator) if table.separator else [name]
     if separator and any(separator in part for part in parts):
-        raise InputError(
-            f"{printable(table.source)}: the class {printable(name)} contains {separator!r}, the separator"
-        )
+        line = f"{printable(table.source)}: the class {printable(name)} contains {separator!r}, the separator"
+        raise InputError(f"{line} of labels in another data set")
     return separator.join(f"{domain}/{part}" for part in parts)
