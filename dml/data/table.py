@@ -5,11 +5,13 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dml.data.image_files.parts import COLUMNS, name_part, parse_edges
 from dml.runtime.configuration import dotted_name
 from dml.runtime.errors import InputError
 from dml.runtime.text import printable
@@ -37,7 +39,8 @@ class ImageTable:
     """The table of a data set, with one row for each image.
 
     Args:
-        paths: (N,) strings, paths of the image files. A member of a zip file is written ``archive.zip/member``.
+        paths: (N,) strings, paths of the image files. A member of a zip file is written ``archive.zip/member``. A path
+            may repeat with other boxes; `locations` tells such rows apart, and is what functions open.
         labels: (N, L) int64 labels, level 0 the finest. A row that is evaluated at one level alone may have the label
             `UNKNOWN` at the others.
         split: (N,) strings out of `SPLITS`; an empty string puts the row into no split.
@@ -47,7 +50,10 @@ class ImageTable:
             `EVERY_LEVEL`. An empty array puts all rows into the list of every level.
         source: the files that list the images, for error lines.
         content: (N,) int64, a number that rows share if their image files have the same content, or `UNKNOWN` for a
-            row whose content isn't compared. An empty array makes the content of all rows unknown.
+            row whose content isn't compared. An empty array numbers the files of a table with boxes, so that the parts
+            of an image aren't answers to each other, and makes the content of all other rows unknown.
+        boxes: (N, 4) int64, left, top, right and bottom edge of the part of the image that a row stands for, in pixels
+            of the upright image (EXIF); -1 four times is the whole image. An empty array makes all images whole.
         excluded: (E, 2) int64, pairs of rows: the query in the first row excludes the gallery item in the second one
             from its ranking, as the protocol of the data set says. An empty array excludes nothing.
         is_tree: whether all images of a class have to share their classes at the coarser levels.
@@ -66,24 +72,25 @@ class ImageTable:
     benchmark: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     source: str = ""
     content: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    boxes: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 4), dtype=np.int64))
     excluded: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), dtype=np.int64))
     is_tree: bool = True
     val_fraction: float = 0.0
 
     def __post_init__(self) -> None:
-        if not len(self.content):
-            object.__setattr__(self, "content", np.full(len(self.paths), UNKNOWN, dtype=np.int64))
-        if not len(self.benchmark):
-            object.__setattr__(self, "benchmark", np.full(len(self.paths), EVERY_LEVEL, dtype=np.int64))
+        self._fill_columns()
         lengths = {
             "paths": len(self.paths),
             "labels": len(self.labels),
             "splits": len(self.split),
             "benchmarks": len(self.benchmark),
             "contents": len(self.content),
+            "boxes": len(self.boxes),
         }
         if len({*lengths.values()}) > 1:
             raise InputError(f"image table: {', '.join(f'{length} {column}' for column, length in lengths.items())}")
+        if self.boxes.shape[1:] != (4,) or self.boxes.dtype.kind != "i":
+            raise InputError(f"image table: boxes {self.boxes.shape} of {self.boxes.dtype}, expected (N, 4) integers")
         if self.excluded.shape[1:] != (2,) or not np.isin(self.excluded, np.arange(len(self.paths))).all():
             raise InputError(f"image table: excluded {(*self.excluded.shape,)} isn't pairs of rows of the table")
         if self.labels.ndim != 2 or self.labels.shape[1] != len(self.levels) or not self.levels:
@@ -107,20 +114,24 @@ class ImageTable:
     def from_frame(cls, frame: Any) -> "ImageTable":
         """Make a table of a pandas DataFrame.
 
-        Its columns are those of ``dataset=csv``: path, label (or level0, level1, ... from fine to coarse) and split.
-        Without the last one, a training draws classes for test and validation, as ``dataset=csv`` does.
+        Its columns are those of ``dataset=csv``: path, label (or level0, level1, ... from fine to coarse), split, and
+        those of boxes, x_1, y_1, x_2, y_2. Without a split, a training draws classes for test and validation, as
+        ``dataset=csv`` does.
 
         Raises:
             InputError: if a column is missing, or a value can't be used.
         """
         columns = [str(column) for column in frame.columns]
         levels = sorted(column for column in columns if re.fullmatch(r"level\d+", column)) or ["label"]
-        if missing := {"path", *levels} - {*columns}:
+        box_columns = COLUMNS if {*COLUMNS} & {*columns} else ()
+        if missing := {"path", *levels, *box_columns} - {*columns}:
             raise InputError(f"table: no column {', '.join(sorted(missing))}; path, and label or level0, level1, ...")
         from dml.data.splits import number_classes  # late: it imports this module
 
         labels, names = zip(*(number_classes(map(str, frame[level])) for level in levels), strict=True)
         splits = [str(value) for value in frame["split"]] if "split" in columns else [""] * len(frame)
+        cells = enumerate(zip(*(frame[column].astype("string").fillna("") for column in box_columns), strict=True))
+        boxes = [parse_edges(box, f"table, row {row}") for row, box in cells]
         return cls(
             paths=np.array([str(path) for path in frame["path"]], dtype=np.str_),
             labels=np.stack(labels, axis=1),
@@ -128,7 +139,17 @@ class ImageTable:
             levels=tuple(levels),
             names=names,
             source="table",
+            boxes=np.array(boxes, dtype=np.int64).reshape(-1, 4),
         )
+
+    def _fill_columns(self) -> None:
+        """Give empty columns the values that stand for none."""
+        number, has_boxes = len(self.paths), (self.boxes != UNKNOWN).any()
+        content = np.unique(self.paths, return_inverse=True)[1] if has_boxes else np.full(number, UNKNOWN)
+        values = {"boxes": np.full((number, 4), UNKNOWN), "content": content, "benchmark": np.full(number, EVERY_LEVEL)}
+        for name, column in values.items():
+            if not len(getattr(self, name)):
+                object.__setattr__(self, name, column.astype(np.int64))
 
     def _check_labels(self) -> None:
         if (
@@ -157,6 +178,13 @@ class ImageTable:
     def __len__(self) -> int:
         return len(self.paths)
 
+    @cached_property
+    def locations(self) -> NDArray[np.str_]:
+        """The images (N,) of the rows as functions open them: paths, and parts of images such as ``a.jpg#4,0,9,8``."""
+        if (self.boxes == UNKNOWN).all():
+            return self.paths
+        return np.array([*map(name_part, self.paths.tolist(), self.boxes.tolist())], dtype=np.str_)
+
     def rows(self, *splits: str) -> NDArray[np.int64]:
         """Return the indices of the rows of the splits, in the order of the table."""
         _check_splits(splits)
@@ -178,7 +206,8 @@ class ImageTable:
 
     def take(self, rows: NDArray[np.int64]) -> "ImageTable":
         """Return a table of the rows with these indices, in their order; the labels stay the same."""
-        columns = {name: getattr(self, name)[rows] for name in ("paths", "labels", "split", "benchmark", "content")}
+        names = ("paths", "labels", "split", "benchmark", "content", "boxes")
+        columns = {name: getattr(self, name)[rows] for name in names}
         return replace(self, **columns, excluded=renumber_pairs(self.excluded, len(self), rows, rows))
 
     def renumber(self) -> "ImageTable":
@@ -389,14 +418,14 @@ def find_faults(
 
 def _find_repeated_images(table: ImageTable) -> Iterator[str]:
     # Rows of the same hash are only candidates; the loop below compares their paths and lists.
-    keys = np.fromiter(map(hash, zip(table.paths, table.benchmark, strict=True)), np.int64, len(table))
+    keys = np.fromiter(map(hash, zip(table.locations, table.benchmark, strict=True)), np.int64, len(table))
     _, first, number = np.unique(keys, return_index=True, return_counts=True)
     for i in first[number > 1]:
         rows = np.flatnonzero(keys == keys[i])
-        rows = rows[(table.paths[rows] == table.paths[i]) & (table.benchmark[rows] == table.benchmark[i])]
+        rows = rows[(table.locations[rows] == table.locations[i]) & (table.benchmark[rows] == table.benchmark[i])]
         if len(rows) > 1 and not _is_met_once(table, rows):
             splits = " and ".join(sorted({split or "no" for split in table.split[rows].tolist()}))
-            yield f"image {printable(table.paths[i])} is there {len(rows)} times, in the {splits} split"
+            yield f"image {printable(table.locations[i])} is there {len(rows)} times, in the {splits} split"
 
 
 def _is_met_once(table: ImageTable, rows: NDArray[np.int64]) -> bool:

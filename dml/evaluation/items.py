@@ -289,14 +289,17 @@ def benchmark_lists(table: ImageTable) -> Iterator[BenchmarkList]:
         raise InputError(f"evaluation of the splits {sorted(splits)}: expected query and gallery, or one of the others")
     for level in sorted({*table.benchmark.tolist()} - {EVERY_LEVEL}) or [EVERY_LEVEL]:
         inside = np.isin(table.benchmark, (EVERY_LEVEL, level))
+        queries = gallery = np.flatnonzero(inside)
         listed_level = None if level == EVERY_LEVEL else level
         if paired:
             queries, gallery = (np.flatnonzero(inside & (table.split == split)) for split in ("query", "gallery"))
-            copies = find_equal(table.content[queries], table.content[gallery])
-            pairs = np.concatenate([copies, renumber_pairs(table.excluded, len(table), queries, gallery)])
+        pairs = find_equal(table.content[queries], table.content[gallery])
+        if paired:
+            pairs = np.concatenate([pairs, renumber_pairs(table.excluded, len(table), queries, gallery)])
+        if paired or len(pairs) > len(queries):  # some of which are parts of one image
             yield BenchmarkList(queries, gallery, listed_level, pad_pairs(pairs, len(queries)))
         else:
-            yield BenchmarkList(np.flatnonzero(inside), None, listed_level, None)
+            yield BenchmarkList(queries, None, listed_level, None)
 
 
 def check_queries(part: ImageTable) -> None:

@@ -1,6 +1,7 @@
 """The bytes of image files, in folders or in archives, and stamps that tell whether a file has changed.
 
-``archive.zip/member`` and ``archive.tar/member`` name members; tar files are those of the WebDataset layout.
+``archive.zip/member`` and ``archive.tar/member`` name members; tar files are those of the WebDataset layout. Where a
+path names a part of an image, its file counts.
 """
 
 import hashlib
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dml.data.image_files.parts import split_part
 from dml.runtime.reading import RefusedFileError, check_regular, check_size, read_regular
 
 ARCHIVES = (".zip", ".tar")
@@ -213,6 +215,7 @@ def read_content(path: str, max_bytes: int = MAX_BYTES) -> bytes:
         one of `dml.data.image_files.contents.DAMAGES`: if the archive or its member is damaged, or the member can't be
             unpacked.
     """
+    path, _ = split_part(path)
     archive, member = split_member(path)
     if not member or os.path.exists(path):
         return read_regular(path, max_bytes, OPTION)
@@ -223,11 +226,16 @@ def read_content(path: str, max_bytes: int = MAX_BYTES) -> bytes:
 
 
 def hash_content(path: str, max_bytes: int = MAX_BYTES) -> str:
-    """Return the SHA-256 of what `read_content` reads, hexadecimal; an empty string for what can't be read."""
+    """Return `hash_part` of what `read_content` reads; an empty string for what can't be read."""
     try:
-        return hashlib.sha256(read_content(path, max_bytes)).hexdigest()
+        return hash_part(read_content(path, max_bytes), path)
     except UNREADABLE:
         return ""
+
+
+def hash_part(content: bytes, path: str) -> str:
+    """Return the SHA-256 of an image's bytes, and of the box of a part, hexadecimal: parts of one file differ."""
+    return hashlib.sha256(content + path[len(split_part(path)[0]) :].encode()).hexdigest()
 
 
 def read_stamps(paths: Iterable[str]) -> NDArray[np.int64]:
@@ -240,7 +248,7 @@ def read_stamps(paths: Iterable[str]) -> NDArray[np.int64]:
     """
     archive_stamps: dict[str, Stamp] = {}
     stamps = []
-    for path in paths:
+    for path, _ in map(split_part, paths):
         stamp = _read_stamp(path)
         archive, member = split_member(path)
         if stamp == MISSING and member:
@@ -251,7 +259,7 @@ def read_stamps(paths: Iterable[str]) -> NDArray[np.int64]:
 
 def read_sizes(paths: Iterable[str]) -> list[int]:
     """Return the size in bytes of each file, or unpacked member of an archive; -1 for one that can't be read."""
-    return [_read_size(path) for path in paths]
+    return [_read_size(path) for path, _ in map(split_part, paths)]
 
 
 def _read_size(path: str) -> int:
