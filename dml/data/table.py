@@ -144,12 +144,14 @@ class ImageTable:
 
     def _fill_columns(self) -> None:
         """Give empty columns the values that stand for none."""
-        number, has_boxes = len(self.paths), (self.boxes != UNKNOWN).any()
-        content = np.unique(self.paths, return_inverse=True)[1] if has_boxes else np.full(number, UNKNOWN)
-        values = {"boxes": np.full((number, 4), UNKNOWN), "content": content, "benchmark": np.full(number, EVERY_LEVEL)}
-        for name, column in values.items():
-            if not len(getattr(self, name)):
-                object.__setattr__(self, name, column.astype(np.int64))
+        if not len(self.boxes):
+            object.__setattr__(self, "boxes", np.full((len(self.paths), 4), UNKNOWN, dtype=np.int64))
+        if not len(self.content):
+            is_cropped = (self.boxes != UNKNOWN).any()
+            content = np.unique(self.paths, return_inverse=True)[1] if is_cropped else np.full(len(self.paths), UNKNOWN)
+            object.__setattr__(self, "content", content.astype(np.int64))
+        if not len(self.benchmark):
+            object.__setattr__(self, "benchmark", np.full(len(self.paths), EVERY_LEVEL, dtype=np.int64))
 
     def _check_labels(self) -> None:
         if (

@@ -316,7 +316,8 @@ def check_queries(part: ImageTable) -> None:
         levels = range(len(part.levels)) if benchmark.level is None else (benchmark.level,)
         for level in levels:
             if not positives.count(level).any():
-                raise InputError(_describe(part, len(benchmark.queries), level, has_gallery=gallery is not None))
+                has_gallery = "gallery" in part.split
+                raise InputError(_describe(part, len(benchmark.queries), level, has_gallery=has_gallery))
 
 
 def is_of_one_class(part: ImageTable) -> bool:

@@ -130,6 +130,7 @@ class ImageFile:
             part = find_part(edges, self.height, self.width, self.limits.box_margin)
         self._part = part._replace(top=self._part.top + part.top, left=self._part.left + part.left)
         self.height, self.width = part.height, part.width
+
     def pixels(self, box: Box | None = None, at_least: tuple[int, int] | None = None) -> Tensor:
         """Decode a box of the image, or of the part that it was cropped to, or the whole of it.
 

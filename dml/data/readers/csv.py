@@ -131,7 +131,7 @@ def _read_file(
         levels=levels,
         names=names,
         source=str(file),
-        boxes=np.array(boxes, dtype=np.int64),
+        boxes=np.array(boxes if box_columns else (), dtype=np.int64).reshape(-1, 4),
     )
 
 

@@ -55,9 +55,9 @@ def read(root: str | Path | None) -> ImageTable:
     for level, setup in enumerate(SETUPS.values()):
         for query, entry in zip(queries, entries, strict=True):
             place = f"{path}: gnd of {printable(query)}"
-            judged = [_join_lists(entry, names, len(gallery), place) for names in setup]
+            positives, ignored = (_join_lists(entry, names, len(gallery), place) for names in setup)
             box = parse_edges(_select(entry, "bbx", place) if "bbx" in entry else (), place, rounds=True)
-            tests.append(Query(f"{images}/{query}.jpg", level, *judged, box))
+            tests.append(Query(f"{images}/{query}.jpg", level, positives, ignored, box))
     paths = [f"{images}/{name}.jpg" for name in gallery]
     return make_judged_table(tests, paths, levels=tuple(SETUPS), source=str(path))
 

@@ -352,7 +352,7 @@ async def _answer_refusal(_request: Request, error: Exception) -> JSONResponse:
         status, line, headers = error.status_code, error.detail, error.headers
     elif isinstance(error, RequestValidationError):
         fault: dict[str, Any] = error.errors()[0]
-        status, line = 422, f"{fault['loc'][-1]}: {fault['msg']}"
+        status, line = 422, f"{'.'.join(map(str, fault['loc'][1:]))}: {fault['msg']}"
     return JSONResponse({"error": line}, status_code=status, headers=headers)
 
 
