@@ -8,7 +8,7 @@ import numpy as np
 
 from dml.data.image_files.parts import WHOLE, Edges, parse_edges
 from dml.data.judgments import parse_name
-from dml.data.layout import Layout, read_list_lines, read_list_rows
+from dml.data.layout import Layout, read_list_rows
 from dml.data.splits import number_classes
 from dml.data.table import ImageTable
 from dml.runtime.errors import InputError
@@ -63,8 +63,9 @@ def _read_box(image: Path) -> Edges:
     path = image.with_name(f"{image.stem}_bbox.txt")
     if not path.exists():
         return WHOLE
+    rows = [cells for _, cells in read_list_rows(path, 4)]
     try:
-        x, y, width, height = np.loadtxt(read_list_lines(path), ndmin=2).T
+        x, y, width, height = np.array(rows, dtype=np.float64).T
     except ValueError as error:
         raise InputError(f"{printable(path)}: {printable(error)}; expected x, y, width and height in a line") from error
     return parse_edges([x.min(), y.min(), (x + width).max(), (y + height).max()], printable(path), rounds=True)

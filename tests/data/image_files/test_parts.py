@@ -114,5 +114,5 @@ def test_a_frame_has_boxes() -> None:
 def test_boxes_that_are_none_are_refused() -> None:
     table = ImageTable.from_frame(pd.DataFrame({"path": ["a.png"], "label": ["x"]}))
     for boxes in (np.zeros((1, 3), np.int64), np.zeros((1, 4)), np.zeros((2, 4), np.int64)):
-        with pytest.raises(InputError, match="image table: .*boxes"):
+        with pytest.raises(InputError, match=r"image table: .*boxes"):
             ImageTable(table.paths, table.labels, table.split, table.levels, boxes=boxes)

@@ -79,9 +79,15 @@ def test_queries_of_ilias_are_cropped_to_all_their_boxes(tmp_path: Path, caplog:
     write_lines(tmp_path / "ilias_core/mug_001/pos/P001_00_bbox.txt", ["1 1 5 5"])
     assert ilias.read(tmp_path).boxes.tolist() == [[1, 1, 6, 6], [1, 1, 9, 3], *[WHOLE] * 5]
     assert "1 queries have no _bbox.txt" in caplog.text
-    for line in ("1 2 5", "1 2 5 x"):
+    for line, fault in (
+        ("1 2 5", ", line 1: '1 2 5', expected 4 columns"),
+        ("1 2 5 x", ": .*; expected x, y, width and height in a line"),
+        ("1 2 5 6 7", ": .*; expected x, y, width and height in a line"),
+        ("", ": .*; expected x, y, width and height in a line"),
+        ("1 2 nan 6", r": the box 1\.0,2\.0,nan,8\.0, expected"),
+    ):
         write_lines(tmp_path / "ilias_core/toy_002/query/Q002_00_bbox.txt", [line])
-        with pytest.raises(InputError, match=r"Q002_00_bbox\.txt: .*expected x, y, width and height"):
+        with pytest.raises(InputError, match=rf"Q002_00_bbox\.txt{fault}"):
             ilias.read(tmp_path)
 
 
