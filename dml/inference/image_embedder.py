@@ -30,11 +30,12 @@ from dml.ops.poincare import join_in_ball
 from dml.ops.precision import full_float32
 from dml.run.model_builders import make_fingerprint
 from dml.runtime.console import progress_bar
-from dml.runtime.errors import InputError
+from dml.runtime.errors import InputError, check_installed
 from dml.runtime.text import printable
 
 if TYPE_CHECKING:
     from dml.inference.exporting import ExportReport
+    from dml.inference.mteb_encoder import MtebEncoder
 
 PRECISIONS = {"32": None, "bf16": torch.bfloat16, "16": torch.float16}
 
@@ -389,6 +390,17 @@ class ImageEmbedder:
 
         images = draw_noise(self) if probe is None else list_probe(self, probe)
         return export_model(self, file, images, quantize=quantize, batch_size=batch_size)
+
+    def as_mteb(self) -> "MtebEncoder":
+        """Return the model as an encoder that ``mteb.evaluate`` tests on tasks of images.
+
+        Raises:
+            InputError: if mteb isn't installed, or the vectors are points of a Poincare ball.
+        """
+        check_installed("mteb", extra="mteb")
+        from dml.inference.mteb_encoder import MtebEncoder
+
+        return MtebEncoder(self)
 
     def push_to_hub(self, repository: str, *, license: str | None = None, private: bool = True) -> str:  # noqa: A002
         """Upload what `save_pretrained` saves to the Hugging Face hub, and return the address.

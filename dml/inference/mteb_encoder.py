@@ -1,0 +1,52 @@
+"""A model as mteb's encoder of images, so that ``mteb.evaluate`` tests it."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mteb.models.abs_encoder import AbsEncoder
+from mteb.models.model_meta import ModelMeta
+from numpy.typing import NDArray
+
+from dml.runtime.errors import InputError
+
+if TYPE_CHECKING:
+    from dml.inference.image_embedder import ImageEmbedder
+
+
+class MtebEncoder(AbsEncoder):  # type: ignore[misc]  # its types are not read, see pyproject.toml
+    """A model that mteb's tasks of images can call; `ImageEmbedder.as_mteb` makes one.
+
+    Args:
+        model: model whose vectors are compared by their cosine.
+
+    Raises:
+        InputError: if the model's vectors are points of a Poincare ball, which mteb would compare by their cosine.
+    """
+
+    def __init__(self, model: "ImageEmbedder") -> None:
+        if model.ball:
+            raise InputError(f"as_mteb: {model.geometry} of {model.settings.name}; mteb compares by the cosine only")
+        self.model = model
+        facts = {
+            "name": f"dml/{model.settings.name}",  # mteb wants a slash in it
+            "revision": model.fingerprint,
+            "modalities": ["image"],
+            "embed_dim": model.dimension,
+        }
+        self.mteb_model_meta = ModelMeta.create_empty(facts)
+
+    def encode(self, inputs: Any, **_: Any) -> NDArray[np.float32]:
+        """Embed the images of a task. -> (N, D) float32, L2-normalized, in the order of the loader
+
+        Args:
+            inputs: loader whose batches are mappings with the key "image": PIL images of any size and mode.
+
+        Raises:
+            InputError: if the task has texts.
+        """
+        parts = []
+        for batch in inputs:
+            if {*batch} & {"text", "audio", "video"} or "image" not in batch:
+                raise InputError(f"mteb: a task of {', '.join(sorted(batch))}; this model embeds images alone")
+            parts.append(self.model.embed(batch["image"]))
+        return np.concatenate(parts)
