@@ -20,7 +20,6 @@ from dml.commands.checked_images import (
 )
 from dml.data.copies import FORMAT, SIDE, measure_traits
 from dml.data.image_files.images import read_image
-from dml.data.image_files.parts import find_part, split_part
 from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.prepared_files import hold_preparation_lock
 from dml.data.prepared.verification import CheckedImage
@@ -112,14 +111,13 @@ def collect_images(
         raise InputError(f"{settings.dataset.name}: {len(table)} images that can be read, at least 2 are compared")
     features = network.embed(set_for_readable(settings), table, folder)
     traits = _load_traits(settings, table, folder)
-    paths = table.locations.tolist()
-    parts = [find_part(split_part(path)[1], checked[path].height, checked[path].width) for path in paths]
+    sizes = [(checked[path].width, checked[path].height) for path in table.locations.tolist()]
     return AuditedImages(
         table=table,
         embeddings=spread_embeddings(features, thresholds.components),
         pictures=traits[:, :-1].reshape(-1, SIDE, SIDE),
         contrasts=traits[:, -1].numpy(),
-        sizes=np.array([(part.width, part.height) for part in parts], dtype=np.int64),
+        sizes=np.array(sizes, dtype=np.int64),
     )
 
 

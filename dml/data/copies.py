@@ -84,8 +84,7 @@ def warn_of_copies(table: ImageTable, limits: ImageLimits = LIMITS, queries: int
         queries: number of query images that are compared with the gallery, evenly spaced; the size of each file of the
             gallery is read too, and the content of those that have the size of such a query.
     """
-    rows = table.rows("query")
-    rows = rows[table.content[rows] == UNKNOWN]  # others exclude their copies
+    rows = np.flatnonzero((table.split == "query") & (table.content == UNKNOWN))  # others exclude their copies
     sampled = rows[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), queries)).astype(np.int64))]
     compared = table.take(np.concatenate([sampled, table.rows("gallery")]))
     in_gallery, count = count_queries_in_gallery(assign_content_ids(compared, None, limits))
@@ -112,8 +111,7 @@ def describe_copies(table: ImageTable, images: Mapping[str, CheckedImage]) -> It
     for first, second in combinations([split for split in SPLITS if len(table.rows(split))], 2):
         paths = {images[path].sha256: path for path in reversed(table.subset(first).locations.tolist())}
         paths.pop("", None)  # the SHA-256 of files that can't be read
-        others = dict.fromkeys(table.subset(second).locations.tolist())
-        shared = [path for path in others if images[path].sha256 in paths]
+        shared = [path for path in dict.fromkeys(table.subset(second).locations) if images[path].sha256 in paths]
         if shared:
             example = f"{printable(shared[0])} is {printable(paths[images[shared[0]].sha256])}"
             finding = f"{format_count(len(shared), 'file')} in {second} with the content of a file in {first}"

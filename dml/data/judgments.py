@@ -56,10 +56,7 @@ def make_camera_table(
 
 
 class Query(NamedTuple):
-    """A query of a level's benchmark list, and the images, rising, that are its positives or aren't in its ranking.
-
-    ``box`` holds the edges of the part of the image that is the query; -1 four times is the whole image.
-    """
+    """A query of a benchmark list, its box, and the images, rising, that are its positives or aren't in its ranking."""
 
     path: str
     level: int

@@ -39,8 +39,8 @@ class ImageTable:
     """The table of a data set, with one row for each image.
 
     Args:
-        paths: (N,) strings, paths of the image files. A member of a zip file is written ``archive.zip/member``. A path
-            may repeat with other boxes; `locations` tells such rows apart, and is what functions open.
+        paths: (N,) strings, paths of the image files. A member of a zip file is written ``archive.zip/member``. Boxes
+            make a path repeat: `locations` tells the rows apart, and is what functions open.
         labels: (N, L) int64 labels, level 0 the finest. A row that is evaluated at one level alone may have the label
             `UNKNOWN` at the others.
         split: (N,) strings out of `SPLITS`; an empty string puts the row into no split.
@@ -50,10 +50,10 @@ class ImageTable:
             `EVERY_LEVEL`. An empty array puts all rows into the list of every level.
         source: the files that list the images, for error lines.
         content: (N,) int64, a number that rows share if their image files have the same content, or `UNKNOWN` for a
-            row whose content isn't compared. An empty array numbers the files of a table with boxes, so that the parts
-            of an image aren't answers to each other, and makes the content of all other rows unknown.
-        boxes: (N, 4) int64, left, top, right and bottom edge of the part of the image that a row stands for, in pixels
-            of the upright image (EXIF); -1 four times is the whole image. An empty array makes all images whole.
+            row whose content isn't compared. An empty array makes it unknown, or the number of the file if there are
+            boxes, as the parts of an image exclude each other.
+        boxes: (N, 4) int64, left, top, right and bottom edge of the part that is meant, in pixels of the upright image;
+            -1 four times is the whole image. An empty array makes all images whole.
         excluded: (E, 2) int64, pairs of rows: the query in the first row excludes the gallery item in the second one
             from its ranking, as the protocol of the data set says. An empty array excludes nothing.
         is_tree: whether all images of a class have to share their classes at the coarser levels.
@@ -85,11 +85,10 @@ class ImageTable:
             "splits": len(self.split),
             "benchmarks": len(self.benchmark),
             "contents": len(self.content),
-            "boxes": len(self.boxes),
         }
         if len({*lengths.values()}) > 1:
             raise InputError(f"image table: {', '.join(f'{length} {column}' for column, length in lengths.items())}")
-        if self.boxes.shape[1:] != (4,) or self.boxes.dtype.kind != "i":
+        if self.boxes.shape != (len(self.paths), 4) or self.boxes.dtype.kind != "i":
             raise InputError(f"image table: boxes {self.boxes.shape} of {self.boxes.dtype}, expected (N, 4) integers")
         if self.excluded.shape[1:] != (2,) or not np.isin(self.excluded, np.arange(len(self.paths))).all():
             raise InputError(f"image table: excluded {(*self.excluded.shape,)} isn't pairs of rows of the table")
@@ -114,9 +113,8 @@ class ImageTable:
     def from_frame(cls, frame: Any) -> "ImageTable":
         """Make a table of a pandas DataFrame.
 
-        Its columns are those of ``dataset=csv``: path, label (or level0, level1, ... from fine to coarse), split, and
-        those of boxes, x_1, y_1, x_2, y_2. Without a split, a training draws classes for test and validation, as
-        ``dataset=csv`` does.
+        Its columns are those of ``dataset=csv``: path, label (or level0, level1, ... from fine to coarse), boxes (x_1,
+        y_1, x_2, y_2) and split. Without the last one, a training draws classes for test and validation, as it does.
 
         Raises:
             InputError: if a column is missing, or a value can't be used.
@@ -208,9 +206,9 @@ class ImageTable:
 
     def take(self, rows: NDArray[np.int64]) -> "ImageTable":
         """Return a table of the rows with these indices, in their order; the labels stay the same."""
-        names = ("paths", "labels", "split", "benchmark", "content", "boxes")
-        columns = {name: getattr(self, name)[rows] for name in names}
-        return replace(self, **columns, excluded=renumber_pairs(self.excluded, len(self), rows, rows))
+        columns = {name: getattr(self, name)[rows] for name in ("labels", "split", "benchmark", "content", "boxes")}
+        excluded = renumber_pairs(self.excluded, len(self), rows, rows)
+        return replace(self, paths=self.paths[rows], **columns, excluded=excluded)
 
     def renumber(self) -> "ImageTable":
         """Return the table with labels from 0 to C - 1 at each level, as proxies need them: no label is unused.

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dml.data.image_files.images import ImageFile
-from dml.data.image_files.parts import Box
+from dml.data.image_files.images import Box, ImageFile
 from dml.runtime.errors import InputError, check_number, check_whole
 
 REDUCING_GAP = 2

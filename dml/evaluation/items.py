@@ -293,10 +293,9 @@ def benchmark_lists(table: ImageTable) -> Iterator[BenchmarkList]:
         listed_level = None if level == EVERY_LEVEL else level
         if paired:
             queries, gallery = (np.flatnonzero(inside & (table.split == split)) for split in ("query", "gallery"))
-        pairs = find_equal(table.content[queries], table.content[gallery])
-        if paired:
-            pairs = np.concatenate([pairs, renumber_pairs(table.excluded, len(table), queries, gallery)])
-        if paired or len(pairs) > len(queries):  # some of which are parts of one image
+        copies = find_equal(table.content[queries], table.content[gallery])
+        if paired or len(copies) > len(queries):  # some of which are parts of one image
+            pairs = np.concatenate([copies, renumber_pairs(table.excluded, len(table), queries, gallery)])
             yield BenchmarkList(queries, gallery, listed_level, pad_pairs(pairs, len(queries)))
         else:
             yield BenchmarkList(queries, None, listed_level, None)
@@ -316,8 +315,7 @@ def check_queries(part: ImageTable) -> None:
         levels = range(len(part.levels)) if benchmark.level is None else (benchmark.level,)
         for level in levels:
             if not positives.count(level).any():
-                has_gallery = "gallery" in part.split
-                raise InputError(_describe(part, len(benchmark.queries), level, has_gallery=has_gallery))
+                raise InputError(_describe(part, len(benchmark.queries), level, has_gallery="gallery" in part.split))
 
 
 def is_of_one_class(part: ImageTable) -> bool:

@@ -33,9 +33,7 @@ LISTS = (".csv", ".tsv", ".txt", ".parquet")
 """The endings of the files that list images."""
 
 ImageInput = str | Path | Image.Image | NDArray[Any] | Tensor
-"""A path, a PIL image, or pixels: an array (H, W, C) or (H, W) uint8, or a tensor (3, H, W) uint8.
-
-A path may name a part of an image, such as ``photo.jpg#10,20,110,220`` (left, top, right and bottom edge in pixels).
+"""A path, also of a part, a PIL image, or pixels: an array (H, W, C) or (H, W) uint8, or a tensor (3, H, W) uint8.
 The C channels of an array are gray, gray and alpha, RGB, or RGB and alpha.
 """
 

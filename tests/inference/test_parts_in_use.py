@@ -80,7 +80,7 @@ def test_commands_take_parts(photos: Path, listed: Path, tmp_path: Path, capsys:
     (result,) = json.loads(capsys.readouterr().out)
     assert result["query"] == result["neighbors"][0]["path"] == locations(photos)[1]
     for box, fault in (
-        ("12,8,24", "--box 12,8,24: the box 12,8,24, expected x_1,y_1"),
+        ("12,8,24", "--box 12,8,24: the box '12,8,24', expected x_1,y_1"),
         ("0,0,24,21", "isn't inside of"),
     ):
         with pytest.raises(SystemExit):

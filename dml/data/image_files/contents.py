@@ -1,7 +1,6 @@
 """The bytes of image files, in folders or in archives, and stamps that tell whether a file has changed.
 
-``archive.zip/member`` and ``archive.tar/member`` name members; tar files are those of the WebDataset layout. Where a
-path names a part of an image, its file counts.
+``archive.zip/member`` and ``archive.tar/member`` name members; tar files are those of the WebDataset layout.
 """
 
 import hashlib
@@ -225,17 +224,13 @@ def read_content(path: str, max_bytes: int = MAX_BYTES) -> bytes:
         raise FileNotFoundError(ENOENT, os.strerror(ENOENT), path) from error
 
 
-def hash_content(path: str, max_bytes: int = MAX_BYTES) -> str:
-    """Return `hash_part` of what `read_content` reads; an empty string for what can't be read."""
+def hash_content(path: str, max_bytes: int = MAX_BYTES, content: bytes | None = None) -> str:
+    """Return the SHA-256 of what `read_content` reads, or has read, and of a part's box; "" for what can't be read."""
+    box = path.removeprefix(split_part(path)[0]).encode()
     try:
-        return hash_part(read_content(path, max_bytes), path)
+        return hashlib.sha256((read_content(path, max_bytes) if content is None else content) + box).hexdigest()
     except UNREADABLE:
         return ""
-
-
-def hash_part(content: bytes, path: str) -> str:
-    """Return the SHA-256 of an image's bytes, and of the box of a part, hexadecimal: parts of one file differ."""
-    return hashlib.sha256(content + path[len(split_part(path)[0]) :].encode()).hexdigest()
 
 
 def read_stamps(paths: Iterable[str]) -> NDArray[np.int64]:

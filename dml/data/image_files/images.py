@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import simplejpeg
@@ -26,7 +27,7 @@ from dml.data.image_files.decoding import (
     reads_heif,
 )
 from dml.data.image_files.limits import ImageLimits
-from dml.data.image_files.parts import Box, Edges, find_part, split_part
+from dml.data.image_files.parts import Edges, find_part, split_part
 from dml.runtime.errors import InputError
 from dml.runtime.reading import RefusedFileError
 from dml.runtime.text import printable
@@ -76,6 +77,15 @@ class ImageMemoryError(InputError):
     """An error for memory that ran out while an image was read; the image file itself may be fine."""
 
 
+class Box(NamedTuple):
+    """A part of an image, in pixels."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+
 class ImageFile:
     """An image file, which is decoded when `pixels` is called, and turned upright.
 
@@ -87,15 +97,13 @@ class ImageFile:
 
     Args:
         path: path of the file, or ``archive.zip/member``, or of a part of either, see `dml.data.image_files.parts`.
-        limits: largest size of the file and of the image, which is measured before it is decoded, the background, and
-            the margin around a part.
+        limits: largest size of the file and of the image, which is measured before decoding, background and margin.
         content: the bytes of the file, if they are in memory already; then ``path`` is its name in error lines. None
             reads the file.
 
     Attributes:
         content: the bytes of the file.
-        size: height and width of the upright image in pixels.
-        height, width: those of the part, or else of the image.
+        size: height and width of the upright image in pixels; ``height`` and ``width`` are those of the part.
 
     Raises:
         UnreadableImageError: if the file is missing, too large or not a regular file, the part isn't inside of the
@@ -127,7 +135,7 @@ class ImageFile:
     def crop(self, edges: Edges) -> None:
         """Keep the part with these edges in what is kept so far, and its margin; with () all of it."""
         with self._name_file_in_errors():
-            part = find_part(edges, self.height, self.width, self.limits.box_margin)
+            part = Box(*find_part(edges, self.height, self.width, self.limits.box_margin))
         self._part = part._replace(top=self._part.top + part.top, left=self._part.left + part.left)
         self.height, self.width = part.height, part.width
 

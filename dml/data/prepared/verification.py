@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dml.data.image_files.contents import Stamp, hash_content, hash_part, read_stamps
+from dml.data.image_files.contents import Stamp, hash_content, read_stamps
 from dml.data.image_files.images import LIMITS, ImageFile, MissingImageError, UnreadableImageError
 from dml.data.image_files.limits import ImageLimits
 from dml.data.prepared.cache import CacheFolder
@@ -148,7 +148,7 @@ def _check_image(path: str, stamp: Stamp, limits: ImageLimits) -> CheckedImage:
         return CheckedImage(*stamp, 0, 0, "", NO_FILE)
     except UnreadableImageError as error:
         return CheckedImage(*stamp, 0, 0, "", printable(error.reason)[:120])
-    return CheckedImage(*stamp, *file.size, hash_part(file.content, path), "")
+    return CheckedImage(*stamp, *file.size, hash_content(path, content=file.content), "")
 
 
 def _journal_path(folder: CacheFolder) -> Path:

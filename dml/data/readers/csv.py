@@ -57,8 +57,7 @@ def read(
     Without one, and without folders of splits in the paths, whole classes are drawn for testing. Other columns are
     passed over, unless their name is close to one of these, which is probably a misspelling.
 
-    The columns ``x_1``, ``y_1``, ``x_2``, ``y_2`` hold the left, top, right and bottom edge of a part of the image, in
-    whole pixels; four empty cells stand for the whole image. An image with several boxes has several lines.
+    The columns ``x_1``, ``y_1``, ``x_2``, ``y_2`` hold a box in pixels; four empty cells stand for the whole image.
 
     Args:
         root: path of the file, or of a folder that holds one .csv file.
@@ -98,8 +97,7 @@ def _read_file(
     cells: dict[str, list[str]] = {name: [] for name in ("path", *levels)}
     box_columns = [header.index(name) for name in COLUMNS if name in header]
     boxes: list[Edges] = []
-    read_columns = {*positions.values(), *box_columns}
-    other_cells = {column: list[str]() for column in range(len(header)) if column not in read_columns}
+    other_cells = {column: list[str]() for column in {*range(len(header))} - {*positions.values(), *box_columns}}
     distinct_cells: dict[int, dict[str, str]] = {column: {} for column in other_cells}
     lines: dict[str, int] = {}
     absolute_folder = file.parent.absolute()
@@ -177,8 +175,7 @@ def _rename_columns(file: Path, header: list[str], columns: Mapping[str, str | N
     for name, file_name in columns.items():
         if not re.fullmatch(r"path|label|level\d+|split|[xy]_[12]", name):
             raise InputError(
-                f"dataset.reader.columns: unknown column {name!r}; path, label, level0, level1..., split and "
-                f"{', '.join(COLUMNS)} are read"
+                f"dataset.reader.columns: unknown column {name!r}; path, label, level0..., split and x_1... are read"
             )
         if file_name not in header:
             raise InputError(f"dataset.reader.columns: {file} has no column {file_name!r} among {_quote(header)}")
@@ -239,8 +236,7 @@ def _find_levels(file: Path, header: list[str], *, needs_labels: bool) -> list[s
             raise InputError(f"{file}, line 1: unknown column {name!r}, is it {close[0]!r}?")
     if not any(header):
         raise InputError(f"{file}, line 1: empty; give {LAYOUT}")
-    optional = ("split", *(() if {*COLUMNS} & {*header} else COLUMNS))
-    missing = [name for name in missing if name not in optional]
+    missing = [name for name in missing if name != "split" and (name not in COLUMNS or {*COLUMNS} & {*header})]
     has_no_labels = missing == ["label"] and {*map(_simplify, header)}.isdisjoint(OTHER_NAMES["label"])
     if missing and (needs_labels or not has_no_labels):
         raise _missing_column_error(file, header, missing)

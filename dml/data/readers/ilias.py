@@ -12,7 +12,6 @@ from dml.data.layout import Layout, read_list_rows
 from dml.data.splits import number_classes
 from dml.data.table import ImageTable
 from dml.runtime.errors import InputError
-from dml.runtime.text import printable
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +45,7 @@ def read(root: str | Path | None) -> ImageTable:
     labels, names = number_classes(row[2] for row in rows)
     boxes = [_read_box(images / row[1]) if row[0] == "query" else WHOLE for row in rows]
     if lacking := boxes.count(WHOLE) - sum(row[0] == "gallery" for row in rows):
-        logger.warning("%s: %d queries have no _bbox.txt, and aren't cropped", printable(folder), lacking)
+        logger.warning("ILIAS: %d queries have no _bbox.txt, and aren't cropped", lacking)
     return ImageTable(
         paths=np.array([f"{images}/{row[1]}" for row in rows], dtype=np.str_),
         labels=labels[:, None],
@@ -67,5 +66,5 @@ def _read_box(image: Path) -> Edges:
     try:
         x, y, width, height = np.array(rows, dtype=np.float64).T
     except ValueError as error:
-        raise InputError(f"{printable(path)}: {printable(error)}; expected x, y, width and height in a line") from error
-    return parse_edges([x.min(), y.min(), (x + width).max(), (y + height).max()], printable(path), rounds=True)
+        raise InputError(f"{path}: {error}; expected x, y, width and height in a line") from error
+    return parse_edges([x.min(), y.min(), (x + width).max(), (y + height).max()], str(path), rounds=True)

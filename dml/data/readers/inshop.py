@@ -18,7 +18,6 @@ LAYOUT = Layout(
     page="https://mmlab.ie.cuhk.edu.hk/projects/DeepFashion/InShopRetrieval.html",
 )
 HEADER = "image_name item_id evaluation_status"
-BOX_HEADER = "image_name clothes_type pose_type x_1 y_1 x_2 y_2"
 SPLITS = ("train", "query", "gallery")
 
 
@@ -36,12 +35,15 @@ def read(root: str | Path | None, *, crop: bool = False) -> ImageTable:
 
     Raises:
         InputError: if a list or the folder of the images is missing, a list can't be parsed, holds another number of
-            images than its first line states, or lacks the box of an image.
+            images than its first line states, or lacks a box.
     """
     folder = LAYOUT.root(root)
     path = LAYOUT.find(folder, "list_eval_partition.txt", "Eval/list_eval_partition.txt")
     images = LAYOUT.find(folder, "img", "img_highres", "Img/img", "Img/img_highres")
-    rows = [cells for _, cells in _read_rows(path, HEADER)]
+    rows = [cells for _, cells in read_list_rows(path, 3, skip=2, header=HEADER)]
+    published = parse_whole_number(read_list_lines(path)[0].strip(), path, "number of images")
+    if len(rows) != published:
+        raise InputError(f"{path}: {len(rows)} images in it, {published} by its first line")
     for image, _, status in rows:
         if status not in SPLITS:
             raise InputError(f"{path}: evaluation_status {status!r} of {image}, expected {', '.join(SPLITS)}")
@@ -57,19 +59,11 @@ def read(root: str | Path | None, *, crop: bool = False) -> ImageTable:
     )
 
 
-def _read_rows(path: Path, header: str) -> list[tuple[str, list[str]]]:
-    """Return the place and the cells of each row of a list, whose first line is the number of rows."""
-    rows = [*read_list_rows(path, len(header.split()), skip=2, header=header)]
-    published = parse_whole_number(read_list_lines(path)[0].strip(), path, "number of images")
-    if len(rows) != published:
-        raise InputError(f"{path}: {len(rows)} images in it, {published} by its first line")
-    return rows
-
-
 def _read_boxes(folder: Path, images: Path, names: Sequence[str]) -> NDArray[np.int64]:
     """Return the boxes (N, 4) of images in the folder ``images``."""
     path = LAYOUT.find(folder, "list_bbox_inshop.txt", "Anno/list_bbox_inshop.txt")
-    edges = {cells[0]: parse_edges(cells[3:], place) for place, cells in _read_rows(path, BOX_HEADER)}
+    rows = read_list_rows(path, 7, skip=2, header="image_name clothes_type pose_type x_1 y_1 x_2 y_2")
+    edges = {cells[0]: parse_edges(cells[3:], place) for place, cells in rows}
     if missing := [name for name in names if name not in edges]:
         raise InputError(f"{path}: no box of {printable(missing[0])}")
     boxes = np.array([edges[name] for name in names], dtype=np.int64)

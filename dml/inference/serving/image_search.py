@@ -33,6 +33,8 @@ A scan of a few bytes takes as long to decode as one of the whole image, so a sm
 """
 DEEPENING = 4
 """The factor by which a search for a label looks at more neighbors if there were too few of the label."""
+Shares = Sequence[float]
+"""The left, top, right and bottom edge of a box, as shares of the width and height of the image; none for all of it."""
 
 logger = logging.getLogger(__name__)
 
@@ -103,33 +105,26 @@ class ImageSearch:
         counts = Counter(self._codes.tolist())
         self.count_by_label = {label: counts[code] for label, code in sorted(codes.items()) if label}
 
-    def find_similar(
-        self, content: bytes, k: int, label: str | None = None, box: Sequence[float] | None = None
-    ) -> list[Neighbor]:
-        """Find the images that are most similar to an uploaded image, or to a part of it, best first.
-
-        ``box`` holds the left, top, right and bottom edge of the part, as shares of the width and height; None is all.
+    def find_similar(self, content: bytes, k: int, label: str | None = None, box: Shares = ()) -> list[Neighbor]:
+        """Find the images that are most similar to an uploaded image, or to a box in it, best first.
 
         Raises:
-            RefusedRequestError: if the upload isn't an image that may be decoded, no image has the label, or the box
-                has no pixel.
+            RefusedRequestError: if it isn't an image that may be decoded, no image has the label, or the box is empty.
         """
         self._find_code(label)  # before the image is decoded
         with _explained_upload():
             self._check_upload(content)
             file = ImageFile("upload", self.limits, content)
-            _crop(file, "upload", box or (0, 0, 1, 1))
+            _crop(file, box or (0, 0, 1, 1), "upload")
             return self._search(file, k, label)
 
-    def find_similar_to_item(
-        self, item: int, k: int, label: str | None = None, box: Sequence[float] | None = None
-    ) -> list[Neighbor]:
+    def find_similar_to_item(self, item: int, k: int, label: str | None = None, box: Shares = ()) -> list[Neighbor]:
         """Find the images that are most similar to an item; it finds itself first. See `find_similar`."""
         self._find_code(label)
         with self._explained_item(item):
             file = self._open(item)
             if box:
-                _crop(file, f"item {item}", box)
+                _crop(file, box, f"item {item}")
             return self._search(file, k, label)
 
     def list_items(self, offset: int, limit: int, label: str | None = None) -> tuple[int, list[Item]]:
@@ -247,16 +242,14 @@ class ImageSearch:
             raise RefusedRequestError(410, f"item {item}: its image file can't be read any more") from error
 
 
-def _crop(file: ImageFile, name: str, box: Sequence[float]) -> None:
-    """Crop a query to a box, see `ImageSearch.find_similar`; refuse one without a pixel, and a strip."""
-    sizes = (file.width, file.height, file.width, file.height)
-    left, top, right, bottom = (round(share * size) for share, size in zip(box, sizes, strict=True))
-    height, width = bottom - top, right - left
-    if min(height, width) < 1:
-        raise RefusedRequestError(422, f"box: {width} x {height} pixels; give left < right and top < bottom")
-    if max(height, width) > MOST_PROPORTIONS * min(height, width):
-        line = f"{name}: {width:,} x {height:,} pixels; no side may be more than {MOST_PROPORTIONS} times the other"
-        raise RefusedRequestError(422, line)
+def _crop(file: ImageFile, box: Shares, name: str) -> None:
+    """Crop a query to a box; refuse an empty one, and a strip."""
+    left, right = (round(share * file.width) for share in box[::2])
+    top, bottom = (round(share * file.height) for share in box[1::2])
+    sides = right - left, bottom - top
+    if min(sides) < 1 or max(sides) > MOST_PROPORTIONS * min(sides):
+        line = f"{sides[0]:,} x {sides[1]:,} pixels; no side may be more than {MOST_PROPORTIONS} times the other"
+        raise RefusedRequestError(422, f"{name}: {line}")
     file.crop((left, top, right, bottom))
 
 

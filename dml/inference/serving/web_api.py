@@ -256,7 +256,7 @@ async def search_by_item(
     search: Search, limiter: Limiter, item: Number, k: Count = 10, label: Label = None, box: Box = None
 ) -> Neighbors:
     """Find the images that are most similar to an item, which finds itself first, or to a part of it."""
-    neighbors = await _compute(limiter, partial(search.find_similar_to_item, item, k, label, box))
+    neighbors = await _compute(limiter, partial(search.find_similar_to_item, item, k, label, box or ()))
     return Neighbors(neighbors=neighbors, space=search.index.space)
 
 
@@ -280,7 +280,7 @@ async def search_by_upload(
     content = BytesIO()  # its bytes are taken out without a copy of them
     try:
         await _read_body(request, content, search.limits.max_image_bytes)
-        neighbors = await _compute(limiter, partial(search.find_similar, content.getvalue(), k, label, box))
+        neighbors = await _compute(limiter, partial(search.find_similar, content.getvalue(), k, label, box or ()))
     finally:
         request.app.state.upload_bytes -= content.tell()
     return Neighbors(neighbors=neighbors, space=search.index.space)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from dml.data.image_files.contents import hash_content, read_sizes, read_stamps
-from dml.data.image_files.images import ImageFile, UnreadableImageError, read_image
+from dml.data.image_files.images import Box, ImageFile, UnreadableImageError, read_image
 from dml.data.image_files.limits import ImageLimits
 from dml.data.image_files.parts import find_part, name_part, split_part
 from dml.data.table import ImageTable
@@ -44,7 +44,7 @@ def test_a_margin_ends_at_the_image(data: st.DataObject) -> None:
     left, right = sorted(data.draw(st.lists(st.integers(0, width), min_size=2, max_size=2, unique=True)))
     top, bottom = sorted(data.draw(st.lists(st.integers(0, height), min_size=2, max_size=2, unique=True)))
     margin = data.draw(st.sampled_from([0.0, 0.1, 0.5, 3.0]))
-    box = find_part((left, top, right, bottom), height, width, margin)
+    box = Box(*find_part((left, top, right, bottom), height, width, margin))
     columns = [
         x for x in range(width) if left - round(margin * (right - left)) <= x < right + round(margin * (right - left))
     ]
@@ -106,7 +106,7 @@ def test_a_frame_has_boxes() -> None:
     with pytest.raises(InputError, match="table: no column y_2"):
         ImageTable.from_frame(frame.drop(columns="y_2"))
     with pytest.raises(
-        InputError, match=r"table, row 0: the box 1\.5,2\.0,5\.0,6\.0, expected x_1,y_1,x_2,y_2 in whole"
+        InputError, match=r"table, row 0: the box '1\.5,2\.0,5\.0,6\.0', expected x_1,y_1,x_2,y_2 in whole"
     ):
         ImageTable.from_frame(frame.assign(x_1=[1.5, None, 0]))
 

@@ -37,11 +37,11 @@ def test_a_list_has_several_boxes_of_an_image(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "fault"),
     [
-        ("a.jpg,cup,4,4,0,30", r"line 3: the box 4,0,4,30, expected x_1,y_1,x_2,y_2 in whole pixels, 0 <= x_1 < x_2"),
-        ("a.jpg,cup,-1,4,0,30", "line 3: the box -1,0,4,30, expected"),
-        ("a.jpg,cup,0,4.5,0,30", r"line 3: the box 0,0,4\.5,30, expected"),
-        ("a.jpg,cup,0,4,,30", "line 3: the box 0,,4,30, expected"),
-        ("a.jpg,cup,0,inf,0,nan", "line 3: the box 0,0,inf,nan, expected"),
+        ("a.jpg,cup,4,4,0,30", r"line 3: the box '4,0,4,30', expected x_1,y_1,x_2,y_2 in whole pixels, 0 <= x_1 < x_2"),
+        ("a.jpg,cup,-1,4,0,30", "line 3: the box '-1,0,4,30', expected"),
+        ("a.jpg,cup,0,4.5,0,30", r"line 3: the box '0,0,4\.5,30', expected"),
+        ("a.jpg,cup,0,4,,30", "line 3: the box '0,,4,30', expected"),
+        ("a.jpg,cup,0,inf,0,nan", "line 3: the box '0,0,inf,nan', expected"),
         ("z.jpg,cup,0,4,0,4", r"line 3: z\.jpg stands in line 2 already"),
     ],
 )
@@ -69,7 +69,7 @@ def test_queries_of_roxford_are_cropped(tmp_path: Path) -> None:
     (tmp_path / LIST).write_bytes(
         pickle.dumps(TRUTH | {"gnd": [{**entry, "bbx": [3, 0, 2, 4]} for entry in TRUTH["gnd"]]})
     )
-    with pytest.raises(InputError, match="gnd of all_souls_1: the box 3,0,2,4, expected"):
+    with pytest.raises(InputError, match="gnd of all_souls_1: the box '3,0,2,4', expected"):
         roxford.read(tmp_path)
 
 
@@ -84,7 +84,7 @@ def test_queries_of_ilias_are_cropped_to_all_their_boxes(tmp_path: Path, caplog:
         ("1 2 5 x", ": .*; expected x, y, width and height in a line"),
         ("1 2 5 6 7", ": .*; expected x, y, width and height in a line"),
         ("", ": .*; expected x, y, width and height in a line"),
-        ("1 2 nan 6", r": the box 1\.0,2\.0,nan,8\.0, expected"),
+        ("1 2 nan 6", r": the box '1\.0,2\.0,nan,8\.0', expected"),
     ):
         write_lines(tmp_path / "ilias_core/toy_002/query/Q002_00_bbox.txt", [line])
         with pytest.raises(InputError, match=rf"Q002_00_bbox\.txt{fault}"):

@@ -41,8 +41,8 @@ def test_a_part_finds_what_its_pixels_find(client: TestClient, index: Index) -> 
         ([0.1, 0.2, 0.3], "box: List should have at least 4 items"),
         ([0, 0, 1, 1.5], "box.3: Input should be less than or equal to 1"),
         ([0, 0, "nan", 1], "box.2: Input should be less"),
-        ([0.5, 0, 0.4, 1], "box: -2 x 20 pixels; give left < right and top < bottom"),
-        ([0, 0.5, 1, 0.51], "box: 24 x 0 pixels"),
+        ([0.5, 0, 0.4, 1], "item 7: -2 x 20 pixels; no side may be"),
+        ([0, 0.5, 1, 0.51], "item 7: 24 x 0 pixels"),
     ],
 )
 def test_a_box_that_is_none_is_refused(client: TestClient, box: list[Any], fault: str) -> None:

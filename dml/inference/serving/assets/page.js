@@ -2,15 +2,12 @@
 "use strict";
 
 (() => {
-  const [facts, crop, query, whole, queryName, file, label, count, error, title, explanation, results, more] = [
-    ...["facts", "crop", "query", "whole", "query-name", "file", "label", "count", "error", "title", "explanation"],
-    ...["results", "more"],
-  ].map((id) => document.getElementById(id));
+  const [facts, crop, query, whole, queryName, file, label, count, error, title, explanation, results, more] =
+    "facts crop query whole query-name file label count error title explanation results more"
+      .split(" ").map((id) => document.getElementById(id));
   const [picker, part] = [query.parentElement, query.nextElementSibling];
-  const LEAST_PART = 8; // pixels on the screen: what is drawn smaller is a click
   const PAGE = 48;
   const PICTURE = 224; // pixels: twice the width of a tile, for screens of a high density
-  const QUERY_PICTURE = 640;
   const SVG = "http://www.w3.org/2000/svg";
   let index = null;
   let upload = null; // a promise of the query's bytes; null if the query is an item, whose number is in the address
@@ -156,7 +153,7 @@
     box = edges;
     part.hidden = whole.hidden = !edges.length;
     const [left, top, right, bottom] = edges.map((share) => 100 * share);
-    Object.assign(part.style, { left: `${left}%`, top: `${top}%`, right: `${100 - right}%`, bottom: `${100 - bottom}%` });
+    part.style.inset = `${top}% ${100 - right}% ${100 - bottom}% ${left}%`;
   }
 
   /** Let the pointer draw the part to search by, from where it went down. */
@@ -172,11 +169,10 @@
       const end = toShares(move);
       chooseBox([Math.min, Math.max].flatMap((choose) => end.map((share, i) => choose(share, start[i]))));
     };
-    picker.onpointerup = picker.onpointercancel = ({ type }) => {
-      picker.onpointermove = picker.onpointerup = picker.onpointercancel = null;
-      const isDrawn = box !== earlier && Math.min(part.offsetWidth, part.offsetHeight) >= LEAST_PART;
-      if (type === "pointerup" && isDrawn) search();
-      else chooseBox(earlier);
+    picker.onlostpointercapture = () => {
+      picker.onpointermove = null;
+      if (box !== earlier && Math.min(part.offsetWidth, part.offsetHeight) > 8) search();
+      else chooseBox(earlier); // it was a click
     };
   }
 
@@ -240,7 +236,7 @@
     upload = null;
     const item = location.hash.slice(1);
     if (/^\d+$/.test(item)) {
-      showQuery(`api/items/${item}/image?size=${QUERY_PICTURE}`, "");
+      showQuery(`api/items/${item}/image?size=${3 * PICTURE}`, "");
       search();
       try {
         const { name, label: own } = await ask(`api/items/${item}`);
