@@ -46,6 +46,7 @@ def join_tables(tables: Mapping[str, ImageTable]) -> ImageTable:
         names=tuple(map(tuple, names)),
         benchmark=np.concatenate([table.benchmark for table in tables.values()]),
         source=", ".join(f"{name}: {table.source}" for name, table in tables.items()),
+        boxes=np.concatenate([table.boxes for table in tables.values()]),
         excluded=np.concatenate(excluded),
         domain=np.array(domain, dtype=np.str_),
         is_tree=all(table.is_tree for table in tables.values()),

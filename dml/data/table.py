@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dml.data.image_files import parts
 from dml.runtime.configuration import dotted_name
 from dml.runtime.errors import InputError
 from dml.runtime.text import printable
@@ -26,7 +27,7 @@ EVERY_LEVEL = -1
 UNKNOWN = -1
 """A label or a ``content`` that isn't known."""
 
-COLUMNS = ("paths", "labels", "split", "benchmark", "content", "domain")
+COLUMNS = ("paths", "labels", "split", "benchmark", "content", "boxes", "domain")
 """The attributes of a table that have a value for each row."""
 
 RESERVED_LEVELS = frozenset(
@@ -42,7 +43,8 @@ class ImageTable:
     """The table of a data set, with one row for each image.
 
     Args:
-        paths: (N,) strings, paths of the image files. A member of a zip file is written ``archive.zip/member``.
+        paths: (N,) strings, paths of the image files. A member of a zip file is written ``archive.zip/member``. Boxes
+            make a path repeat: `locations` tells the rows apart, and is what functions open.
         labels: (N, L) int64 labels, level 0 the finest. A row that is evaluated at one level alone may have the label
             `UNKNOWN` at the others.
         split: (N,) strings out of `SPLITS`; an empty string puts the row into no split.
@@ -52,7 +54,10 @@ class ImageTable:
             `EVERY_LEVEL`. An empty array puts all rows into the list of every level.
         source: the files that list the images, for error lines.
         content: (N,) int64, a number that rows share if their image files have the same content, or `UNKNOWN` for a
-            row whose content isn't compared. An empty array makes the content of all rows unknown.
+            row whose content isn't compared. An empty array makes it unknown, or the number of the file if there are
+            boxes, as the parts of an image exclude each other.
+        boxes: (N, 4) int64, left, top, right and bottom edge of the part that is meant, in pixels of the upright image;
+            -1 four times is the whole image. An empty array makes all images whole.
         excluded: (E, 2) int64, pairs of rows: the query in the first row excludes the gallery item in the second one
             from its ranking, as the protocol of the data set says. An empty array excludes nothing.
         domain: (N,) strings, name of the data set of a row, where the table joins several (`dml.data.joined_sets`); an
@@ -75,6 +80,7 @@ class ImageTable:
     benchmark: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     source: str = ""
     content: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    boxes: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 4), dtype=np.int64))
     excluded: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), dtype=np.int64))
     domain: NDArray[np.str_] = field(default_factory=lambda: np.empty(0, dtype=np.str_))
     is_tree: bool = True
@@ -82,12 +88,12 @@ class ImageTable:
     separator: str = ""
 
     def __post_init__(self) -> None:
-        for column, value in {"content": UNKNOWN, "benchmark": EVERY_LEVEL, "domain": ""}.items():
-            if not len(getattr(self, column)):
-                object.__setattr__(self, column, np.full(len(self.paths), value))
+        self._fill_columns()
         lengths = {f"{name.rstrip('s')}s": len(getattr(self, name)) for name in COLUMNS}
         if len({*lengths.values()}) > 1:
             raise InputError(f"image table: {', '.join(f'{length} {column}' for column, length in lengths.items())}")
+        if self.boxes.shape != (len(self.paths), 4) or self.boxes.dtype.kind != "i":
+            raise InputError(f"image table: boxes {self.boxes.shape} of {self.boxes.dtype}, expected (N, 4) integers")
         if self.excluded.shape[1:] != (2,) or not np.isin(self.excluded, np.arange(len(self.paths))).all():
             raise InputError(f"image table: excluded {(*self.excluded.shape,)} isn't pairs of rows of the table")
         if self.labels.ndim != 2 or self.labels.shape[1] != len(self.levels) or not self.levels:
@@ -111,22 +117,25 @@ class ImageTable:
     def from_frame(cls, frame: Any, separator: str = "") -> "ImageTable":
         """Make a table of a pandas DataFrame.
 
-        Its columns are those of ``dataset=csv``: path, label (or level0, level1, ... from fine to coarse) and split.
-        Without the last one, a training draws classes for test and validation, as ``dataset=csv`` does. The separator
-        is the text between the labels of an image that has several.
+        Its columns are those of ``dataset=csv``: path, label (or level0, level1, ... from fine to coarse), boxes (x_1,
+        y_1, x_2, y_2) and split. Without the last one, a training draws classes for test and validation, as it does.
+        The separator is the text between the labels of an image that has several.
 
         Raises:
             InputError: if a column is missing, or a value can't be used.
         """
         columns = [str(column) for column in frame.columns]
         levels = sorted(column for column in columns if re.fullmatch(r"level\d+", column)) or ["label"]
-        if missing := {"path", *levels} - {*columns}:
+        box_columns = parts.COLUMNS if {*parts.COLUMNS} & {*columns} else ()
+        if missing := {"path", *levels, *box_columns} - {*columns}:
             raise InputError(f"table: no column {', '.join(sorted(missing))}; path, and label or level0, level1, ...")
         from dml.data.splits import number_classes  # late: it imports this module
 
         cells = [[join_labels(str(cell), separator, "table") for cell in frame[level]] for level in levels]
         labels, names = zip(*map(number_classes, cells), strict=True)
         splits = [str(value) for value in frame["split"]] if "split" in columns else [""] * len(frame)
+        edges = zip(*(frame[column].astype("string").fillna("") for column in box_columns), strict=True)
+        boxes = [parts.parse_edges(cells, f"table, row {row}") for row, cells in enumerate(edges)]
         return cls(
             paths=np.array([str(path) for path in frame["path"]], dtype=np.str_),
             labels=np.stack(labels, axis=1),
@@ -135,7 +144,22 @@ class ImageTable:
             names=names,
             source="table",
             separator=separator,
+            boxes=np.array(boxes, dtype=np.int64).reshape(-1, 4),
         )
+
+    def _fill_columns(self) -> None:
+        """Give empty columns the values that stand for none."""
+        if not len(self.content) and (self.boxes != UNKNOWN).any():
+            object.__setattr__(self, "content", np.unique(self.paths, return_inverse=True)[1])
+        none: dict[str, Any] = {
+            "boxes": [UNKNOWN] * 4,
+            "content": UNKNOWN,
+            "benchmark": EVERY_LEVEL,
+            "domain": "",
+        }
+        for column, value in none.items():
+            if not len(getattr(self, column)):
+                object.__setattr__(self, column, np.full((len(self.paths), *np.shape(value)), value))
 
     def _check_labels(self) -> None:
         if (
@@ -168,6 +192,13 @@ class ImageTable:
     def label_sets(self) -> NDArray[np.int64]:
         """The labels (N, L), or the numbers of all labels of an image (N, L, W), see `dml.ops.pairs.related`."""
         return number_label_sets(self.labels, self.names, self.separator)
+
+    @cached_property
+    def locations(self) -> NDArray[np.str_]:
+        """The images (N,) of the rows as functions open them: paths, and parts of images such as ``a.jpg#4,0,9,8``."""
+        if (self.boxes == UNKNOWN).all():
+            return self.paths
+        return np.array([*map(parts.name_part, self.paths.tolist(), self.boxes.tolist())], dtype=np.str_)
 
     def check_single_labels(self, option: str) -> None:
         """Make sure that images have a single label, so that an option can give whole classes to a split."""
@@ -438,14 +469,14 @@ def find_faults(
 
 def _find_repeated_images(table: ImageTable) -> Iterator[str]:
     # Rows of the same hash are only candidates; the loop below compares their paths and lists.
-    keys = np.fromiter(map(hash, zip(table.paths, table.benchmark, strict=True)), np.int64, len(table))
+    keys = np.fromiter(map(hash, zip(table.locations, table.benchmark, strict=True)), np.int64, len(table))
     _, first, number = np.unique(keys, return_index=True, return_counts=True)
     for i in first[number > 1]:
         rows = np.flatnonzero(keys == keys[i])
-        rows = rows[(table.paths[rows] == table.paths[i]) & (table.benchmark[rows] == table.benchmark[i])]
+        rows = rows[(table.locations[rows] == table.locations[i]) & (table.benchmark[rows] == table.benchmark[i])]
         if len(rows) > 1 and not _is_met_once(table, rows):
             splits = " and ".join(sorted({split or "no" for split in table.split[rows].tolist()}))
-            yield f"image {printable(table.paths[i])} is there {len(rows)} times, in the {splits} split"
+            yield f"image {printable(table.locations[i])} is there {len(rows)} times, in the {splits} split"
 
 
 def _is_met_once(table: ImageTable, rows: NDArray[np.int64]) -> bool:

@@ -106,7 +106,7 @@ class Evaluation(NamedTuple):
 class Evaluator:
     """Evaluates embeddings of the rows of a table.
 
-    - Rows of one split are their own gallery.
+    - Rows of one split are their own gallery. A query excludes itself, and the other parts of its image.
     - Rows of "query" search those of "gallery". A query excludes its pairs in `ImageTable.excluded`, and the
       gallery's copies of its image, which are rows of the same content under other names (`ImageTable.content`).
     - Rows that are evaluated at level b alone (`ImageTable.benchmark`) are a separate list, in which an item is a

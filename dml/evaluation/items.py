@@ -312,14 +312,16 @@ def benchmark_lists(table: ImageTable) -> Iterator[BenchmarkList]:
             raise InputError(f"evaluation of the splits {sorted(splits)}: {expected}")
         for level in sorted({*table.benchmark[in_domain].tolist()} - {EVERY_LEVEL}) or [EVERY_LEVEL]:
             inside = in_domain & np.isin(table.benchmark, (EVERY_LEVEL, level))
+            queries = gallery = np.flatnonzero(inside)
             listed_level = None if level == EVERY_LEVEL else level
             if paired:
                 queries, gallery = (np.flatnonzero(inside & (table.split == split)) for split in ("query", "gallery"))
-                copies = find_equal(table.content[queries], table.content[gallery])
+            copies = find_equal(table.content[queries], table.content[gallery])
+            if paired or len(copies) > len(queries):  # some of which are parts of one image
                 pairs = np.concatenate([copies, renumber_pairs(table.excluded, len(table), queries, gallery)])
                 yield BenchmarkList(queries, gallery, listed_level, pad_pairs(pairs, len(queries)), domain)
             else:
-                yield BenchmarkList(np.flatnonzero(inside), None, listed_level, None, domain)
+                yield BenchmarkList(queries, None, listed_level, None, domain)
 
 
 def check_queries(part: ImageTable) -> None:
@@ -361,7 +363,7 @@ def check_validation_classes(part: ImageTable) -> None:
 def _describe(part: ImageTable, benchmark: BenchmarkList, level: int) -> str:
     source, name = printable(benchmark.domain or part.source or "dataset"), part.levels[level]
     number, split = len(benchmark.queries), part.split[benchmark.queries[0]]
-    if benchmark.gallery is not None:
+    if split == "query":
         return (
             f"{source}: none of the {number:,} queries has another image of its {name} in the gallery, so nothing can "
             "be evaluated; the gallery needs images of the queries' classes"

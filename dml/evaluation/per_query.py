@@ -159,9 +159,9 @@ def join_lists(table: ImageTable, lists: Sequence[PerQuery], neighbors: int, **d
     )
     return QueryTable.from_rankings(
         joined,
-        table.paths[joined.queries],
+        table.locations[joined.queries],
         table.labels[joined.queries],
-        gallery_paths=table.paths,
+        gallery_paths=table.locations,
         gallery_labels=table.labels,
         **described,
     )

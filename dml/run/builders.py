@@ -15,7 +15,7 @@ from dml.data.class_splits import take_some_classes
 from dml.data.copies import assign_content_ids, warn_of_copies
 from dml.data.prepared.cache import CacheFolder
 from dml.data.readability import check_readability
-from dml.data.table import UNKNOWN, ImageTable
+from dml.data.table import ImageTable
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.monitor import has_time_for_clusters, make_further_config, make_validation_config
 from dml.evaluation.names import MetricName, list_evaluated_heads, select_joint
@@ -59,9 +59,9 @@ def build_table(settings: Settings, *, needs_fold: bool = True) -> ImageTable:
         images = take_some_classes(images, classes=QUICK_CLASSES, images=QUICK_IMAGES)
     if not compares_contents(settings):
         return images
-    images = assign_content_ids(images, find_cache_folder(settings), settings.data.limits)
+    compared = assign_content_ids(images, find_cache_folder(settings), settings.data.limits)
     is_compared = np.isin(images.domain, _list_domains(settings, queries_in_gallery=True))
-    return replace(images, content=np.where(is_compared, images.content, UNKNOWN))
+    return replace(images, content=np.where(is_compared, compared.content, images.content))
 
 
 def check_readable(settings: Settings, images: ImageTable) -> None:
@@ -96,7 +96,7 @@ def read_other_labels(settings: Settings, images: ImageTable) -> dict[str, Image
         tables[name] = read_table(
             read_settings(dataset, DatasetSettings), settings.data.max_list_bytes
         ).select_evaluated("test")
-        if not np.array_equal(tables[name].paths, tested.paths):
+        if not np.array_equal(tables[name].locations, tested.locations):
             raise InputError(
                 f"evaluation.other_labels.{name}: {dataset.name} has {len(tables[name])} test images, which aren't the "
                 f"{len(tested)} of {settings.dataset.name}"

@@ -88,6 +88,7 @@ class DataSettings:
     max_pixels: Count = key()
     max_list_bytes: Count = key()
     background: str = key(formerly="none")
+    box_margin: Annotated[float, Ge(0)] = key()
     eval_batch_size: Count = key()
     pin_memory: bool | Literal["auto"] = key()
     cache: str | None = key(is_path=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dml.data.image_files.parts import COLUMNS, Edges, name_part, parse_edges
 from dml.data.image_listing import is_passed_over
 from dml.data.layout import Layout, read_csv_rows
 from dml.data.splits import complete_splits, number_classes, read_split_columns
@@ -58,6 +59,8 @@ def read(
     Without one, and without folders of splits in the paths, whole classes are drawn for testing. Other columns are
     passed over, unless their name is close to one of these, which is probably a misspelling.
 
+    The columns ``x_1``, ``y_1``, ``x_2``, ``y_2`` hold a box in pixels; four empty cells stand for the whole image.
+
     Args:
         root: path of the file, or of a folder that holds one .csv file.
         test_fraction: see `dml.data.splits.complete_splits`, as for the next two.
@@ -70,8 +73,8 @@ def read(
             takes each cell for one label.
 
     Raises:
-        InputError: if a column is missing, a cell is empty, a split is unknown, an image is listed twice, or the splits
-            are incomplete; the message names the file, and the line if a line is at fault.
+        InputError: if a column is missing, a cell is empty, a split or a box can't be one, an image or a part of one is
+            listed twice, or the splits are incomplete; the message names the file, and the line if a line is at fault.
     """
     table = _read_file(root, columns or {}, encoding, str(separator or ""))
     return complete_splits(table, test_fraction=test_fraction, val_fraction=val_fraction, seed=seed)
@@ -96,7 +99,9 @@ def _read_file(
     levels = tuple(_find_levels(file, header, needs_labels=needs_labels))
     positions = {name: header.index(name) for name in ("path", *levels) if name in header}
     cells: dict[str, list[str]] = {name: [] for name in ("path", *levels)}
-    other_cells = {column: list[str]() for column in range(len(header)) if column not in positions.values()}
+    box_columns = [header.index(name) for name in COLUMNS if name in header]
+    boxes: list[Edges] = []
+    other_cells = {column: list[str]() for column in {*range(len(header))} - {*positions.values(), *box_columns}}
     distinct_cells: dict[int, dict[str, str]] = {column: {} for column in other_cells}
     lines: dict[str, int] = {}
     absolute_folder = file.parent.absolute()
@@ -114,7 +119,8 @@ def _read_file(
             if len(distinct_cells[column]) > MOST_SPLIT_VALUES and header[column] != "split":
                 del other_cells[column]
         # only this key is without "..": where a folder is a link, the path without it leads elsewhere
-        image = os.path.normpath(absolute_folder / cells["path"][-1])
+        boxes.append(parse_edges([row[column] for column in box_columns], f"{file}, line {line}"))
+        image = name_part(os.path.normpath(absolute_folder / cells["path"][-1]), boxes[-1])
         if lines.setdefault(image, line) != line:
             raise InputError(f"{file}, line {line}: {cells['path'][-1]} stands in line {lines[image]} already")
     if not lines:
@@ -129,6 +135,7 @@ def _read_file(
         names=names,
         source=str(file),
         separator=separator,
+        boxes=np.array(boxes if box_columns else (), dtype=np.int64).reshape(-1, 4),
     )
 
 
@@ -170,9 +177,9 @@ def _rename_columns(file: Path, header: list[str], columns: Columns) -> list[str
     # a name such as 0 comes from the command line as a number
     columns = {str(name): str(file_name) for name, file_name in columns.items() if file_name is not None}
     for name, file_name in columns.items():
-        if not re.fullmatch(r"path|label|level\d+|split", name):
+        if not re.fullmatch(r"path|label|level\d+|split|[xy]_[12]", name):
             raise InputError(
-                f"dataset.reader.columns: unknown column {name!r}; path, label, level0, level1... and split are read"
+                f"dataset.reader.columns: unknown column {name!r}; path, label, level0..., split and x_1... are read"
             )
         if file_name not in header:
             raise InputError(f"dataset.reader.columns: {file} has no column {file_name!r} among {_quote(header)}")
@@ -222,18 +229,18 @@ def _find_levels(file: Path, header: list[str], *, needs_labels: bool) -> list[s
     Unless the file needs labels, "label" may be none of its columns, if no other column has one of its `OTHER_NAMES`.
     """
     level_columns = [name for name in header if re.fullmatch(r"level\d+", name)]
-    repeated = [name for name in ("path", "label", *level_columns, "split") if header.count(name) > 1]
+    repeated = [name for name in ("path", "label", *level_columns, "split", *COLUMNS) if header.count(name) > 1]
     if repeated:
         raise InputError(f"{file}, line 1: the column {repeated[0]} is there twice")
     levels = [f"level{i}" for i in range(len(level_columns))] or ["label"]
-    missing = [name for name in ("path", *levels, "split") if name not in header]
+    missing = [name for name in ("path", *levels, "split", *COLUMNS) if name not in header]
     for name in header:
         close = difflib.get_close_matches(name.lower(), missing, n=1, cutoff=0.75)
         if close and name not in level_columns:
             raise InputError(f"{file}, line 1: unknown column {name!r}, is it {close[0]!r}?")
     if not any(header):
         raise InputError(f"{file}, line 1: empty; give {LAYOUT}")
-    missing = [name for name in missing if name != "split"]
+    missing = [name for name in missing if name != "split" and (name not in COLUMNS or {*COLUMNS} & {*header})]
     has_no_labels = missing == ["label"] and {*map(_simplify, header)}.isdisjoint(OTHER_NAMES["label"])
     if missing and (needs_labels or not has_no_labels):
         raise _missing_column_error(file, header, missing)
