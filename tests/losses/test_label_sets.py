@@ -69,7 +69,17 @@ def test_a_loss_of_single_labels_says_so(name: str) -> None:
 def test_which_losses_need_single_labels() -> None:
     """Those of proxies, of a boundary for each class, of clusters, and of the a-th image of each class."""
     assert {*LOSSES} - {*TAKEN} == {
-        *("arcface", "cluster", "cosface", "csl", "facility_location", "happier", "happier_f", "happier_f_release"),
+        *(
+            "arcface",
+            "by_set",
+            "cluster",
+            "cosface",
+            "csl",
+            "facility_location",
+            "happier",
+            "happier_f",
+            "happier_f_release",
+        ),
         *("hyperbolic", "margin", "normalized_softmax", "proxy_anchor", "proxy_nca", "simplex", "soft_triple"),
         *("softmax", "sub_center_arcface"),
     }
