@@ -62,7 +62,7 @@ def test_one_label_an_image_gives_the_same_bits(name: str) -> None:
 @pytest.mark.parametrize("name", sorted({*LOSSES} - {*TAKEN}))
 def test_a_loss_of_single_labels_says_so(name: str) -> None:
     loss = build(name)
-    with pytest.raises(InputError, match=r"^loss: \w+Loss needs a single label of each image; "):
+    with pytest.raises(InputError, match=r"^loss: \w+ needs a single label of each image; "):
         check_takes_label_sets(loss)
 
 
