@@ -54,7 +54,7 @@ def join_tables(tables: Mapping[str, ImageTable]) -> ImageTable:
     )
 
 
-def _join_name(domain: str, name: str, table: ImageTable, separator: str) -> str:
+def _join_name(domain: str, table: ImageTable, name: str, separator: str) -> str:
     """Return the name of a class with the data set's before each label in it, around the separator of all data sets."""
     parts = name.split(table.separator) if table.separator else [name]
     if separator and any(separator in part for part in parts):

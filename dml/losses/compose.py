@@ -71,6 +71,8 @@ class BySet(Loss):
         first_classes: (D, L) number of the first class of each data set at each level; the run sets it.
     """
 
+    needs_classes = True
+
     def __init__(self, inner: Sequence[nn.Module], first_classes: Sequence[Sequence[int]]) -> None:
         super().__init__()
         self.inner, self.first_classes = nn.ModuleList(inner), [list(classes) for classes in first_classes]
@@ -80,7 +82,7 @@ class BySet(Loss):
     @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor, indices: Tensor | None = None) -> Tensor:
         """Compute the loss of embeddings (B, D) with labels (B, L) -> scalar."""
-        total = embeddings.new_zeros(())
+        total, labels = embeddings.new_zeros(()), labels.flatten(1)
         first_classes = labels.new_tensor(self.first_classes)
         set_of_row = (labels[:, :1] >= first_classes[:, 0]).sum(dim=1) - 1
         for number, loss in enumerate(self.inner):
