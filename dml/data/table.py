@@ -52,12 +52,12 @@ class ImageTable:
         content: (N,) int64, a number that rows share if their image files have the same content, or `UNKNOWN` for a
             row whose content isn't compared. An empty array makes it unknown, or the number of the file if there are
             boxes, as the parts of an image exclude each other.
-        boxes: (N, 4) int64, left, top, right and bottom edge of the part that is meant, in pixels of the upright image;
-            -1 four times is the whole image. An empty array makes all images whole.
         excluded: (E, 2) int64, pairs of rows: the query in the first row excludes the gallery item in the second one
             from its ranking, as the protocol of the data set says. An empty array excludes nothing.
         is_tree: whether all images of a class have to share their classes at the coarser levels.
         val_fraction: probability with which each class was drawn for ``val`` by its name; 0 if none was drawn so.
+        boxes: (N, 4) int64, left, top, right and bottom edge of the part that is meant, in pixels of the upright image;
+            -1 four times is the whole image. An empty array makes all images whole.
 
     Raises:
         InputError: if the columns have different lengths, a split or a level is unknown, a label is negative or has no
@@ -72,10 +72,10 @@ class ImageTable:
     benchmark: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     source: str = ""
     content: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    boxes: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 4), dtype=np.int64))
     excluded: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), dtype=np.int64))
     is_tree: bool = True
     val_fraction: float = 0.0
+    boxes: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 4), dtype=np.int64))
 
     def __post_init__(self) -> None:
         self._fill_columns()
