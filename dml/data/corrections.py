@@ -20,7 +20,7 @@ from dml.runtime.paths import expand_home
 from dml.runtime.text import format_count, printable
 
 ACTIONS = ("keep", "drop", "relabel", "same_class")
-PATH_COLUMNS = ("path", "other_path")
+PATH_COLUMNS = ("path", "other_path", "path_1", "path_2")
 
 
 @dataclass(frozen=True)

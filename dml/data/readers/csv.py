@@ -13,7 +13,7 @@ from dml.data.image_files.parts import COLUMNS, Edges, name_part, parse_edges
 from dml.data.image_listing import is_passed_over
 from dml.data.layout import Layout, read_csv_rows
 from dml.data.splits import complete_splits, number_classes, read_split_columns
-from dml.data.table import SPLITS, ImageTable
+from dml.data.table import SPLITS, ImageTable, join_labels
 from dml.runtime.errors import InputError
 from dml.runtime.paths import URL
 from dml.runtime.text import printable
@@ -36,6 +36,7 @@ OTHER_NAMES = {
     ),
 }
 """Names that columns often have elsewhere, in lower case and without blanks, hyphens and underscores."""
+Columns = Mapping[str, str | None]
 MOST_SPLIT_VALUES = 50
 """The largest number of different values in a column that may hold splits."""
 
@@ -46,8 +47,9 @@ def read(
     test_fraction: float | None = 0.5,
     val_fraction: float = 0.0,
     seed: int = 0,
-    columns: Mapping[str, str | None] | None = None,
+    columns: Columns | None = None,
     encoding: str = "utf-8",
+    separator: str | None = None,
 ) -> ImageTable:
     """Read images that a text file lists, one line an image, with commas, semicolons or tabs between the cells.
 
@@ -67,12 +69,14 @@ def read(
         columns: the file's names of the columns, by the names above, such as ``{"path": "image", "label": "class"}``;
             columns that aren't mentioned have the names above. None for "split" passes over columns of splits.
         encoding: encoding of the file, such as utf-8 or cp1252.
+        separator: text between the labels in a cell, such as "|" in "beach|sea", of images that have several; None
+            takes each cell for one label.
 
     Raises:
         InputError: if a column is missing, a cell is empty, a split or a box can't be one, an image or a part of one is
             listed twice, or the splits are incomplete; the message names the file, and the line if a line is at fault.
     """
-    table = _read_file(root, columns or {}, encoding)
+    table = _read_file(root, columns or {}, encoding, str(separator or ""))
     return complete_splits(table, test_fraction=test_fraction, val_fraction=val_fraction, seed=seed)
 
 
@@ -85,7 +89,7 @@ def read_listed(root: str | Path | None) -> ImageTable:
 
 
 def _read_file(
-    root: str | Path | None, columns: Mapping[str, str | None], encoding: str, *, needs_labels: bool = True
+    root: str | Path | None, columns: Columns, encoding: str, separator: str = "", *, needs_labels: bool = True
 ) -> ImageTable:
     """Return the table of a file, with "" as the split where the file has none."""
     file = _find_file(root)
@@ -107,7 +111,8 @@ def _read_file(
                 f"{file}, line {line}: {len(row)} {'cell' if len(row) == 1 else 'cells'}, the header has {len(header)}"
             )
         for name, column in positions.items():
-            cells[name].append(_check_cell(row[column], name, f"{file}, line {line}"))
+            cell = _check_cell(row[column], name, place := f"{file}, line {line}")
+            cells[name].append(cell if name == "path" else join_labels(cell, separator, place))
         for column in [*other_cells]:
             cell = row[column].strip()
             other_cells[column].append(distinct_cells[column].setdefault(cell, cell))  # one object for all rows
@@ -129,13 +134,12 @@ def _read_file(
         levels=levels,
         names=names,
         source=str(file),
+        separator=separator,
         boxes=np.array(boxes if box_columns else (), dtype=np.int64).reshape(-1, 4),
     )
 
 
-def _read_splits(
-    file: Path, cells: Mapping[str, list[str]], lines: Sequence[int], columns: Mapping[str, str | None]
-) -> list[str]:
+def _read_splits(file: Path, cells: Mapping[str, list[str]], lines: Sequence[int], columns: Columns) -> list[str]:
     """Return the split of each line by its cells in the columns that are no path or label; "" if none names it."""
     if columns.get("split", "split") is None:
         return [""] * len(lines)
@@ -166,7 +170,7 @@ def _find_file(root: str | Path | None) -> Path:
     raise InputError(f"dataset.root={root}: {count} in it; give the path of {LAYOUT}{other}")
 
 
-def _rename_columns(file: Path, header: list[str], columns: Mapping[str, str | None]) -> list[str]:
+def _rename_columns(file: Path, header: list[str], columns: Columns) -> list[str]:
     """Return the header with the reader's names of the columns in place of the file's names."""
     if not isinstance(columns, Mapping):
         raise InputError(f"dataset.reader.columns={columns}: must be a mapping, such as {{path: file, label: kind}}")
