@@ -56,14 +56,14 @@ class ImageTable:
         content: (N,) int64, a number that rows share if their image files have the same content, or `UNKNOWN` for a
             row whose content isn't compared. An empty array makes it unknown, or the number of the file if there are
             boxes, as the parts of an image exclude each other.
-        boxes: (N, 4) int64, left, top, right and bottom edge of the part that is meant, in pixels of the upright image;
-            -1 four times is the whole image. An empty array makes all images whole.
         excluded: (E, 2) int64, pairs of rows: the query in the first row excludes the gallery item in the second one
             from its ranking, as the protocol of the data set says. An empty array excludes nothing.
         domain: (N,) strings, name of the data set of a row, where the table joins several (`dml.data.joined_sets`); an
             empty array puts all rows into one data set, without a name.
         is_tree: whether all images of a class have to share their classes at the coarser levels.
         val_fraction: probability with which each class was drawn for ``val`` by its name; 0 if none was drawn so.
+        boxes: (N, 4) int64, left, top, right and bottom edge of the part that is meant, in pixels of the upright image;
+            -1 four times is the whole image. An empty array makes all images whole.
         separator: text between the labels of an image in the name of its class, which is then the class of all images
             with these labels; "" where an image has a single label.
 
@@ -80,11 +80,11 @@ class ImageTable:
     benchmark: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     source: str = ""
     content: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    boxes: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 4), dtype=np.int64))
     excluded: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), dtype=np.int64))
     domain: NDArray[np.str_] = field(default_factory=lambda: np.empty(0, dtype=np.str_))
     is_tree: bool = True
     val_fraction: float = 0.0
+    boxes: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 4), dtype=np.int64))
     separator: str = ""
 
     def __post_init__(self) -> None:
