@@ -46,6 +46,7 @@ def join_tables(tables: Mapping[str, ImageTable]) -> ImageTable:
         names=tuple(map(tuple, names)),
         benchmark=np.concatenate([table.benchmark for table in tables.values()]),
         source=", ".join(f"{name}: {table.source}" for name, table in tables.items()),
+        content=np.concatenate([table.content for table in tables.values()]),
         boxes=np.concatenate([table.boxes for table in tables.values()]),
         excluded=np.concatenate(excluded),
         domain=np.array(domain, dtype=np.str_),

@@ -1,5 +1,6 @@
 """Several tables in one: classes never meet, hierarchies stay trees, and protocols stay those of each table."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -86,3 +87,12 @@ def test_labels_of_two_data_sets_are_never_the_same() -> None:
     clash = make("c", [[0]], ("label",), names=(("sea|sun",),))
     with pytest.raises(InputError, match=r"the class sea\|sun contains '\|', the separator"):
         join_tables({"photos": several, "others": clash})
+
+
+def test_boxes_and_what_they_exclude_stay_those_of_a_table() -> None:
+    boxes = np.array([[0, 0, 4, 4], [2, 2, 8, 8], [-1, -1, -1, -1]])
+    parts = replace(make("p", [[0], [1], [1]], ("label",)), paths=np.array(["a.jpg", "a.jpg", "b.jpg"]), boxes=boxes)
+    parts = replace(parts, content=np.empty(0, dtype=np.int64))
+    joined = join_tables({"parts": parts, "whole": make("w", [[0], [0]], ("label",))})
+    assert joined.locations.tolist() == ["a.jpg#0,0,4,4", "a.jpg#2,2,8,8", "b.jpg", "w0.jpg", "w1.jpg"]
+    assert joined.content.tolist() == [0, 0, 1, -1, -1]  # parts of one image exclude each other
