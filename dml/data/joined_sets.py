@@ -33,7 +33,7 @@ def join_tables(tables: Mapping[str, ImageTable]) -> ImageTable:
         for level, level_names in zip(levels, names, strict=True):
             count = len(table.names[level]) if table.names else table.labels[:, level].max(initial=UNKNOWN) + 1
             class_names = [table.name_class(label, level) for label in range(count)]
-            level_names += [_join_name(name, class_name, table, separator) for class_name in class_names]
+            level_names += [_join_name(name, table, class_name, separator) for class_name in class_names]
         excluded.append(table.excluded + num_rows)
         domain += [f"{name}/{inner}" if inner else name for inner in table.domain.tolist()]
         num_rows += len(table)
