@@ -41,13 +41,11 @@ class DistractorFolder:
 
     def __init__(self, path: Path, state: Path | None = None) -> None:
         self.state, self._shards = state, list[_Shard]()
-        openers = {".npy": _open_array, ".parquet": _open_parquet}
-        for file in sorted(path.iterdir()) if path.is_dir() else [path]:
-            if file.suffix in openers and not file.name.startswith("."):
-                try:
-                    self._shards.append(openers[file.suffix](file))
-                except (ValueError, OSError, EOFError, KeyError, pa.ArrowException) as error:
-                    raise InputError(f"{printable(file)}: no embeddings can be read: {printable(error)}") from error
+        for file in list_embedding_files(path):
+            try:
+                self._shards.append(OPENERS[file.suffix](file))
+            except (ValueError, OSError, EOFError, KeyError, pa.ArrowException) as error:
+                raise InputError(f"{printable(file)}: no embeddings can be read: {printable(error)}") from error
         if not self._shards:
             raise InputError(
                 f"{printable(path)}: no .npy or .parquet file of embeddings; dml embed makes one of images"
@@ -129,3 +127,12 @@ def _open_parquet(file: Path) -> _Shard:
             yield batch.column(0).flatten().to_numpy().reshape(-1, kind.list_size)
 
     return _Shard(file, opened.metadata.num_rows, facts.get(b"fingerprint", b"").decode(), read)
+
+
+OPENERS = {".npy": _open_array, ".parquet": _open_parquet}
+
+
+def list_embedding_files(path: Path) -> list[Path]:
+    """List the files of embeddings in a folder by name, or of a file itself, if it is one by its name."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    return [file for file in files if file.suffix in OPENERS and not file.name.startswith(".")]

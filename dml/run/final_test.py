@@ -16,7 +16,7 @@ from torch import Tensor
 from dml.data.copies import count_queries_in_gallery
 from dml.data.pair_lists import read_pairs
 from dml.data.table import ImageTable
-from dml.evaluation.distractor_folder import DistractorFolder
+from dml.evaluation.distractor_folder import DistractorFolder, list_embedding_files
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.metric import OF_RANKS
@@ -34,6 +34,7 @@ from dml.report.page import write_pictures
 from dml.report.provenance import describe_vector
 from dml.run import builders
 from dml.run.evaluators import build_metric_config, build_rerankings, build_threshold_settings
+from dml.run.further_images import embed_distractors, embed_further_images
 from dml.run.gallery_test import open_gallery_run, search_other_gallery
 from dml.run.model_builders import list_decisive, make_fingerprint
 from dml.run.settings import Settings
@@ -81,7 +82,7 @@ def run_test(
     images.tested_on = split
     model = embedder.model
     other_run = open_gallery_run(settings, sum(model.embed_dims[head] for head in model.chosen_heads))
-    distractors = _open_distractors(settings, stage, model, run)
+    distractors = _open_distractors(stage, trainer, embedder, run)
     trainer.test(embedder, images, verbose=False)
     evaluation, rows = settings.evaluation, embedder.embedded.rows
     table = images.table.select_evaluated(split)
@@ -144,14 +145,24 @@ def _describe_embeddings(model: AnyModel, curvature: float) -> Metrics:
     return {"vector": vector} | chosen
 
 
-def _open_distractors(settings: Settings, stage: Stage, model: AnyModel, run: RunFolder) -> DistractorFolder | None:
-    """Open ``evaluation.distractors``, and print whether they are known to be of the tested model; None without any."""
+def _open_distractors(
+    stage: Stage, trainer: Trainer, embedder: ModelEmbedder, run: RunFolder
+) -> DistractorFolder | None:
+    """Open ``evaluation.distractors``, and print whether they are known to be of the tested model; None without any.
+
+    Images are embedded with it into files of the run's folder, unless they are there.
+    """
+    settings = stage.settings
     if settings.evaluation.distractors is None:
         return None
-    distractors = DistractorFolder(expand_home(settings.evaluation.distractors), run.evaluations_folder / "distractors")
+    path, state = expand_home(settings.evaluation.distractors), run.evaluations_folder / "distractors"
     config: Any = OmegaConf.to_container(stage.config, resolve=True)
-    merge_updates(merged := deepcopy(model))
-    is_known = distractors.check(fingerprint := make_fingerprint(list_decisive(config), merged))
+    merge_updates(merged := deepcopy(embedder.model))
+    fingerprint = make_fingerprint(list_decisive(config), merged)
+    if is_of_images := path.is_dir() and not list_embedding_files(path):
+        path = embed_distractors(settings, trainer, embedder, path, state, fingerprint)
+    distractors = DistractorFolder(path, state)
+    is_known = distractors.check(fingerprint) or is_of_images
     origin = "the tested model" if is_known else f"a model that not all files name; the tested one is {fingerprint}"
     rank_zero_only(console.print)(f"[bold]gallery[/]  {len(distractors):,} distractors, of {in_markup(origin)}")
     return distractors
@@ -172,11 +183,9 @@ def _verify_pairs(settings: Settings, trainer: Trainer, embedder: ModelEmbedder)
     if settings.evaluation.pairs is None:
         return {}
     pairs = read_pairs(settings.evaluation.pairs)
-    uncached = replace(settings, data=replace(settings.data, cache=None))
-    trainer.test(embedder, builders.build_evaluation_data(uncached, pairs.images), verbose=False)
-    embedded = embedder.embedded.embeddings[CHOSEN_HEADS]
-    vectors = torch.full((len(pairs.images), embedded.shape[1]), torch.nan)
-    vectors[embedder.embedded.rows] = UnitEmbeddings.normalize(embedded).rows
+    embedded = embed_further_images(settings, trainer, embedder, pairs.images)
+    vectors = torch.full((len(pairs.images), embedded.embeddings[CHOSEN_HEADS].shape[1]), torch.nan)
+    vectors[embedded.rows] = UnitEmbeddings.normalize(embedded.embeddings[CHOSEN_HEADS]).rows
     similarities = (vectors[pairs.rows[0]] * vectors[pairs.rows[1]]).sum(dim=1).numpy()
     is_read = ~np.isnan(similarities)
     metrics = verify_pairs(similarities[is_read], pairs.is_same[is_read], pairs.folds[is_read])

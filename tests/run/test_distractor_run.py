@@ -50,6 +50,24 @@ def test_a_test_among_distractors_has_both_metrics(
 
     assert len([*(run / "evaluations" / "distractors").glob("*.npz")]) == 1
 
+    for name in ("images", "images_again"):  # embedded once, and the same
+        dispatch(
+            [
+                "evaluate",
+                *evaluate[:2],
+                f"evaluation.distractors={tmp_path / 'photos'}",
+                f"hydra.run.dir={tmp_path / name}",
+            ]
+        )
+        assert "60 distractors, of the tested model" in capfd.readouterr().out
+        (kept,) = (run / "evaluations" / "distractors").glob("images-*/*.npy")
+        of_images = metrics(tmp_path / name)
+        for metric in expected:
+            assert of_images[f"distractors/{metric}"] == pytest.approx(found[f"distractors/{metric}"], abs=1e-6)
+        if name == "images":
+            written = kept.stat().st_mtime_ns
+    assert kept.stat().st_mtime_ns == written
+
     array = tmp_path / "far"
     array.mkdir()
     np.save(array / "0.npy", far.astype(np.float16))
