@@ -119,7 +119,7 @@ def take_some_classes(table: ImageTable, *, classes: int, images: int) -> ImageT
         classes: largest number of classes that are kept of train, of val, and of the test splits together.
         images: largest number of images that are kept of each class in each split.
     """
-    labels = _labels_of_evaluated_level(table)
+    labels = _labels_of_evaluated_level(table.separate_unlabeled())
     is_kept = np.zeros(len(table), dtype=np.bool_)
     for splits in (("train",), ("val",), TEST_SPLITS):
         for benchmark in range(EVERY_LEVEL, len(table.levels)):

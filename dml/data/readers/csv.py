@@ -5,6 +5,7 @@ import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +82,14 @@ def read_listed(root: str | Path | None) -> ImageTable:
     return _read_file(root, {"split": None}, "utf-8", needs_labels=False)
 
 
+def read_partly_labeled(root: str | Path | None) -> ImageTable:
+    """Read the images of a file with their splits; those without a label have the label `UNKNOWN`."""
+    table = _read_file(root, {}, "utf-8", needs_labels=False)
+    is_lacking = [bool(names) and names[0] == "" for names in table.names]  # the empty name is the first in order
+    names = tuple(names[lacks:] for names, lacks in zip(table.names, is_lacking, strict=True))
+    return replace(table, labels=table.labels - np.array(is_lacking), names=names)
+
+
 def _read_file(
     root: str | Path | None, columns: Mapping[str, str | None], encoding: str, *, needs_labels: bool = True
 ) -> ImageTable:
@@ -102,7 +111,8 @@ def _read_file(
                 f"{file}, line {line}: {len(row)} {'cell' if len(row) == 1 else 'cells'}, the header has {len(header)}"
             )
         for name, column in positions.items():
-            cells[name].append(_check_cell(row[column], name, f"{file}, line {line}"))
+            is_needed = needs_labels or name == "path"
+            cells[name].append(_check_cell(row[column], name, f"{file}, line {line}") if is_needed else row[column].strip())
         for column in [*other_cells]:
             cell = row[column].strip()
             other_cells[column].append(distinct_cells[column].setdefault(cell, cell))  # one object for all rows
@@ -205,6 +215,8 @@ def _missing_column_error(file: Path, header: list[str], missing: list[str]) -> 
     }
     if not all(likely.get(name) for name in missing):
         option = "for dataset=csv, or the names of your columns in dataset.reader.columns"
+        if missing == ["label"]:
+            option += "; dataset=unlabeled trains without labels"
         return InputError(f"{fault}; give {LAYOUT} ({option})")
     columns = ", ".join(f"{name}: {cell}" for name, cell in likely.items())
     renamed = ", ".join(f"{cell} to {name}" for name, cell in likely.items())
