@@ -24,6 +24,8 @@ OPTIONS = (
     *("--config-path", "--config-name", "--config-dir", "--experimental-rerun", "--info"),
 )
 """Hydra's options; it also takes the beginning of a name."""
+SET = re.compile(r"^(dataset\.sets\.[^.=]+=)")
+"""The beginning of an argument that chooses one of several data sets."""
 WORDS = re.compile(r"""'(?:\\.|[^'])*'|"(?:\\.|[^"])*"|[^\s\[\]{},:'"](?:[^\[\]{},:]|:(?=//))*""")
 """The words in a list or a mapping, with the quotes that some of them have."""
 
@@ -85,6 +87,15 @@ def replace_resize_option(arguments: Sequence[str]) -> list[str]:
     return overrides
 
 
+def replace_set_choices(arguments: Sequence[str]) -> list[str]:
+    """Replace ``dataset.sets.NAME=CHOICE`` by Hydra's ``+dataset@dataset.sets.NAME=CHOICE``.
+
+    >>> replace_set_choices(["dataset.sets.photos=csv", "dataset.sets.photos.root=a.csv"])
+    ['+dataset@dataset.sets.photos=csv', 'dataset.sets.photos.root=a.csv']
+    """
+    return [SET.sub(r"+dataset@\1", argument) for argument in arguments]
+
+
 def check_choices(arguments: Sequence[str]) -> None:
     """Make sure that a group is given the name of a choice: for null and for numbers Hydra raises an exception.
 
@@ -96,14 +107,15 @@ def check_choices(arguments: Sequence[str]) -> None:
     is_sweep = asks_for_sweep(arguments)
     for argument in arguments:
         key, _, value = argument.partition("=")
-        if key not in GROUPS:
+        group = "dataset" if SET.match(argument) else key
+        if group not in GROUPS:
             continue
-        if re.fullmatch(r"null|true|false|[+-]?\d+(\.\d*)?", value, re.IGNORECASE):
-            choices = sorted(path.stem for path in (CONF / key).glob("*.yaml"))
+        if re.fullmatch(r"null|true|false|[+-]?\d+(\.\d*)?|\{.*", value, re.IGNORECASE):
+            choices = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
             shown = ", ".join(sorted(choices, key=lambda name: name != "none")[:3])
             raise InputError(f"{printable(argument)}: must be the name of a choice, such as {shown or 'a file there'}")
         names = value.strip("[]").replace(" ", "")
-        is_refused = key not in MERGED if value.startswith("[") else not is_sweep
+        is_refused = group not in MERGED if value.startswith("[") else not is_sweep
         if "," in names and re.fullmatch(r"[\w/,-]+", names) and is_refused:
             raise InputError(f"{argument}: must be one choice; -m {key}={names} runs each in turn")
 

@@ -58,7 +58,7 @@ def check_and_summarize(
         folder: folder of the prepared files, whose lock is held.
         whole_table: all images of the data set; only a table of all can be written to ``table.parquet``.
     """
-    with progress_bar("verified", len({*table.paths.tolist()})) as advance:
+    with progress_bar("verified", len({*table.locations.tolist()})) as advance:
         images = check_images(
             table,
             folder,
@@ -87,9 +87,9 @@ def take_readable(table: ImageTable, images: dict[str, CheckedImage]) -> ImageTa
     Raises:
         InputError: if none can.
     """
-    readable = [not images[path].error for path in table.paths.tolist()]
+    readable = [not images[path].error for path in table.locations.tolist()]
     if not any(readable):
-        first = str(table.paths[0])
+        first = str(table.locations[0])
         raise InputError(
             f"{table.source}: none of {format_count(len(table), 'image')} can be read, the first: "
             f"{printable(first)}: {images[first].error}{suggest_slashes(first)}"

@@ -3,7 +3,9 @@
 import os
 from argparse import Namespace
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from dml.commands.command_parser import (
@@ -41,6 +43,7 @@ def compress_vectors(arguments: Sequence[str]) -> None:
     options = _parser().parse_args(arguments)
     with one_line_errors():
         from dml.evaluation.compression import format_rows, make_values
+        from dml.retrieval.compressed_vectors import count_threads
         from dml.runtime.run_files import write_values
 
         path = options.output or _choose_folder(expand_home(options.model)).compression_file
@@ -50,18 +53,24 @@ def compress_vectors(arguments: Sequence[str]) -> None:
                 f"{printable(options.model)}: its vectors are compared by {model.geometry} distance; dml compress "
                 "measures vectors that are compared by cosine"
             )
-        rows = list(_measure(model, options))
-        step = model.settings.training.get("step")
-        described = {"split": options.split, "fingerprint": model.fingerprint, "threads": _count_threads()}
-        values = described | ({} if step is None else {"step": step}) | make_values(rows)
+        other = options.gallery and load_for_many_images(options.gallery, options.device, trust=options.trust)
+        if other and (other.ball or other.dimension != model.dimension):
+            raise InputError(
+                f"--gallery {printable(options.gallery)}: its vectors have {other.dimension} dimensions, compared by "
+                f"{other.geometry}; those of the queries have {model.dimension}, compared by cosine"
+            )
+        rows = list(_measure(model, other, options))
+        described = {"split": options.split, "fingerprint": model.fingerprint, "threads": count_threads()}
+        described |= {"step": model.settings.training.get("step"), "gallery_fingerprint": other and other.fingerprint}
+        values = {name: value for name, value in described.items() if value is not None} | make_values(rows)
         print_line(format_rows(rows))
         path.parent.mkdir(parents=True, exist_ok=True)
         write_values(path, values, {})
         print_line(f"{printable(path)}")
 
 
-def _measure(model: "ImageEmbedder", options: Namespace) -> Any:
-    """Embed the training images and the tested ones, and measure."""
+def _measure(model: "ImageEmbedder", other: "ImageEmbedder | None", options: Namespace) -> Any:
+    """Embed the training images and the tested ones, by the model of ``--gallery`` too, and measure."""
     from dml.evaluation.compression import choose_prefixes, measure_compression
     from dml.evaluation.geometry import UnitEmbeddings
     from dml.inference.split_embeddings import build_evaluator, embed_split, read_data_set
@@ -69,18 +78,25 @@ def _measure(model: "ImageEmbedder", options: Namespace) -> Any:
     head_dims = {head: model.model.embed_dims[head] for head in model.heads}
     prefixes = choose_prefixes(options.prefixes, head_dims)
     settings, table = read_data_set(model, root=options.root)
-    train, test = (
-        embed_split(model, table, split, progress=True, **embedding_options(options))
-        for split in ("train", options.split)
-    )
+    tables, units = {"train": table, options.split: table}, []
+    for embedder, split in product((model, other) if other else (model,), [*tables]):
+        began = perf_counter()
+        tables[split], vectors = embed_split(
+            embedder, tables[split], split, progress=True, **embedding_options(options)
+        )
+        if other:
+            speed = len(vectors) / (perf_counter() - began)
+            print_line(f"model {embedder.fingerprint}: {speed:,.1f} images/s of the split {split}, reading included")
+        units.append(UnitEmbeddings.normalize(vectors))
     return measure_compression(
-        UnitEmbeddings.normalize(train.vectors).rows,
-        UnitEmbeddings.normalize(test.vectors),
+        units[0].rows,
+        units[1],
         head_dims,
-        build_evaluator(settings, table, test.table),
+        build_evaluator(settings, table, tables[options.split]),
         prefixes,
         options.rescore,
         model.model.concatenation,
+        [part.rows for part in units[2:]],
     )
 
 
@@ -106,13 +122,6 @@ def _choose_folder(place: Path) -> "RunFolder":
     return folder
 
 
-def _count_threads() -> int:
-    """Return the number of threads of FAISS's searches, which the speed depends on."""
-    from dml.retrieval.compressed_vectors import count_threads
-
-    return count_threads()
-
-
 def _parser() -> CommandParser:
     parser = CommandParser("compress", DESCRIPTION, EXAMPLES)
     parser.add_model()
@@ -127,6 +136,7 @@ def _parser() -> CommandParser:
         help="dimensions of each head in the prefixes (default: halves of the largest head, from 8 on)",
     )
     parser.add_number("--rescore", 100, "neighbors that are sorted again by float32 vectors")
+    parser.add_argument("--gallery", metavar="MODEL", help="model whose vectors the queries search in further rows")
     parser.add_argument(
         "--root",
         metavar="FOLDER",

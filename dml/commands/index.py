@@ -60,7 +60,7 @@ def index_images(arguments: Sequence[str]) -> None:
     else:
         with continuing(), one_line_errors():
             _refuse(options, ("output", "factory", "parameters"), "not with --to")
-            _upload(options)
+            upload(options)
 
 
 def _add_store_options(parser: CommandParser) -> None:
@@ -140,7 +140,8 @@ def _check(options: argparse.Namespace) -> None:
         print_line(f"  {recall:.3f} ({low:.3f} to {high:.3f}) by {count:,} of {printable(label)}")
 
 
-def _upload(options: argparse.Namespace) -> None:
+def upload(options: argparse.Namespace) -> None:
+    """Upload the images of ``dml index --to``, or of ``dml upgrade --to``, and print how many."""
     from dml.inference.vector_stores.stores import StoreAddress, check_name
 
     address = StoreAddress.parse(options.to)  # mistakes are told before imports that take seconds
@@ -152,16 +153,8 @@ def _upload(options: argparse.Namespace) -> None:
 
     shard = Shard.parse("1/1" if options.shard is None else options.shard)
     model = load_for_many_images(options.model, options.device, trust=options.trust)
-    report = upload_images(
-        model,
-        address,
-        options.collection,
-        options.images,
-        shard=shard,
-        root=options.root,
-        replace=bool(options.replace),
-        **embedding_options(options),
-    )
+    arguments = embedding_options(options) | {"shard": shard, "root": options.root, "replace": bool(options.replace)}
+    report = upload_images(model, address, options.collection, options.images, **arguments)
     counts = f"{report.uploaded + report.unchanged:,} images, {report.held:,} in the database"
     note = "" if options.shard is None else f"; shard {options.shard}: {counts}"
     if not report.is_searchable:

@@ -5,6 +5,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -91,6 +92,7 @@ def name_movable_classes(table: ImageTable, option: str) -> dict[str, int]:
         InputError: if the table has queries and a gallery, lists of single levels, or images without a label of the
             finest level, whose split can't be changed by class; or if two classes have the same name.
     """
+    table.check_single_labels(option)
     rows = np.flatnonzero(table.split != "")
     if np.isin(table.split[rows], ("query", "gallery")).any():
         raise InputError(f"{option}: the test has queries and a gallery, which can't be divided anew by class")
@@ -116,20 +118,21 @@ def take_some_classes(table: ImageTable, *, classes: int, images: int) -> ImageT
 
     Args:
         table: the data set.
-        classes: largest number of classes that are kept of train, of val, and of the test splits together.
+        classes: largest number of classes of each data set that are kept of train, of val, and of the test splits
+            together.
         images: largest number of images that are kept of each class in each split.
     """
     labels = _labels_of_evaluated_level(table.separate_unlabeled())
     is_kept = np.zeros(len(table), dtype=np.bool_)
-    for splits in (("train",), ("val",), TEST_SPLITS):
-        for benchmark in range(EVERY_LEVEL, len(table.levels)):
-            is_candidate = np.isin(table.split, splits) & (table.benchmark == benchmark)
-            present = np.unique(labels[is_candidate])
-            count = min(classes, len(present))
-            kept_classes = present[np.arange(count) * len(present) // max(count, 1)]
-            for split in splits:
-                rows = np.flatnonzero(is_candidate & (table.split == split) & np.isin(labels, kept_classes))
-                is_kept[rows[_count_before(labels[rows]) < images]] = True
+    benchmarks = range(EVERY_LEVEL, len(table.levels))
+    for splits, benchmark, domain in product((("train",), ("val",), TEST_SPLITS), benchmarks, table.domains):
+        is_candidate = np.isin(table.split, splits) & (table.benchmark == benchmark) & (table.domain == domain)
+        present = np.unique(labels[is_candidate])
+        count = min(classes, len(present))
+        kept_classes = present[np.arange(count) * len(present) // max(count, 1)]
+        for split in splits:
+            rows = np.flatnonzero(is_candidate & (table.split == split) & np.isin(labels, kept_classes))
+            is_kept[rows[_count_before(labels[rows]) < images]] = True
     return table.take(np.flatnonzero(is_kept).astype(np.int64))
 
 

@@ -51,7 +51,8 @@ def assign_content_ids(table: ImageTable, folder: CacheFolder | None, limits: Im
     candidates = [i for i, size in enumerate(sizes) if size in query_sizes - {MISSING[0]}]
     hashes = _find_hashes([paths[i] for i in candidates], folder, limits)
     content_ids: dict[str, int] = {}
-    content = np.full(len(table), UNKNOWN, dtype=np.int64)
+    content = table.content.copy()
+    content[rows] = UNKNOWN
     for i in candidates:
         if content_hash := hashes[paths[i]]:
             content[rows[i]] = content_ids.setdefault(content_hash, len(content_ids))
@@ -71,6 +72,7 @@ def count_queries_in_gallery(table: ImageTable) -> tuple[int, int]:
     pairs = find_equal(table.content[queries], table.content[gallery])
     lists, others = table.benchmark[queries[pairs[:, 0]]], table.benchmark[gallery[pairs[:, 1]]]
     is_in_list = (lists == others) | (lists == EVERY_LEVEL) | (others == EVERY_LEVEL)
+    is_in_list &= table.domain[queries[pairs[:, 0]]] == table.domain[gallery[pairs[:, 1]]]
     return len(np.unique(pairs[is_in_list, 0])), len(queries)
 
 
@@ -83,7 +85,7 @@ def warn_of_copies(table: ImageTable, limits: ImageLimits = LIMITS, queries: int
         queries: number of query images that are compared with the gallery, evenly spaced; the size of each file of the
             gallery is read too, and the content of those that have the size of such a query.
     """
-    rows = table.rows("query")
+    rows = np.flatnonzero((table.split == "query") & (table.content == UNKNOWN))  # others exclude their copies
     sampled = rows[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), queries)).astype(np.int64))]
     compared = table.take(np.concatenate([sampled, table.rows("gallery")]))
     in_gallery, count = count_queries_in_gallery(assign_content_ids(compared, None, limits))
@@ -108,9 +110,9 @@ def _find_hashes(paths: Sequence[str], folder: CacheFolder | None, limits: Image
 def describe_copies(table: ImageTable, images: Mapping[str, CheckedImage]) -> Iterator[str]:
     """Yield a line for each pair of splits with files of the same content, and one about copies of two classes."""
     for first, second in combinations([split for split in SPLITS if len(table.rows(split))], 2):
-        paths = {images[path].sha256: path for path in reversed(table.subset(first).paths.tolist())}
+        paths = {images[path].sha256: path for path in reversed(table.subset(first).locations.tolist())}
         paths.pop("", None)  # the SHA-256 of files that can't be read
-        shared = [path for path in dict.fromkeys(table.subset(second).paths.tolist()) if images[path].sha256 in paths]
+        shared = [path for path in dict.fromkeys(table.subset(second).locations) if images[path].sha256 in paths]
         if shared:
             example = f"{printable(shared[0])} is {printable(paths[images[shared[0]].sha256])}"
             finding = f"{format_count(len(shared), 'file')} in {second} with the content of a file in {first}"
@@ -128,7 +130,7 @@ def _advise(first: str, second: str) -> str:
 
 def _describe_double_labels(table: ImageTable, images: Mapping[str, CheckedImage]) -> Iterator[str]:
     labels_by_content: dict[str, set[int]] = {}
-    for path, label in zip(table.paths.tolist(), table.labels[:, 0].tolist(), strict=True):
+    for path, label in zip(table.locations.tolist(), table.labels[:, 0].tolist(), strict=True):
         if images[path].sha256 and label != UNKNOWN:
             labels_by_content.setdefault(images[path].sha256, set()).add(label)
     doubtful = [path for path in images if len(labels_by_content.get(images[path].sha256, ())) > 1]

@@ -20,7 +20,7 @@ from dml.runtime.paths import expand_home
 from dml.runtime.text import format_count, printable
 
 ACTIONS = ("keep", "drop", "relabel", "same_class")
-PATH_COLUMNS = ("path", "other_path")
+PATH_COLUMNS = ("path", "other_path", "path_1", "path_2")
 
 
 @dataclass(frozen=True)
@@ -142,17 +142,17 @@ def apply_corrections(
         elif correction.action == "relabel":
             _relabel(correction, table, images, classes, merged_label, new_labels)
     for row in dropped & new_labels.keys():
-        raise InputError(f"dataset.corrections: {printable(table.paths[row])} is both dropped and relabeled")
+        raise InputError(f"dataset.corrections: {printable(table.locations[row])} is both dropped and relabeled")
     corrected, moved = _change_classes(table, merged_label, new_labels)
     rows = np.setdiff1d(np.arange(len(table)), [*dropped]).astype(np.int64)
     if not len(rows):
         raise InputError("dataset.corrections: no image is left")
     merged_classes = np.flatnonzero(merged_label != np.arange(len(merged_label)))
     counts = CorrectionCounts(
-        dropped=len({table.paths[row] for row in dropped}),
-        relabeled=len({table.paths[row] for row in new_labels}),
+        dropped=len({table.locations[row] for row in dropped}),
+        relabeled=len({table.locations[row] for row in new_labels}),
         merged=len(merged_classes),
-        moved=len({corrected.paths[row] for row in moved if row not in dropped}),
+        moved=len({corrected.locations[row] for row in moved if row not in dropped}),
     )
     return corrected.take(rows).renumber(), counts
 
@@ -163,7 +163,7 @@ class _ImageNames:
     def __init__(self, table: ImageTable, root: str | None) -> None:
         self.rows_by_path: dict[str, list[int]] = {}
         self.folder = find_base_folder(root, table)
-        paths = table.paths.tolist()
+        paths = table.locations.tolist()
         for row, name in enumerate(make_relative(paths, self.folder)):
             for key in {name, paths[row]}:
                 self.rows_by_path.setdefault(key, []).append(row)

@@ -13,6 +13,7 @@ from dml.data.image_files.contents import UNREADABLE, list_members, split_member
 from dml.data.image_files.decoding import HEIF_SUFFIXES, reads_heif
 from dml.data.image_files.images import INSTALL_HEIF, LIMITS, REMEDY, ImageFile, UnreadableImageError, suggest_slashes
 from dml.data.image_files.limits import ImageLimits
+from dml.data.image_files.parts import split_part
 from dml.data.table import SPLITS, ImageTable
 from dml.runtime.errors import InputError
 from dml.runtime.text import format_count, printable
@@ -85,7 +86,7 @@ def _describe_unreadable(
 ) -> Iterator[str]:
     """Decode the drawn images, and the first HEIF image if nothing reads these; yield lines about the unreadable."""
     heif = [] if reads_heif() else [path for path in paths if path.lower().endswith(HEIF_SUFFIXES)]
-    tried = [path for path in dict.fromkeys([*drawn, *heif[:1]]) if path not in missing]
+    tried = [path for path in dict.fromkeys([*drawn, *heif[:1]]) if split_part(path)[0] not in missing]
     unreadable = {path: fault for path in tried if (fault := _describe_fault(path, limits))}
     if unreadable:
         first = next(iter(unreadable.values()))
@@ -96,12 +97,12 @@ def _describe_unreadable(
 
 
 def find_missing(paths: Iterable[str]) -> list[str]:
-    """Return the paths at which there is no file, and no member of an archive, as `read_content` reads them.
+    """Return the paths of files, without parts, at which `read_content` finds no file, and no member of an archive.
 
     Folders with many of the paths are listed, which is faster than looking for each file, above all over a network.
     """
     names_by_folder: dict[str, list[str]] = {}
-    for path in paths:
+    for path, _ in map(split_part, paths):
         folder, slash, name = path.rpartition("/")
         names_by_folder.setdefault(folder + slash, []).append(name)
     missing = []
@@ -145,7 +146,7 @@ def _draw_paths(table: ImageTable, images_per_split: int, seed: int) -> list[str
         rows = table.rows(split)
         rng = np.random.default_rng((seed, number))
         chosen = rng.choice(len(rows), min(images_per_split, len(rows)), replace=False)
-        drawn += table.paths[rows[np.sort(chosen)]].tolist()
+        drawn += table.locations[rows[np.sort(chosen)]].tolist()
     return [*dict.fromkeys(drawn)]
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dml.data.table import SPLITS, TEST_SPLITS, ImageTable, compose_name
+from dml.data.table import SPLITS, TEST_SPLITS, ImageTable, compose_name, find_shared_classes
 from dml.runtime.errors import InputError
 from dml.runtime.text import format_count, printable
 
@@ -269,6 +269,7 @@ def _draw_classes(
     """Draw at least ``fewest`` training classes, so that ``to_keep`` remain -> the mask (N,) of their rows."""
     if not 0 < fraction < 1:
         raise InputError(f"dataset.reader.{option}={fraction}: expected a number between 0 and 1")
+    table.check_single_labels(f"dataset.reader.{option}={fraction}")
     is_training = split == "train"
     labels = np.unique(table.labels[is_training, 0])
     count = len(labels)
@@ -310,7 +311,7 @@ def _describe_lack(source: str, count: int, option: str, fewest: int, to_keep: i
 
 def describe_shared_classes(table: ImageTable) -> str:
     """Describe the classes that are in training and in validation; "" if there is none, or no validation."""
-    shared = np.intersect1d(*(table.labels[table.rows(split), 0] for split in ("train", "val")))
+    shared = find_shared_classes(table, table.rows("train"), table.rows("val"))
     if not len(shared):
         return ""
     classes = format_count(len(shared), "class is", "classes are")

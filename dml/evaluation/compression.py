@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -10,12 +11,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dml.evaluation.evaluator import Evaluator, Metrics
+from dml.evaluation.evaluator import Evaluator, Metrics, add_means
 from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.items import BenchmarkList, Items, Positives, find_nearest_items
+from dml.evaluation.names import ASYMMETRIC
 from dml.evaluation.ranking import LARGEST_BLOCK, PerQuery
 from dml.evaluation.raw_features import PrincipalComponents
 from dml.metrics.binary import map_at_r, positive_ranks, recall_at_k
+from dml.ops.pairs import related
 from dml.retrieval.compressed_vectors import HAS_RABITQ, CompressedVectors, Storage
 from dml.retrieval.rows import unit_rows
 from dml.runtime.console import warn
@@ -29,12 +32,13 @@ SMALLEST_PREFIX = 8
 class VectorForm(NamedTuple):
     """Vectors that take the place of a model's, of unit length or 0.
 
-    These are float32 (M, D) of the training images, and (N, D) of the tested images.
+    These are float32 (M, D) of the training images, (N, D) of the tested images, and (N, D) of these as queries.
     """
 
     name: str
     train: Tensor
     test: Tensor
+    queries: Tensor
 
 
 def choose_prefixes(prefixes: Sequence[int] | None, head_dims: Mapping[str, int]) -> list[int]:
@@ -93,13 +97,14 @@ def make_forms(
     for prefix in prefixes:
         train_part, part = (take_prefix(rows, head_dims, prefix, concatenation) for rows in (train, test))
         sizes.append(part.shape[1])
-        yield VectorForm(f"prefix{prefix}", train_part, part)
+        yield VectorForm(f"prefix{prefix}", train_part, part, part)
     fitted = [PrincipalComponents.fit(train, size) for size in sizes]
     by_size = {len(components.deviations): components for components in fitted if len(components.deviations)}
     for whiten in (False, True):
         for size, components in by_size.items():
             projected = (unit_rows(components.project(rows, whiten=whiten), "components") for rows in (train, test))
-            yield VectorForm(f"pca{size}{'_whitened' if whiten else ''}", *projected)
+            train_part, part = projected
+            yield VectorForm(f"pca{size}{'_whitened' if whiten else ''}", train_part, part, part)
 
 
 Floats = npt.NDArray[np.float32]
@@ -143,11 +148,13 @@ def measure_compression(
     prefixes: Sequence[int],
     candidates: int,
     concatenation: str = "normalized",
+    gallery: Sequence[Tensor] = (),
 ) -> Iterator[CompressionRow]:
     """Measure every form of the vectors; each is trained on the training images alone.
 
     The rows of float32 are those of the evaluator. ``candidates`` neighbors are sorted again by float32 vectors in the
-    rows with "+rescore".
+    rows with "+rescore". ``gallery`` has another model's vectors of the training and the tested images, which the
+    queries search in the rows of "asymmetric".
 
     Raises:
         InputError: if there are fewer than two training images, or queries have no positives.
@@ -158,8 +165,9 @@ def measure_compression(
         warn("rabitq: this version of FAISS has no such codes, so their rows are left out")
     config = replace(evaluator.config, metrics=("recall", "map@r"), recall_at=(1,), clustering=False)
     evaluator = replace(evaluator, config=config)
-    for form in make_forms(train, test.rows, head_dims, prefixes, concatenation):
-        exact_metrics = evaluator(UnitEmbeddings(form.test))
+    asymmetric = [VectorForm(ASYMMETRIC, gallery[0], gallery[1], test.rows)] if gallery else []
+    for form in chain(make_forms(train, test.rows, head_dims, prefixes, concatenation), asymmetric):
+        exact_metrics = evaluator.evaluate(UnitEmbeddings(form.queries), gallery=UnitEmbeddings(form.test)).metrics
         yield _make_row(form, Storage.FLOAT32, _Searches(form, Storage.FLOAT32, evaluator), 0, exact_metrics)
         if form.name.startswith("pca"):
             continue
@@ -174,33 +182,32 @@ class _Searches:
 
     def __init__(self, form: VectorForm, storage: Storage, evaluator: Evaluator) -> None:
         self.evaluator = evaluator
-        self.items = Items(form.test, evaluator.table.labels)
+        self.items = Items(form.queries, evaluator.table.label_sets)
+        self.searched = self.items._replace(embeddings=form.test)
+        self.lists = [part.name_gallery() for part in evaluator.benchmark_lists]
         self.galleries = [
-            CompressedVectors(storage, form.train.numpy(), form.test.numpy()[part.searched])
-            for part in evaluator.benchmark_lists
+            CompressedVectors(storage, form.train.numpy(), form.test.numpy()[part.searched]) for part in self.lists
         ]
 
     def evaluate(self, candidates: int) -> Metrics:
         """Compute the metrics; the first ``candidates`` neighbors are sorted again by their float32 vectors."""
-        lists = zip(self.evaluator.benchmark_lists, self.galleries, strict=True)
-        return {
+        metrics = {
             part.metric_name(name): value
-            for part, gallery in lists
+            for part, gallery in zip(self.lists, self.galleries, strict=True)
             for name, value in self._evaluate_list(part, gallery, candidates).items()
         }
+        return add_means(metrics, self.lists)
 
     def _evaluate_list(self, part: BenchmarkList, gallery: CompressedVectors, candidates: int) -> Metrics:
         queries = self.items.take(part.queries, part.level)
-        searched = queries if part.gallery is None else self.items.take(part.gallery, part.level)
+        searched = self.searched.take(part.searched, part.level)
         excluded = part.excluded
         if self.evaluator.config.exclude_nearest:
             excluded = find_nearest_items(queries, searched, range(len(part.queries)), LARGEST_BLOCK)
-        positives = Positives(queries.labels, None if part.gallery is None else searched.labels, excluded)
+        positives = Positives(queries.labels, searched.labels, excluded)
         counts = [positives.count(level) for level in range(positives.depth)]
         num_left = len(gallery) - positives.excluded.shape[1]
-        k = min(max(1, *(int(count.max(initial=0)) for count in counts)), num_left)
-        if candidates:
-            k = min(max(k, candidates), num_left)
+        k = min(max(1, candidates, *(int(count.max(initial=0)) for count in counts)), num_left)
         vectors = queries.embeddings.numpy()
         neighbors = gallery.search(vectors, k, positives.excluded)
         if candidates:
@@ -216,16 +223,14 @@ class _Searches:
 
     def measure_speed(self, candidates: int) -> float:
         """Return how many queries of the first benchmark list are answered in a second."""
-        gallery, part = self.galleries[0], self.evaluator.benchmark_lists[0]
+        gallery, part = self.galleries[0], self.lists[0]
         queries = self.items.embeddings.numpy()[part.queries[:TIMED_QUERIES]]
-        k = min(TIMED_NEIGHBORS, len(gallery))
+        k = min(max(TIMED_NEIGHBORS, candidates), len(gallery))
 
         def search() -> None:
+            neighbors = gallery.search_quickly(queries, k)
             if candidates:
-                neighbors = gallery.search_quickly(queries, min(max(k, candidates), len(gallery)))
                 gallery.rescore(queries, neighbors, candidates)
-            else:
-                gallery.search_quickly(queries, k)
 
         return len(queries) * count_per_second(search)
 
@@ -242,7 +247,7 @@ def rank_positives(neighbors: Integers, query_labels: Integers, gallery_labels: 
 
     ``neighbors`` (Q, K) are the nearest items, ``counts`` (Q,) the positives of each query, K or fewer.
     """
-    near_ranks = positive_ranks(torch.from_numpy(gallery_labels[neighbors] == query_labels[:, None]))
+    near_ranks = positive_ranks(torch.from_numpy(related(query_labels, gallery_labels[neighbors])))
     ranks = torch.full((len(neighbors), int(counts.max(initial=0))), torch.inf, dtype=torch.float64)
     ranks[:, : near_ranks.shape[1]] = near_ranks
     is_positive = torch.arange(ranks.shape[1]) < torch.from_numpy(counts)[:, None]

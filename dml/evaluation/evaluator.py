@@ -1,6 +1,6 @@
 """Evaluation of embeddings: of two arrays, or of the rows of an image table."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -13,8 +13,9 @@ from torch import Tensor
 from dml.data.table import ImageTable
 from dml.evaluation.distractors import Distractors
 from dml.evaluation.geometry import UnitEmbeddings
-from dml.evaluation.items import BenchmarkList, Items, Labels, benchmark_lists, check_query_and_gallery, has_level_lists
+from dml.evaluation.items import BenchmarkList, Items, Labels, benchmark_lists, check_query_and_gallery
 from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES, Kind, MetricConfig
+from dml.evaluation.names import select_prefix
 from dml.evaluation.ranking import PerQuery, rank_items
 from dml.metrics.pairs import LabeledPairs
 from dml.metrics.verification import PairVerification
@@ -54,7 +55,7 @@ def evaluate(
     - level{i}/queries_without_positives: how many queries have no positive at the level; without "level{i}/", how
       many share no level with any item.
     - level{i}/nmi, ami, f1: k-means of the queries' unit embeddings into as many clusters as they have labels at
-      the level. All queries count; the gallery does not.
+      the level. All queries count; the gallery does not. There are none if images have several labels at a level.
     - level{i}/eer, fnmr@1e-2, fnmr@1e-3, fnmr@1e-4, opis, only if `metrics` names them: how well a threshold on the
       similarity tells pairs of one class from others (`dml.metrics.verification`).
 
@@ -69,7 +70,8 @@ def evaluate(
 
     Args:
         query: embeddings (Q, D).
-        query_labels: (Q,) or (Q, L) integers, column 0 the finest level.
+        query_labels: (Q,) or (Q, L) integers, column 0 the finest level; or (Q, L, W), several labels padded with -1,
+            of which positives share one.
         gallery: embeddings (G, D) on the device of the queries' embeddings.
         gallery_labels: (G,) or (G, L) integers.
         distractors: further items of the gallery, behind all others, that are relevant to no query: blocks (n, D),
@@ -104,12 +106,15 @@ class Evaluation(NamedTuple):
 class Evaluator:
     """Evaluates embeddings of the rows of a table.
 
-    - Rows of one split are their own gallery.
+    - Rows of one split are their own gallery. A query excludes itself, and the other parts of its image.
     - Rows of "query" search those of "gallery". A query excludes its pairs in `ImageTable.excluded`, and the
       gallery's copies of its image, which are rows of the same content under other names (`ImageTable.content`).
     - Rows that are evaluated at level b alone (`ImageTable.benchmark`) are a separate list, in which an item is a
       positive or not. All metrics of the list are named level{b}/..., the hierarchical ones too, and mean/... is the
       mean of each metric over the levels (HAPPIER's protocol for DyML). Rows of every level are in each of these lists.
+    - Each data set of a joined table (`ImageTable.domain`) is evaluated by itself, as birds/level0/recall@1 and so on.
+      The usual names are the plain means over those data sets, of the metrics that all have; numbers of queries are
+      sums.
 
     On several processes, each of which has all embeddings, each process ranks a share of the queries, and the first
     one alone clusters; every process gets the result that a single process would have.
@@ -164,7 +169,7 @@ class Evaluator:
         if len(embeddings) != len(self.table):
             raise InputError(f"{len(embeddings)} embeddings for a table of {len(self.table)} rows")
         unit = UnitEmbeddings.normalize(embeddings, curvature=self.config.curvature)
-        items = Items(unit.rows, self.table.labels, unit.geometry)
+        items = Items(unit.rows, self.table.label_sets, unit.geometry)
         searched, benchmark_lists = items, self.benchmark_lists
         if gallery is not None:
             other = UnitEmbeddings.normalize(gallery, "gallery", self.config.curvature).rows
@@ -194,8 +199,7 @@ class Evaluator:
             lists.append(ranked)
             ranking_metrics |= ranked.compute_means()
             cluster_metrics |= {part.metric_name(name): value for name, value in clusters.items()}
-        metrics = ranking_metrics | cluster_metrics
-        return Evaluation(lists, metrics | _level_means(metrics) if has_level_lists(self.table) else metrics)
+        return Evaluation(lists, add_means(ranking_metrics | cluster_metrics, benchmark_lists))
 
 
 def _rank_and_cluster(
@@ -215,7 +219,8 @@ def _rank_and_cluster(
     ranked = rank_items(queries, gallery, config, share=share, excluded=excluded, **options)
     rank, world = share
     clusters: Metrics = {}
-    metrics = config.select_kind(Kind.CLUSTERS) if rank == 0 and len(queries.labels) else ()
+    has_classes = queries.labels.ndim == 2 and len(queries.labels)
+    metrics = config.select_kind(Kind.CLUSTERS) if rank == 0 and has_classes else ()
     for level, labels in enumerate(queries.labels.T if metrics else ()):
         assignment = kmeans(queries.embeddings, len(np.unique(labels)), config.seed)
         for metric in metrics:
@@ -235,13 +240,30 @@ def _evaluate_pairs(
     """Compute the metrics of all pairs, at each level."""
     metrics: Metrics = {}
     selected = config.select_kind(Kind.PAIRS)
-    for level, labels in enumerate(queries.labels.T if selected else ()):
+    for level, labels in enumerate(queries.labels.swapaxes(0, 1) if selected else ()):
         pairs = LabeledPairs(queries.embeddings, labels)
         if gallery is not None:
             pairs = LabeledPairs(queries.embeddings, labels, gallery.embeddings, gallery.labels[:, level], excluded)
         verification = PairVerification(pairs)
         metrics |= {f"level{level}/{metric.name}": metric.compute_value(verification) for metric in selected}
     return metrics
+
+
+def add_means(metrics: Metrics, lists: Sequence[BenchmarkList]) -> Metrics:
+    """Return the metrics of all lists with the means over the levels of each data set, and over the data sets."""
+    by_domain: dict[str, Metrics] = {}
+    for part in lists:
+        values = select_prefix(metrics, part.prefix)
+        by_domain[part.domain] = values if part.level is None else values | _level_means(values)
+    if [*by_domain] == [""]:
+        return by_domain[""]
+    first, *others = by_domain.values()
+    means: Metrics = {}
+    for name in first:
+        if all(name in other for other in others):
+            reduce = np.sum if name.endswith(QUERIES_WITHOUT_POSITIVES) else np.mean
+            means[name] = float(reduce([values[name] for values in (first, *others)]))
+    return means | {f"{domain}/{name}": value for domain, part in by_domain.items() for name, value in part.items()}
 
 
 def _level_means(metrics: Mapping[str, float]) -> Metrics:

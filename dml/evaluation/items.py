@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dml.data.table import EVERY_LEVEL, ImageTable, find_equal, renumber_pairs
 from dml.evaluation.geometry import COSINE, Geometry, UnitEmbeddings
+from dml.ops.pairs import related
 from dml.retrieval.gallery import Gallery
 from dml.retrieval.rows import Embeddings
 from dml.runtime.errors import InputError
@@ -20,7 +21,7 @@ Labels = Tensor | npt.NDArray[Any]
 
 
 class Items(NamedTuple):
-    """Embeddings (N, D) float32 of unit length, and labels (N, L) integers, column 0 the finest level.
+    """Embeddings (N, D) float32 of unit length, and labels (N, L) or (N, L, W) integers, column 0 the finest level.
 
     The embeddings are those of `UnitEmbeddings`, and `geometry` says how they are compared.
     """
@@ -58,7 +59,7 @@ def check_items(embeddings: Embeddings, labels: Labels, name: str, curvature: fl
 
 
 def check_labels(labels: Labels, name: str) -> npt.NDArray[Any]:
-    """Check labels. (N,) or (N, L) -> (N, L)
+    """Check labels. (N,) or (N, L) -> (N, L); (N, L, W), several of an image, stay so
 
     ``name`` is that of the embeddings, for error messages.
 
@@ -68,7 +69,7 @@ def check_labels(labels: Labels, name: str) -> npt.NDArray[Any]:
     columns = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
     if columns.ndim == 1:
         columns = columns[:, None]
-    if columns.ndim != 2 or not columns.shape[1]:
+    if columns.ndim not in (2, 3) or not columns.shape[1]:
         raise InputError(f"{name}_labels: shape {tuple(columns.shape)}, expected (N,) or (N, L) with L >= 1")
     if columns.dtype.kind not in "biu":  # floats would let NaN be a class unequal to itself
         raise InputError(f"{name}_labels: {columns.dtype}, expected integers")
@@ -98,6 +99,7 @@ def check_query_and_gallery(
     for property_name, in_queries, in_gallery in (
         ("embedding dimensions", queries.embeddings.shape[1], items.embeddings.shape[1]),
         ("label levels", queries.labels.shape[1], items.labels.shape[1]),
+        ("label dimensions", queries.labels.ndim, items.labels.ndim),
         ("device", queries.embeddings.device, items.embeddings.device),
     ):
         if in_queries != in_gallery:
@@ -148,8 +150,8 @@ class Positives:
     """The gallery items that share levels with each query; without a gallery the queries are their own.
 
     Args:
-        queries: labels (Q, L) of the queries.
-        gallery: labels (G, L) of the gallery; None if the queries are their own gallery.
+        queries: labels (Q, L) of the queries, or (Q, L, W) if items have several at a level, see `related`.
+        gallery: labels (G, L) or (G, L, W) of the gallery; None if the queries are their own gallery.
         excluded: (Q, M) the gallery items, no two equal, that each query excludes, padded with -1; None excludes
             the query itself from a gallery of the queries, and nothing from another one.
     """
@@ -162,26 +164,38 @@ class Positives:
         self.excluded = excluded
         self.depth: int = queries.shape[1]
         labels = queries if gallery is None else gallery
-        self._order = [np.argsort(column, kind="stable") for column in labels.T]
-        self._bounds = [
-            [np.searchsorted(column[order], query_labels, side) for side in ("left", "right")]
-            for column, order, query_labels in zip(labels.T, self._order, queries.T, strict=True)
-        ]
         has_item, items = excluded >= 0, np.maximum(excluded, 0)
         self._excluded = [[item for item in row if item >= 0] for row in excluded.tolist()]
-        self._excluded_positives = [
-            ((column[items] == query_labels[:, None]) & has_item).sum(axis=1)
-            for column, query_labels in zip(labels.T, queries.T, strict=True)
-        ]
-        self.is_tree = _is_tree(queries if gallery is None else np.concatenate([queries, gallery]))
+        self._order, self._bounds, self._counts = list[Integers](), list[Integers](), list[Integers]()
+        for level in range(self.depth):
+            # an item is in the order once for each of its labels, and a query has bounds there for each of its own
+            column, wanted = (part[:, level] if part.ndim > 2 else part[:, level, None] for part in (labels, queries))
+            order = np.argsort(column, axis=None, kind="stable")
+            bounds = np.stack([np.searchsorted(column.ravel()[order], wanted, side) for side in ("left", "right")])
+            if queries.ndim > 2:
+                bounds[:, wanted < 0] = 0  # padding finds nothing
+            self._order.append(order // column.shape[1])
+            self._bounds.append(bounds.transpose(1, 2, 0))
+            counts = bounds[1, :, 0] - bounds[0, :, 0]
+            if queries.ndim > 2:  # an item may be found by several of a query's labels
+                _, queries_of_sets, sets = np.unique(wanted, axis=0, return_index=True, return_inverse=True)
+                sizes = [len(np.unique(self._find(level, query))) for query in queries_of_sets.tolist()]
+                counts = np.array(sizes)[sets.ravel()]
+            excluded_positives = related(queries[:, level], labels[:, level][items]) & has_item
+            self._counts.append(counts - excluded_positives.sum(axis=1))
+        self.is_tree = queries.ndim == 2 and _is_tree(
+            queries if gallery is None else np.concatenate([queries, gallery])
+        )
         """Whether items that share a level share all coarser ones."""
-        self._coarsest_counts = self.count(self.depth - 1)  # those that share any level, in a tree
+
+    def _find(self, level: int, query: int) -> Integers:
+        """Find the items (P,) that share a level with a query, once for each shared label, also the excluded ones."""
+        parts = [self._order[level][first:last] for first, last in self._bounds[level][query]]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def count(self, level: int) -> Integers:
         """Count the positives of each query at a level. -> (Q,)"""
-        first, last = self._bounds[level]
-        counts: Integers = last - first - self._excluded_positives[level]
-        return counts
+        return self._counts[level]
 
     def find_queries_with_any(self, queries: range | slice = slice(None)) -> dict[str, npt.NDArray[np.bool_]]:
         """Return {"level0", ...: (Q,) whether some queries have a positive at the level, "": whether at any level}."""
@@ -208,15 +222,14 @@ class Positives:
         codes.fill(0)
         for query, row in zip(queries, codes, strict=True):
             for level in reversed(range(self.depth)):  # items of finer levels overwrite the codes of coarser ones
-                first, last = (bounds[query] for bounds in self._bounds[level])
-                items = self._order[level][first:last]
+                items = self._find(level, query)
                 if self.is_tree:
                     row[items] = self.depth - level
                 else:
                     row[items] |= 1 << level
             row[self._excluded[query]] = 0
         if self.is_tree:
-            return self._coarsest_counts[queries.start : queries.stop]
+            return self._counts[-1][queries.start : queries.stop]  # those that share any level
         return np.array([np.count_nonzero(row) for row in codes])
 
     def count_shared(self, codes: Codes) -> Codes:
@@ -245,12 +258,14 @@ class BenchmarkList(NamedTuple):
         level: the only level at which the list is evaluated; None for all levels.
         excluded: (Q, M) items of the gallery that each query excludes, padded with -1; None excludes the query itself
             if the queries are their own gallery, and otherwise nothing.
+        domain: name of the data set of the list, where a table joins several; else empty.
     """
 
     queries: Rows
     gallery: Rows | None
     level: int | None
     excluded: Rows | None
+    domain: str = ""
 
     @property
     def searched(self) -> Rows:
@@ -265,11 +280,16 @@ class BenchmarkList(NamedTuple):
 
     def metric_name(self, metric: str) -> str:
         """Return the name that a metric of the list has in metrics.json, which holds those of all lists."""
-        return metric if self.level is None else f"level{self.level}/{metric.rpartition('/')[2]}"
+        return self.prefix + (metric if self.level is None else f"level{self.level}/{metric.rpartition('/')[2]}")
 
     def level_name(self, level: str) -> str:
         """Return what stands before the / in the name that a metric of a level has in metrics.json."""
-        return level if self.level is None else f"level{self.level}"
+        return (self.prefix + (level if self.level is None else f"level{self.level}")).rstrip("/")
+
+    @property
+    def prefix(self) -> str:
+        """What stands before the names of the metrics of a data set, among those of several."""
+        return f"{self.domain}/" if self.domain else ""
 
 
 def has_level_lists(table: ImageTable) -> bool:
@@ -283,20 +303,25 @@ def benchmark_lists(table: ImageTable) -> Iterator[BenchmarkList]:
     Raises:
         InputError: if the splits are not one evaluation.
     """
-    splits = {str(split) for split in np.unique(table.split)}
-    paired = splits == {"query", "gallery"}
-    if not paired and (len(splits) != 1 or splits & {"query", "gallery", ""}):
-        raise InputError(f"evaluation of the splits {sorted(splits)}: expected query and gallery, or one of the others")
-    for level in sorted({*table.benchmark.tolist()} - {EVERY_LEVEL}) or [EVERY_LEVEL]:
-        inside = np.isin(table.benchmark, (EVERY_LEVEL, level))
-        listed_level = None if level == EVERY_LEVEL else level
-        if paired:
-            queries, gallery = (np.flatnonzero(inside & (table.split == split)) for split in ("query", "gallery"))
+    for domain in table.domains:
+        in_domain = table.domain == domain
+        splits = {str(split) for split in np.unique(table.split[in_domain])}
+        paired = splits == {"query", "gallery"}
+        if not paired and (len(splits) != 1 or splits & {"query", "gallery", ""}):
+            expected = "expected query and gallery, or one of the others"
+            raise InputError(f"evaluation of the splits {sorted(splits)}: {expected}")
+        for level in sorted({*table.benchmark[in_domain].tolist()} - {EVERY_LEVEL}) or [EVERY_LEVEL]:
+            inside = in_domain & np.isin(table.benchmark, (EVERY_LEVEL, level))
+            queries = gallery = np.flatnonzero(inside)
+            listed_level = None if level == EVERY_LEVEL else level
+            if paired:
+                queries, gallery = (np.flatnonzero(inside & (table.split == split)) for split in ("query", "gallery"))
             copies = find_equal(table.content[queries], table.content[gallery])
-            pairs = np.concatenate([copies, renumber_pairs(table.excluded, len(table), queries, gallery)])
-            yield BenchmarkList(queries, gallery, listed_level, pad_pairs(pairs, len(queries)))
-        else:
-            yield BenchmarkList(np.flatnonzero(inside), None, listed_level, None)
+            if paired or len(copies) > len(queries):  # some of which are parts of one image
+                pairs = np.concatenate([copies, renumber_pairs(table.excluded, len(table), queries, gallery)])
+                yield BenchmarkList(queries, gallery, listed_level, pad_pairs(pairs, len(queries)), domain)
+            else:
+                yield BenchmarkList(queries, None, listed_level, None, domain)
 
 
 def check_queries(part: ImageTable) -> None:
@@ -308,12 +333,12 @@ def check_queries(part: ImageTable) -> None:
         InputError: if no query has a positive at some level, or the splits are not one evaluation.
     """
     for benchmark in benchmark_lists(part) if len(part) else ():
-        gallery = None if benchmark.gallery is None else part.labels[benchmark.gallery]
-        positives = Positives(part.labels[benchmark.queries], gallery, benchmark.excluded)
+        gallery = None if benchmark.gallery is None else part.label_sets[benchmark.gallery]
+        positives = Positives(part.label_sets[benchmark.queries], gallery, benchmark.excluded)
         levels = range(len(part.levels)) if benchmark.level is None else (benchmark.level,)
         for level in levels:
             if not positives.count(level).any():
-                raise InputError(_describe(part, len(benchmark.queries), level, has_gallery=gallery is not None))
+                raise InputError(_describe(part, benchmark, level))
 
 
 def is_of_one_class(part: ImageTable) -> bool:
@@ -335,14 +360,15 @@ def check_validation_classes(part: ImageTable) -> None:
         )
 
 
-def _describe(part: ImageTable, number: int, level: int, *, has_gallery: bool) -> str:
-    source, name = printable(part.source or "dataset"), part.levels[level]
-    if has_gallery:
+def _describe(part: ImageTable, benchmark: BenchmarkList, level: int) -> str:
+    source, name = printable(benchmark.domain or part.source or "dataset"), part.levels[level]
+    number, split = len(benchmark.queries), part.split[benchmark.queries[0]]
+    if split == "query":
         return (
             f"{source}: none of the {number:,} queries has another image of its {name} in the gallery, so nothing can "
             "be evaluated; the gallery needs images of the queries' classes"
         )
     return (
-        f"{source}: none of the {number:,} images in the {part.split[0]} split has another image of its {name} there, "
+        f"{source}: none of the {number:,} images in the {split} split has another image of its {name} there, "
         "so nothing can be evaluated; a class needs two images or more in a split"
     )

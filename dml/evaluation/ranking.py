@@ -18,6 +18,7 @@ from dml.evaluation.items import Items, Labels, Positives, check_query_and_galle
 from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES, Kind, MetricConfig
 from dml.evaluation.ranks import Rankings, compute_scores, rank_block, rank_rows
 from dml.metrics.binary import positive_ranks
+from dml.ops.pairs import related
 from dml.ops.poincare import pair_distances
 from dml.retrieval.gallery import Gallery, k_nearest
 from dml.retrieval.reranking import Comparison, Reranker
@@ -109,8 +110,8 @@ class Ranking:
             similarities, neighbors = search(self.queries.query_vectors(slice(block.start, block.stop)), block.start)
             labels = self.queries.labels[block.start : block.stop]
             is_same_by_level = [
-                torch.from_numpy(column[neighbors] == label[:, None])
-                for column, label in zip(self.gallery.labels.T, labels.T, strict=True)
+                torch.from_numpy(related(labels[:, level], self.gallery.labels[:, level][neighbors]))
+                for level in range(self.positives.depth)
             ]
             yield self._score_nearest(
                 block, is_same_by_level, torch.from_numpy(neighbors), torch.from_numpy(similarities)
@@ -125,8 +126,8 @@ class Ranking:
             nearest, neighbors = k_nearest(distances, k, rows_at_once=max(size // SORT_FACTOR, 1))
             is_ranked = nearest < torch.inf  # excluded items have an infinite distance
             is_same_by_level = [
-                (column[neighbors] == label[:, None]) & is_ranked
-                for column, label in zip(gallery_labels.T, labels[block.start : block.stop].T, strict=True)
+                related(labels[block.start : block.stop, level], gallery_labels[:, level][neighbors]) & is_ranked
+                for level in range(self.positives.depth)
             ]
             yield self._score_nearest(block, is_same_by_level, neighbors, 0 - nearest)
 
@@ -283,7 +284,7 @@ def rank_queries(
 
     Args:
         query: embeddings (Q, D).
-        query_labels: (Q,) or (Q, L) integers.
+        query_labels: (Q,) or (Q, L) integers, or (Q, L, W) as for `evaluate`.
         gallery: embeddings (G, D); None if the queries are their own gallery.
         gallery_labels: (G,) or (G, L) integers.
         neighbors: number of nearest items to return for each query; a smaller gallery gives all its items.

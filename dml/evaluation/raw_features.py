@@ -14,10 +14,11 @@ from torch import Tensor
 from dml.data.table import UNKNOWN
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.geometry import UnitEmbeddings
-from dml.evaluation.items import Labels, Positives
+from dml.evaluation.items import Labels, Positives, check_labels
 from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES
 from dml.evaluation.names import choose_first_metric
 from dml.metrics.binary import positive_ranks, recall_at_k
+from dml.ops.pairs import related
 from dml.retrieval.rows import Embeddings
 from dml.runtime.checksums import DamageError, check_zip
 from dml.runtime.errors import InputError
@@ -215,7 +216,7 @@ def recall_among(
 
     Args:
         embeddings: embeddings (N, D); items are ranked by cosine similarity, ties by index.
-        labels: labels (N,) or (N, L).
+        labels: labels (N,), (N, L) or (N, L, W).
         neighbors: (N, K) int64, the items in the ranking of each query, without the query.
         recall_at: every k at which recall@k is computed; a k above K counts all K items.
 
@@ -227,7 +228,7 @@ def recall_among(
         InputError: if the lengths differ, or no query has a positive.
     """
     rows = UnitEmbeddings.normalize(embeddings).rows.cpu()
-    columns = torch.as_tensor(np.asarray(labels)).reshape(len(labels), -1)
+    columns = torch.from_numpy(check_labels(labels, "neighbors"))
     if not len(rows) == len(columns) == len(neighbors):
         raise InputError(f"{len(rows)} embeddings, {len(columns)} labels and neighbors of {len(neighbors)} items")
     items = torch.cat(
@@ -238,8 +239,8 @@ def recall_among(
     )
     positives = Positives(columns.numpy(), None)
     recalls: dict[str, float] = {}
-    for level, column in enumerate(columns.T):
-        ranks = positive_ranks(column[items] == column[:, None])
+    for level, column in enumerate(columns.unbind(1)):
+        ranks = positive_ranks(related(column, column[items]))
         counted = torch.from_numpy(positives.count(level) > 0)
         if not counted.any():
             raise InputError(f"level{level}: none of the {len(rows)} queries has a positive")

@@ -353,7 +353,7 @@ class Index:
         return self._add(source, options, replaces=True)
 
     def _add(self, source: Source, options: dict[str, Any], *, replaces: bool) -> int:
-        if self._space not in ("", self.model.fingerprint):
+        if not self.adapter and self.space != self.model.fingerprint:
             raise InputError(f"the index has vectors of the model {self.space}; open it with that model to add some")
         items = _list_items(source, self._next_id)
         known = self.items.holds(items.paths.tolist())

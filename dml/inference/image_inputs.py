@@ -33,8 +33,7 @@ LISTS = (".csv", ".tsv", ".txt", ".parquet")
 """The endings of the files that list images."""
 
 ImageInput = str | Path | Image.Image | NDArray[Any] | Tensor
-"""A path, a PIL image, or pixels: an array (H, W, C) or (H, W) uint8, or a tensor (3, H, W) uint8.
-
+"""A path, also of a part, a PIL image, or pixels: an array (H, W, C) or (H, W) uint8, or a tensor (3, H, W) uint8.
 The C channels of an array are gray, gray and alpha, RGB, or RGB and alpha.
 """
 
@@ -105,7 +104,7 @@ def list_named_images(path: str | Path) -> tuple[list[str], list[str]]:
         paths = [str(place.parent / expand_home(line.strip())) for line in lines if line.strip()]
         return paths, [""] * len(paths)
     table = csv.read_listed(place)
-    return table.paths.tolist(), [table.name_class(label) for label in table.labels[:, 0].tolist()]
+    return table.locations.tolist(), [table.name_class(label) for label in table.labels[:, 0].tolist()]
 
 
 def list_source(source: Source) -> tuple[list[str], list[str]]:
@@ -119,7 +118,7 @@ def list_source(source: Source) -> tuple[list[str], list[str]]:
     """
     source = unpack_paths(source)
     if isinstance(source, ImageTable):
-        paths, names = source.paths.tolist(), [source.name_class(label) for label in source.labels[:, 0].tolist()]
+        paths, names = source.locations.tolist(), [source.name_class(label) for label in source.labels[:, 0].tolist()]
     elif isinstance(source, str | Path):
         path = expand_home(source)
         if read_stamps([str(path)])[0, 0] == MISSING[0]:

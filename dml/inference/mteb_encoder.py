@@ -44,9 +44,9 @@ class MtebEncoder(AbsEncoder):  # type: ignore[misc]  # its types are not read, 
         Raises:
             InputError: if the task has texts.
         """
-        vectors = np.empty((0, self.model.dimension), np.float32)
+        parts = []
         for batch in inputs:
             if {*batch} & {"text", "audio", "video"} or "image" not in batch:
                 raise InputError(f"mteb: a task of {', '.join(sorted(batch))}; this model embeds images alone")
-            vectors = np.concatenate([vectors, self.model.embed(batch["image"])])
-        return vectors
+            parts.append(self.model.embed(batch["image"]))
+        return np.concatenate(parts)

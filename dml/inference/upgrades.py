@@ -74,14 +74,9 @@ def measure_upgrade(
     is found. The last one decides. The adapter of the result is fitted on all pairs. Rows of so many percent replaced
     are searches of the old vectors and of mapped new ones together, which a real upgrade doesn't do.
 
-    Args:
-        index: the index, which stays as it is.
-        new_model: the new model.
-        adapter: kind of the adapter, see `dml.Index.upgrade`.
-        vectors: (N, E) the new model's vectors of the images of the index, NaN for one that has none; None embeds some.
-        pairs: largest number of images to embed; more than 4,000 gained nothing at 384 dimensions (rebasis).
-        seed: seed of the sample, of the queries and of the adapters.
-        **options: arguments of `ImageEmbedder.embed`; images that can't be read are left out.
+    The arguments are those of `dml.Index.upgrade`, whose index stays as it is; ``pairs``, the largest number of images
+    to embed: more than 4,000 gained nothing at 384 dimensions (rebasis); and the ``seed`` of the sample, of the queries
+    and of the adapters. Images that can't be read, or whose vector is NaN, are left out.
 
     Raises:
         InputError: if the adapter is unknown, there are too few images, a model isn't compared by cosine, or the index

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from dml.losses.loss_contract import Loss
 from dml.losses.pair_blocks import Batch, find_form
-from dml.ops.pairs import finest, masked_logsumexp, pair_masks
+from dml.ops.pairs import finest, masked_logsumexp, pair_masks, related
 from dml.ops.precision import full_precision
 from dml.runtime.errors import InputError
 
@@ -114,6 +114,13 @@ class PairLoss(Loss):
         """Tell whether the loss can compare a batch with embeddings from outside the batch."""
         return self.form is None and type(self.loss).__name__ in CrossBatchMemory.supported_losses()
 
+    @property
+    def needs_classes(self) -> bool:  # type: ignore[override]
+        """Tell whether the library computes the loss, or the margin loss has a boundary of each class."""
+        boundaries = getattr(self.loss, "beta", None)
+        has_classes = isinstance(boundaries, Tensor) and len(boundaries) > 1
+        return self.form is None and (has_classes or find_form(self.loss, self.miner) is None)
+
     @full_precision
     def forward(
         self,
@@ -141,7 +148,7 @@ class PairLoss(Loss):
             references = torch.cat([anchors, self._prepare(gallery.to(anchors))])
             reference_classes = torch.cat([classes, finest(gallery_labels)])
         zero = 0.0 * embeddings.sum()  # some of the library's losses give a constant, which has no gradient
-        if (classes[:, None] == reference_classes).sum() == len(anchors):  # only each anchor with itself
+        if related(classes, reference_classes).sum() == len(anchors):  # only each anchor with itself
             return zero
         if self.form is not None:
             return self._equations[self.form](self.loss, anchors, *pair_masks(classes)) + zero
@@ -188,6 +195,7 @@ class ProxyLoss(Loss):
         embedding_dim: size of an embedding, D.
     """
 
+    needs_classes = True
     needs_positives: ClassVar[bool] = False
 
     def __init__(self, loss: Callable[..., nn.Module], num_classes: int, embedding_dim: int) -> None:

@@ -36,6 +36,7 @@ class FacilityLocationLoss(Loss):
         refinements: largest number of rounds of Algorithm 2; 0 keeps the greedy choice.
     """
 
+    needs_classes = True
     needs_positives: ClassVar[bool] = True
 
     def __init__(self, gamma: float = 1.0, refinements: int = 5) -> None:

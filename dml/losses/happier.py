@@ -160,6 +160,7 @@ class ClusterLoss(Loss):
         InputError: if ``temperature`` is not above 0.
     """
 
+    needs_classes = True
     needs_positives: ClassVar[bool] = False
     takes_queries: ClassVar[bool] = True
 

@@ -13,6 +13,9 @@ from dml.runtime.errors import InputError
 class Loss(nn.Module):
     """A loss whose ``repr`` names its parameters: those of its ``__init__`` that it keeps as attributes."""
 
+    needs_classes: bool = False
+    """Whether an image has to have a single label; other losses compare sets of labels by `dml.ops.pairs.related`."""
+
     def extra_repr(self) -> str:
         """Return the parameters, such as "margin=0.4"; losses among them have lines of their own."""
         return list_parameters(self)
@@ -35,6 +38,16 @@ def _describe_value(value: Any) -> str:
 
 
 VALUE = "expected a scalar tensor with a gradient"
+
+
+def check_takes_label_sets(loss: nn.Module) -> None:
+    """Make sure that a loss, and each in it, can be computed of images that have several labels."""
+    for part in loss.modules():
+        if getattr(part, "needs_classes", part is loss and not isinstance(loss, Loss)):
+            raise InputError(
+                f"loss: {type(part).__name__} needs a single label of each image; with several, choose a loss of pairs "
+                "such as loss=rll, or dataset.reader.separator=null, with which each combination is a class"
+            )
 
 
 def check_module(loss: object, key: str = "loss") -> None:

@@ -63,6 +63,8 @@ class CrossBatchMemory(Loss):
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         """Load the memory, and let the next step read the counters from the buffers."""
+        if (labels := args[0].get(f"{args[1]}labels")) is not None and len(labels) == self.size:
+            self.labels = torch.empty_like(labels, device=self.labels.device)  # (M,), or (M, W) of several labels
         super()._load_from_state_dict(*args, **kwargs)
         self._counters = None
 
@@ -71,17 +73,20 @@ class CrossBatchMemory(Loss):
         if self._counters is None:
             self._counters = int(self.steps), int(self.queued)
         steps, queued = self._counters
+        classes = finest(labels)
+        if self.labels.shape[1:] != classes.shape[1:]:  # the memory is empty, and images have several labels
+            self.labels = self.labels.new_full((self.size, *classes.shape[1:]), -1)
         filled = min(queued, len(self.embeddings))
         value: Tensor
         if filled == 0:
             value = self.loss(embeddings, labels)
         else:
             value = self.loss(
-                embeddings, finest(labels), gallery=self.embeddings[:filled], gallery_labels=self.labels[:filled]
+                embeddings, labels, gallery=self.embeddings[:filled], gallery_labels=self.labels[:filled, None]
             )
         if self.training:
             if steps >= self.start:
-                self._enqueue(embeddings, finest(labels), queued)
+                self._enqueue(embeddings, classes, queued)
                 queued += len(labels)
             self.steps += 1
             self._counters = steps + 1, queued

@@ -46,6 +46,7 @@ class NPairLoss(Loss):
             raise InputError(f"loss.form={form}: must be one of {', '.join(get_args(Form))}")
         self.form = form
         self.norm_weight = norm_weight
+        self.needs_classes = form == "published"
 
     @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:

@@ -10,15 +10,19 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from pytorch_metric_learning.utils.loss_and_miner_utils import logsumexp  # type: ignore[import-untyped]
 from torch import Tensor
 
 from dml.ops.gradients import in_blocks
-from dml.ops.pairs import list_columns, own_entries
+from dml.ops.pairs import list_columns, own_entries, related
 from dml.ops.poincare import euclidean_distances
 
 
 class Batch(NamedTuple):
-    """Anchors (B, D) with classes (B,), and what they are compared with: themselves and a gallery, (R, D) and (R,)."""
+    """Anchors (B, D) with classes (B,), and what they are compared with: themselves and a gallery, (R, D) and (R,).
+
+    The classes may be sets of labels (B, W) and (R, W), see `related`.
+    """
 
     anchors: Tensor
     classes: Tensor
@@ -50,7 +54,7 @@ def _by_rows(loss: Any, batch: Batch, compute: Callable[..., tuple[Tensor, ...]]
     It gets distances (b, R), masks (b, R) of positive and negative pairs, and the slice of the anchors, and makes
     ``width`` numbers of each pair; None stands for the size of the largest class.
     """
-    width = width or int(torch.unique(batch.reference_classes, return_counts=True)[1].max())
+    width = width or int(related(batch.reference_classes, batch.reference_classes).sum(dim=1).max())
     distance, is_snr = loss.distance, type(loss.distance).__name__ == "SNRDistance"
     anchors = references = distance.maybe_normalize(batch.anchors)
     if batch.references is not batch.anchors:
@@ -59,7 +63,7 @@ def _by_rows(loss: Any, batch: Batch, compute: Callable[..., tuple[Tensor, ...]]
         anchors, references = (part - part.mean(dim=1, keepdim=True) for part in (anchors, references))
 
     def compute_block(block: slice) -> tuple[Tensor, ...]:
-        rows, same = anchors[block], batch.classes[block, None] == batch.reference_classes
+        rows, same = anchors[block], related(batch.classes[block], batch.reference_classes)
         own_entries(positives := same.clone(), block).fill_(False)
         matrix = euclidean_distances(rows, references).square() if is_snr else distance.compute_mat(rows, references)
         matrix = matrix / rows.square().sum(dim=1, keepdim=True) if is_snr else matrix
@@ -145,14 +149,15 @@ def _threshold_consistent(loss: Any, _: None, batch: Batch) -> Any:
 def _margin(loss: Any, _: None, batch: Batch) -> Any:
     """Compute the margin loss of all triplets, each of which counts a positive and a negative pair of its anchor."""
     is_shared = len(loss.beta) == 1
-    betas = loss.beta.to(batch.anchors)[torch.zeros_like(batch.classes) if is_shared else batch.classes, None]
+    rows = batch.classes.new_zeros(len(batch.classes)) if is_shared else batch.classes
+    betas = loss.beta.to(batch.anchors)[rows, None]
 
     def compute(matrix: Tensor, positives: Tensor, negatives: Tensor, block: slice) -> tuple[Tensor, ...]:
         pulled = loss.distance.margin(matrix, betas[block]) + loss.margin
         pushed = loss.distance.margin(betas[block], matrix) + loss.margin
         return *_add_up(pulled, positives & (pulled > 0)), *_add_up(pushed, negatives & (pushed > 0))
 
-    same = (batch.classes[:, None] == batch.reference_classes).sum(dim=1)
+    same = related(batch.classes, batch.reference_classes).sum(dim=1)
     positives, negatives = same - 1, len(batch.references) - same
     pulled, num_pulled, pushed, num_pushed = _by_rows(loss, batch, compute)
     total, count = negatives * pulled + positives * pushed, (negatives * num_pulled + positives * num_pushed).sum()
@@ -257,15 +262,17 @@ def _fast_ap(loss: Any, _: None, batch: Batch) -> Any:
 
 
 def _angular(loss: Any, _: None, batch: Batch) -> Any:
-    same = batch.classes[:, None] == batch.reference_classes
-    negative = (~same).nonzero()[:1].T  # the library asks only whether there is one
-    if not negative.numel():
+    negatives = ~related(batch.classes, batch.reference_classes)
+    if not negatives.any():
         return 0.0 * batch.anchors.sum()
-    pairs = same.fill_diagonal_(False).nonzero().T
+    pairs, slope = (~negatives).fill_diagonal_(False).nonzero().T, torch.tan(loss.alpha) ** 2
 
     def compute(block: slice) -> tuple[Tensor, ...]:
-        indices, (anchors, classes, *references) = (*pairs[:, block], *negative), batch
-        return (loss.compute_loss(anchors, classes, indices, *references)["loss"]["losses"].flatten(),)
+        rows, columns = pairs[:, block]
+        near, far = loss.distance.normalize(batch.anchors[rows]), loss.distance.normalize(batch.references[columns])
+        products = ((near + far) @ batch.references[:, :, None]).squeeze(2).T
+        gaps = 4 * slope * products - 2 * (1 + slope) * (near * far).sum(dim=1, keepdim=True)
+        return (logsumexp(gaps, keep_mask=negatives[rows], add_one=True).flatten(),)
 
     (terms,) = in_blocks(compute, range(pairs.shape[1]), len(batch.references), batch.anchors.device)
     return _reduce(loss, batch, terms)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from dml.losses.loss_contract import Loss
 from dml.ops.gradients import in_blocks
-from dml.ops.pairs import ALL, finest, list_columns
+from dml.ops.pairs import ALL, finest, list_columns, related
 from dml.ops.precision import full_precision
 from dml.runtime.errors import InputError
 
@@ -50,11 +50,11 @@ class SmoothAPLoss(Loss):
         The mean is over the rows ``queries``, each of which is compared with the whole batch.
         """
         unit, classes = F.normalize(embeddings, dim=1), finest(labels)
-        largest = int(torch.unique(classes, return_counts=True)[1].max())
+        largest = int(related(classes, classes).sum(dim=1).max())
 
         def compute(block: slice) -> tuple[Tensor]:
             similarities = unit[block] @ unit.T
-            same = classes[block, None] == classes
+            same = related(classes[block], classes)
             # Only items of the query's class are ranked, as padded columns: (Q, P, B) gaps instead of (Q, B, B).
             items, inside = list_columns(same)
             gaps = similarities[:, None, :] - similarities.gather(1, items)[:, :, None]

@@ -25,6 +25,7 @@ class SoftmaxLoss(Loss):
         embedding_dim: size of an embedding, D.
     """
 
+    needs_classes = True
     needs_positives: ClassVar[bool] = False
 
     def __init__(self, num_classes: int, embedding_dim: int) -> None:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dml.ops.pairs import related
 from dml.ops.precision import without_tf32
 
 Integers = npt.NDArray[np.int64]
@@ -59,16 +60,14 @@ class ClassCounts(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """The pairs of some queries and items, all of which are sorted by class.
+    """The pairs of some queries and items.
 
-    ``similarities`` (B, M) are from -1 to 1, or `EXCLUDED`; classes are numbers from 0. Beyond the columns
-    ``positives`` no pair is of one class.
+    ``similarities`` (B, M) are from -1 to 1, or `EXCLUDED`; classes are numbers from 0, or sets of labels.
     """
 
     similarities: Tensor
     query_classes: Tensor
     item_classes: Tensor
-    positives: slice
 
 
 @dataclass(frozen=True)
@@ -82,9 +81,9 @@ class LabeledPairs:
 
     Args:
         embeddings: (Q, D) float32 embeddings of unit length, on CPU or on a CUDA device, which then counts the pairs.
-        labels: (Q,) classes of the embeddings.
+        labels: (Q,) classes of the embeddings, or (Q, W) labels of which pairs "of one class" share one, see `related`.
         gallery: (G, D) embeddings of a gallery; None stands for the pairs of two of the first embeddings.
-        gallery_labels: (G,) classes of the gallery.
+        gallery_labels: (G,) classes of the gallery, or (G, W) labels.
         excluded: (Q, M) items of the gallery whose pair with the query doesn't count, such as copies of the query; rows
             of queries that exclude fewer are filled with -1.
     """
@@ -103,8 +102,8 @@ class LabeledPairs:
         for block in self._blocks():
             bins = _find_bins(block.similarities)
             total += torch.bincount(bins.view(-1), minlength=size)
-            is_same = block.query_classes[:, None] == block.item_classes[None, block.positives]
-            positives += torch.bincount(bins[:, block.positives][is_same], minlength=size)
+            is_same = related(block.query_classes, block.item_classes)
+            positives += torch.bincount(bins[is_same], minlength=size)
         counted = positives.cpu().numpy(), (total - positives).cpu().numpy()
         # bin 0 holds excluded pairs, bin i + 1 those from EDGES[i] on; no pair is at the last edge
         return PairCounts(EDGES, *(np.append(_sum_from_end(values[1:]), 0) for values in counted))
@@ -123,7 +122,9 @@ class LabeledPairs:
         values, numbers = np.empty(0), np.empty((2, 0), dtype=np.int64)
         for block in self._blocks():
             chosen = is_refined[_find_bins(block.similarities.clone())].nonzero(as_tuple=True)
-            is_positive = (block.query_classes[chosen[0]] == block.item_classes[chosen[1]]).cpu().numpy()
+            is_positive = (
+                related(block.query_classes[chosen[0]], block.item_classes[chosen[1], None])[:, 0].cpu().numpy()
+            )
             similarities = block.similarities[chosen].double().cpu().numpy()
             # equal similarities are joined block by block, so that many of them take no memory
             values, places = np.unique(np.concatenate([values, similarities]), return_inverse=True)
@@ -134,7 +135,7 @@ class LabeledPairs:
         return _merge(self.counts, values, numbers)
 
     def count_by_class(self, thresholds: npt.NDArray[np.floating[Any]]) -> ClassCounts:
-        """Count the pairs of each class from some similarities on.
+        """Count the pairs of each class from some similarities on; images of several labels are all of one class.
 
         Args:
             thresholds: (T,) ascending similarities, which are rounded to float32.
@@ -146,7 +147,9 @@ class LabeledPairs:
             rows, columns = (block.similarities >= limits[0]).nonzero(as_tuple=True)
             steps = torch.searchsorted(limits, block.similarities[rows, columns], right=True) - 1
             first, second = block.query_classes[rows], block.item_classes[columns]
-            is_same = first == second
+            is_same = related(first, second[:, None])[:, 0]
+            if self.labels.ndim > 1:
+                first = second = torch.zeros_like(rows)
             counted[0] += torch.bincount((first * width + steps)[is_same], minlength=classes * width)
             for part in (first, second):
                 counted[1] += torch.bincount((part * width + steps)[~is_same], minlength=classes * width)
@@ -163,23 +166,18 @@ class LabeledPairs:
         """The labels (C,) that occur, sorted."""
         return np.unique(self.labels if self.gallery_labels is None else [*self.labels, *self.gallery_labels])
 
-    def _sort(self, labels: npt.NDArray[Any]) -> tuple[Integers, Integers]:
-        """Return the order of items by class, and the sorted classes as numbers from 0. (N,) -> (N,), (N,)"""
-        classes = np.searchsorted(self._class_names, labels)
-        order = np.argsort(classes, kind="stable")
-        return order, classes[order]
+    def _number(self, labels: npt.NDArray[Any]) -> Tensor:
+        """Return classes as numbers from 0, (N,), and sets of labels (N, W) as they are."""
+        classes = labels if labels.ndim > 1 else np.searchsorted(self._class_names, labels)
+        return torch.from_numpy(classes).to(self._device)
 
     def _blocks(self) -> Iterator[_Block]:
-        """Yield all pairs, each once; sorted by class, so that the pairs of one class are near each other."""
-        order, classes = self._sort(self.labels)
-        rows = self.embeddings[torch.from_numpy(order).to(self._device)]
-        item_order, item_classes, items = order, classes, rows
+        """Yield all pairs, each once."""
+        rows, classes, excluded = self.embeddings, self._number(self.labels), self.excluded
+        items, item_classes = rows, classes
         if self.gallery is not None and self.gallery_labels is not None:
-            item_order, item_classes = self._sort(self.gallery_labels)
-            items = self.gallery[torch.from_numpy(item_order).to(self._device)]
-        excluded = None if self.excluded is None else _renumber(self.excluded[order], item_order)
+            items, item_classes = self.gallery, self._number(self.gallery_labels)
         size = max(1, BLOCK // len(items))
-        query_numbers, item_numbers = (torch.from_numpy(part).to(self._device) for part in (classes, item_classes))
         for start in range(0, len(rows), size):
             end = min(start + size, len(rows))
             first = start if self.gallery is None else 0  # a pair of two queries is in the block of its first one
@@ -191,12 +189,12 @@ class LabeledPairs:
             elif excluded is not None:
                 block_rows, places = np.nonzero(excluded[start:end] >= 0)
                 similarities[block_rows, excluded[start:end][block_rows, places]] = EXCLUDED
-            left = int(np.searchsorted(item_classes[first:], classes[start], side="left"))
-            right = int(np.searchsorted(item_classes[first:], classes[end - 1], side="right"))
-            yield _Block(similarities, query_numbers[start:end], item_numbers[first:], slice(left, right))
+            yield _Block(similarities, classes[start:end], item_classes[first:])
 
     def _count_all(self) -> tuple[Integers, Integers]:
         """Count all pairs of each class -> those with both images in it (C,), and with one of the two in it (C,)."""
+        if self.labels.ndim > 1:
+            return self.counts.positives[:1], 2 * self.counts.negatives[:1]
         names = self._class_names
         sizes = np.bincount(np.searchsorted(names, self.labels), minlength=len(names)).astype(np.int64)
         if self.gallery_labels is None:
@@ -225,13 +223,6 @@ def _sum_from_end(values: Integers) -> Integers:
     """Sum the values from each place to the end. (..., T) -> (..., T)"""
     sums: Integers = np.flip(np.cumsum(np.flip(values, axis=-1), axis=-1), axis=-1)
     return sums
-
-
-def _renumber(excluded: Integers, order: Integers) -> Integers:
-    """Return the places of items in an order of them; -1 stays -1. (Q, M), (G,) -> (Q, M)"""
-    places = np.empty(len(order) + 1, dtype=np.int64)
-    places[order], places[-1] = np.arange(len(order)), -1
-    return places[excluded]
 
 
 def _merge(counts: PairCounts, values: Floats, numbers: Integers) -> PairCounts:

@@ -108,8 +108,8 @@ def _make_queries(
     """Make the table of the queries of some lists, with their places on the map of embeddings, if there is one."""
     queries = np.concatenate([part.queries for part in lists])
     positions = None if mapped is None else embedding_map(mapped.take(queries), seed=seed)
-    described = {"levels": table.levels, "names": table.names, "made_with": collect_versions()}
-    return join_lists(table, lists, neighbors, **described, positions=positions)
+    described = {"levels": table.levels, "names": table.names, "separator": table.separator}
+    return join_lists(table, lists, neighbors, **described, made_with=collect_versions(), positions=positions)
 
 
 def comparison_report(a: ReportedRun, b: ReportedRun, read: ReadPicture | None = None) -> str:

@@ -62,10 +62,10 @@ class Adapter:
 
         So a query takes two products, whose time is that of reading the weights.
         """
-        arrays, is_mlp = self.arrays, "hidden" in self.arrays
-        first = np.hstack([self.matrix, arrays["hidden"]]) if is_mlp else self.matrix
-        bias = np.hstack([arrays["target_mean"], arrays["hidden_bias"] if is_mlp else []])
-        parts = first, bias - arrays["source_mean"] @ first, arrays["output"] if is_mlp else np.empty(0)
+        arrays = self.arrays
+        first = np.hstack([self.matrix, arrays.get("hidden", self.matrix[:, :0])])
+        bias = np.hstack([arrays["target_mean"], arrays.get("hidden_bias", [])])
+        parts = first, bias - arrays["source_mean"] @ first, arrays.get("output", np.empty(0))
         return tuple(np.ascontiguousarray(part, np.float32) for part in parts)
 
     def __call__(self, vectors: Embeddings) -> NDArray[np.float32]:
@@ -212,12 +212,9 @@ def _prepare(
         raise InputError(f"pairs: {len(source)} source and {len(target)} target vectors; give as many, two or more")
     x, y = _unit(source, "source"), _unit(target, "target")
     digest = sha256(x.tobytes() + y.tobytes()).hexdigest()[:16]
-    means = {"source_mean": x.mean(axis=0) * center, "target_mean": y.mean(axis=0) * center}
-    return (
-        x - means["source_mean"],
-        y - means["target_mean"],
-        lambda kind, **arrays: Adapter(kind, means | arrays, digest),
-    )
+    x_mean, y_mean = x.mean(axis=0) * center, y.mean(axis=0) * center
+    means = {"source_mean": x_mean, "target_mean": y_mean}
+    return x - x_mean, y - y_mean, lambda kind, **arrays: Adapter(kind, means | arrays, digest)
 
 
 def _split(count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

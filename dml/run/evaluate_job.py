@@ -117,7 +117,7 @@ def _take_other_data_whole(config: DictConfig, overrides: list[str], stored: Sto
     root, new_root = (root and os.path.realpath(expand_home(root)) for root in (then["root"], now.root))
     names_split = config.split in ("train", "val") or config.evaluation.get("split") == "val"
     is_own = (then["name"], root) == (now.name, new_root)
-    draws_classes = {"test_fraction", "val_fraction"} <= reader.keys()
+    draws_classes = {"test_fraction", "val_fraction"} <= (reader or {}).keys()
     if names_split or is_own or not draws_classes or "dataset.reader.test_fraction" in new_keys:
         return
     test_fraction, reader.test_fraction = reader.test_fraction, None

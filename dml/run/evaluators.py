@@ -5,7 +5,10 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from pytorch_lightning.utilities import rank_zero_only
 
+from dml.data.pair_lists import read_pairs
+from dml.data.readability import check_readability
 from dml.data.table import TEST_SPLITS, ImageTable
 from dml.evaluation.geometry import choose_ball
 from dml.evaluation.items import check_queries, check_validation_classes
@@ -17,6 +20,7 @@ from dml.evaluation.threshold import ThresholdSettings
 from dml.ops.poincare import Ball
 from dml.run.building import build
 from dml.run.settings import Settings
+from dml.runtime.console import warn
 from dml.runtime.errors import InputError
 
 
@@ -42,6 +46,9 @@ def build_metric_config(settings: Settings, part: ImageTable) -> MetricConfig:
     }
     # a gallery that doesn't hold the queries keeps all its items
     excludes = bool(evaluation.exclude and (not has_gallery or settings.dataset.queries_in_gallery))
+    for name in ("exclude", "gallery", "fixed_neighbors"):
+        if settings.dataset.sets and (value := getattr(evaluation, name)):
+            raise InputError(f"evaluation.{name}={value}: takes one data set, and dataset.sets joins several; null")
     ball = find_ball(settings)
     try:
         return MetricConfig(**values, exclude_nearest=excludes, curvature=ball.curvature if ball else 0.0)
@@ -99,6 +106,7 @@ def find_ball(settings: Settings) -> Ball | None:
         "evaluation.fixed_neighbors": settings.evaluation.fixed_neighbors,
         "evaluation.gallery": settings.evaluation.gallery,
         "evaluation.distractors": settings.evaluation.distractors,
+        "evaluation.pairs": settings.evaluation.pairs,
     }
     for name, value in by_cosine.items():
         if ball and value:
@@ -192,8 +200,15 @@ def check_tested_settings(settings: Settings, table: ImageTable) -> MetricConfig
     """
     metrics = build_metric_config(settings, table)
     metrics.check_labels()
+    if table.label_sets.ndim > 2 and (left_out := metrics.select_kind(Kind.CLUSTERS)):
+        names = ", ".join(metric.name for metric in left_out)
+        rank_zero_only(warn)(f"evaluation.metrics: without {names}, as images of several labels have no true clusters")
     build_threshold_settings(settings)
     build_rerankings(settings, table)
+    if settings.evaluation.pairs:
+        data = settings.data
+        images = read_pairs(settings.evaluation.pairs).images
+        check_readability(images, data.check_images, on_corrupt=data.on_corrupt, limits=data.limits)
     return metrics
 
 

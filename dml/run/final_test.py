@@ -14,6 +14,7 @@ from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor
 
 from dml.data.copies import count_queries_in_gallery
+from dml.data.pair_lists import read_pairs
 from dml.data.table import ImageTable
 from dml.evaluation.distractor_folder import DistractorFolder
 from dml.evaluation.evaluator import Evaluator
@@ -25,6 +26,7 @@ from dml.evaluation.raw_features import FixedNeighbors, recall_among
 from dml.evaluation.rerankings import evaluate_rerankings
 from dml.evaluation.threshold import evaluate_threshold, make_pairs
 from dml.metrics.pairs import LabeledPairs
+from dml.metrics.verification import verify_pairs
 from dml.models.adapters import merge_updates
 from dml.models.recurrent import AnyModel
 from dml.report.console import print_result
@@ -92,6 +94,7 @@ def run_test(
     is_limited = settings.trainer.limit_test_batches is not None  # the images beyond aren't skipped as unreadable
     metrics |= _count_special_images(settings, table, 0 if is_limited else skipped)
     metrics |= evaluate_model_threshold(settings, trainer, embedder, images, embeddings, tested, folder)
+    metrics |= _verify_pairs(settings, trainer, embedder)
     if other_run is not None:
         metrics |= search_other_gallery(other_run, settings, evaluator, embeddings, rows, images)
     if distractors is not None:
@@ -161,6 +164,27 @@ def _rank_among(distractors: DistractorFolder, evaluator: Evaluator, embeddings:
     return {DISTRACTORS: len(distractors)} | {f"{DISTRACTORS}/{name}": value for name, value in metrics.items()}
 
 
+def _verify_pairs(settings: Settings, trainer: Trainer, embedder: ModelEmbedder) -> Metrics:
+    """Embed the images of ``evaluation.pairs``, each once, and compute and print the metrics: pairs/accuracy and so on.
+
+    Pairs with an image that can't be read are left out.
+    """
+    if settings.evaluation.pairs is None:
+        return {}
+    pairs = read_pairs(settings.evaluation.pairs)
+    uncached = replace(settings, data=replace(settings.data, cache=None))
+    trainer.test(embedder, builders.build_evaluation_data(uncached, pairs.images), verbose=False)
+    embedded = embedder.embedded.embeddings[CHOSEN_HEADS]
+    vectors = torch.full((len(pairs.images), embedded.shape[1]), torch.nan)
+    vectors[embedder.embedded.rows] = UnitEmbeddings.normalize(embedded).rows
+    similarities = (vectors[pairs.rows[0]] * vectors[pairs.rows[1]]).sum(dim=1).numpy()
+    is_read = ~np.isnan(similarities)
+    metrics = verify_pairs(similarities[is_read], pairs.is_same[is_read], pairs.folds[is_read])
+    line = f"{is_read.sum():,} pairs: accuracy {metrics['accuracy']:.1%}, AUC {metrics['auc']:.1%}"
+    rank_zero_only(console.print)(f"[bold]pairs[/]    {in_markup(line)}")
+    return {"pairs": int(is_read.sum())} | {f"pairs/{name}": value for name, value in metrics.items()}
+
+
 def _name_device(device: torch.device) -> str:
     """Return the name of the GPU, or "CPU": its rounding is another, and so are trained networks."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type.upper()
@@ -172,7 +196,7 @@ def _compute_test_metrics(
     """Compute the metrics that no other split has: recall among fixed neighbors, and the metrics by other labels."""
     metrics: Metrics = {}
     if settings.evaluation.fixed_neighbors:
-        labels = table.select_evaluated("test").labels[rows.numpy()]
+        labels = table.select_evaluated("test").label_sets[rows.numpy()]
         metrics |= _recall_fixed(settings, embeddings, labels, rows, neighbors_file)
     for name, relabeled in builders.read_other_labels(settings, table).items():
         other_evaluator = Evaluator(relabeled, build_metric_config(settings, relabeled))

@@ -161,11 +161,12 @@ def _print_choice(chosen: Candidate, first: Candidate, monitor: str) -> None:
     factor, unit = (100, " points") if metric.shown_in_percent else (1, "")
     gain = mean_interval((factor * (chosen.by_class - first.by_class)).tolist())
     doubt = "" if abs(gain.mean) > gain.half_width else ", so they can't tell"
+    measured = f", by {format_count(gain.runs, 'class', 'classes')} of the validation{doubt}" if gain.runs > 1 else ""
     way = f"{chosen.share:.0%} of the way from the first to the last weights"
     weights = "the weights of the best validation" if chosen.file else way
     spread = f" ± {gain.half_width:.2g}" if gain.runs > 1 else ""
     line = (
         f"{weights}, heads {join_head_names(chosen.heads)}: {metric.label} {gain.mean:+.3g}{spread}{unit} beside the "
-        f"first, by {format_count(gain.runs, 'class', 'classes')} of the validation{doubt}"
+        f"first{measured}"
     )
     console.print(f"[bold]chosen[/]   {in_markup(line)}")

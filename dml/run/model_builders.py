@@ -78,13 +78,13 @@ def build_crops_transform(settings: Settings) -> Pipeline | None:
 def list_decisive(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a trained model that, beside the weights, decide an image's embedding."""
     model = {key: value for key, value in config["model"].items() if key != "heads"}
-    evaluation, color = config.get("evaluation") or {}, ImageLimits.from_settings(config["data"]).color
+    evaluation, limits = config.get("evaluation") or {}, ImageLimits.from_settings(config["data"])
     ball, views = choose_ball(evaluation.get("geometry"), config.get("loss", {})), int(evaluation.get("crops", 1))
     geometry = {"geometry": ball._asdict()} if ball else {}
     more_views = {"views": views} if views > 1 else {}
-    background = {"background": color} if color != ImageLimits().color else {}
+    background = {"background": limits.color} if limits.color != ImageLimits().color else {}
     test = {"transform": config["transform"]["test"]}
-    return {"model": without_weights(model), **test, **geometry, **more_views, **background}
+    return {"model": without_weights(model), **test, **geometry, **more_views, **background, **limits.margin}
 
 
 def without_weights(node: Any) -> Any:

@@ -88,6 +88,7 @@ class DataSettings:
     max_pixels: Count = key()
     max_list_bytes: Count = key()
     background: str = key(formerly="none")
+    box_margin: Annotated[float, Ge(0)] = key()
     eval_batch_size: Count = key()
     pin_memory: bool | Literal["auto"] = key()
     cache: str | None = key(is_path=True)
@@ -116,6 +117,13 @@ class DatasetSettings:
     planted: dict[Any, Any] | None = added_key(None, unset=None)
     class_splits: str | None = added_key(None, is_path=True, unset=None)
     counts: dict[Any, Any] | None = key()
+    sets: dict[Any, Any] | None = added_key(None, unset=None)
+
+    @property
+    def parts(self) -> dict[str, "DatasetSettings"]:
+        """The data sets that ``dataset.sets`` joins, by their names; another data set is its only part, named ""."""
+        sets = {str(name): read_settings(part, DatasetSettings) for name, part in (self.sets or {}).items()}
+        return sets or {"": self}
 
 
 @dataclass(frozen=True)
@@ -273,6 +281,7 @@ class EvaluationSettings:
     fixed_neighbors: Count | None = key()
     gallery: str | None = key(is_path=True, unset=None)
     distractors: str | None = key(is_path=True, unset=None)
+    pairs: str | None = key(is_path=True, unset=None)
     other_labels: dict[Any, Any] = key()
     heads: bool = key()
     head_sets: list[Any] | None = key()

@@ -1,17 +1,23 @@
 """The reading of a data set's table: counts are checked, then splits, folds, corrections and faults are applied."""
 
+import re
+from collections.abc import Callable
+from functools import partial
+
 from pytorch_lightning.utilities import rank_zero_only
 
 from dml.data.class_splits import apply_class_splits, read_class_splits
 from dml.data.corrections import apply_corrections, read_corrections
 from dml.data.image_files.limits import limit_list_bytes
+from dml.data.joined_sets import join_tables
 from dml.data.planted_faults import plant_faults, read_planted_faults
 from dml.data.table import ImageTable, hold_out_classes, list_training_classes, load
+from dml.evaluation.names import SCOPE
 from dml.run.building import build
 from dml.run.settings import DatasetSettings
 from dml.runtime.console import console
 from dml.runtime.errors import InputError
-from dml.runtime.text import in_markup
+from dml.runtime.text import in_markup, printable
 
 
 def read_table(
@@ -22,7 +28,7 @@ def read_table(
     The published counts are those of the data set without corrections and with its own splits. Class splits are applied
     first, so that folds divide the new training classes. The classes are divided into folds before the corrections too,
     which therefore leave all other classes in their splits. The remaining rules are checked on the corrected table.
-    Faults are planted last.
+    Faults are planted last. All of this happens in each data set of ``dataset.sets`` before they are joined.
 
     Args:
         dataset: settings of the data set.
@@ -34,14 +40,17 @@ def read_table(
         InputError: if the data set has a fault, or class splits or a correction can't be applied.
     """
     with limit_list_bytes(max_list_bytes):
-        images = load(
-            build(dataset.reader),
-            dataset.root,
-            name=dataset.name,
-            counts=dataset.counts,
-            disjoint=dataset.disjoint and dataset.corrections is None and dataset.class_splits is None,
-            verify=dataset.verify,
-        )
+        if dataset.sets is None:
+            images = load(
+                build(dataset.reader),
+                dataset.root,
+                name=dataset.name,
+                counts=dataset.counts,
+                disjoint=dataset.disjoint and dataset.corrections is None and dataset.class_splits is None,
+                verify=dataset.verify,
+            )
+        else:
+            images = read_parts(dataset, partial(read_table, max_list_bytes=max_list_bytes, needs_fold=needs_fold))
         if images.is_unlabeled.any():
             _check_unlabeled(dataset, needs_labels=needs_labels)
         images = images if dataset.class_splits is None else _divide(dataset.class_splits, images)
@@ -58,6 +67,27 @@ def _check_unlabeled(dataset: DatasetSettings, *, needs_labels: bool) -> None:
         raise InputError(f"dataset.{needing[0]}: needs the labels of training images, and some have none; null")
     if needs_labels:
         raise InputError(f"dataset={dataset.name}: training images without labels, which only dml train does without")
+
+
+def read_parts(dataset: DatasetSettings, read: Callable[[DatasetSettings], ImageTable]) -> ImageTable:
+    """Read the data sets of ``dataset.sets`` by a function of their settings, and join them; any other one, read it.
+
+    Raises:
+        InputError: if ``dataset.sets`` can't be used, or a data set has a fault; the line names it.
+    """
+    if dataset.sets is None:
+        return read(dataset)
+    if not dataset.sets or dataset.reader is not None:
+        raise InputError("dataset.sets: dataset=many joins what dataset.sets.NAME=CHOICE adds, such as emoji=emoji")
+    tables: dict[str, ImageTable] = {}
+    for name, part in dataset.parts.items():
+        if SCOPE.fullmatch(name) or "/" in name:
+            raise InputError(f"dataset.sets.{printable(name)}: metrics have this name; give the data set another one")
+        try:
+            tables[name] = read(part)
+        except InputError as error:
+            raise InputError(re.sub(r"(?<![\w./])dataset\.", f"dataset.sets.{name}.", str(error))) from error
+    return join_tables(tables)
 
 
 def _divide(file: str, images: ImageTable) -> ImageTable:

@@ -7,13 +7,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING
 from difflib import get_close_matches
 from functools import cache
+from itertools import chain
 from pkgutil import resolve_name
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Interval, Le, Lt
 from omegaconf import DictConfig, OmegaConf
 
-from dml.run.settings import SETTINGS, find_group, list_declared
+from dml.run.settings import SETTINGS, DatasetSettings, find_group, list_declared
 from dml.runtime.configuration import is_below
 from dml.runtime.errors import InputError, suggest
 from dml.runtime.former_keys import MOVED
@@ -54,7 +55,9 @@ def check_types(config: DictConfig, *also: DictConfig, command: str = "train") -
         InputError: naming the key, the value and what would be right.
     """
     plain: Any = OmegaConf.to_container(config, resolve=False)
-    for key, value, annotation in (*_list_settings(plain, SETTINGS[command]), *_list_parameters(plain)):
+    sets = (plain.get("dataset") or {}).get("sets") or {}
+    parts = [_list_settings(part, DatasetSettings, f"dataset.sets.{name}.") for name, part in sets.items()]
+    for key, value, annotation in chain(_list_settings(plain, SETTINGS[command]), *parts, _list_parameters(plain)):
         if is_reference(value):
             continue
         checked = check_value(key, value, annotation)

@@ -59,8 +59,8 @@ def check_parts(config: Mapping[str, Any]) -> None:
 
 
 def key_of(override: str) -> str:
-    """Return the key of an override: ``+loss.margin=0.2`` -> ``loss.margin``."""
-    return override.partition("=")[0].lstrip("+~")
+    """Return the key of an override: ``+loss.margin=0.2`` -> loss.margin, ``loss@loss.inner=rll`` -> loss.inner."""
+    return override.partition("=")[0].lstrip("+~").rpartition("@")[2]
 
 
 def check_set_elsewhere(overrides: Iterable[str], setters: Mapping[str, str], below: Container[str] = ()) -> None:

@@ -5,7 +5,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dml.runtime.errors import InputError, check_whole
-from dml.samplers.base import EpochSampler, Ints, choose_classes_per_batch, take_finest_labels
+from dml.samplers.base import Entries, EpochSampler, Ints, choose_classes_per_batch
 
 SHORT_CLASSES = ("repeat", "fill", "drop")
 # Number of images drawn at once: a draw takes about a millisecond, however few images are drawn.
@@ -36,6 +36,9 @@ class ClassBalancedSampler(EpochSampler):
     In distributed training every process makes the same batches, and the loader takes a contiguous share of each. No
     class is then on two ranks if K divides the share, except that with `short_classes` "fill" one class may be.
 
+    Several labels, (N, L, W): C labels are drawn, and K images that have each. An image that two of them would give is
+    replaced, so that the batch has no image twice, see `dml.samplers.base.Entries`.
+
     >>> sampler = ClassBalancedSampler([0, 0, 0, 1, 1, 1, 2, 2, 2], classes_per_batch=2, images_per_class=2)
     >>> len(sampler), [len(batch) for batch in sampler]
     (3, [4, 4, 4])
@@ -50,6 +53,7 @@ class ClassBalancedSampler(EpochSampler):
             batch then begins with the rest of it. (If all classes together give less than K - 1 images more than a
             batch, a round is one batch, the images left are skipped, and images of the cut classes may repeat early.)
         batches_per_epoch: number of batches of an epoch, B; None computes it from the number of images.
+        rows: (N,) row indices of the images, for a part of a data set; None for 0 to N - 1.
         seed: seed of all shuffles.
 
     Attributes:
@@ -67,17 +71,19 @@ class ClassBalancedSampler(EpochSampler):
         *,
         short_classes: str = "repeat",
         batches_per_epoch: int | None = None,
+        rows: Ints | None = None,
         seed: int = 0,
     ) -> None:
         check_whole("sampler.images_per_class", images_per_class, least=1)
         check_whole("sampler.batches_per_epoch", 1 if batches_per_epoch is None else batches_per_epoch, least=1)
         check_whole("sampler.seed", seed, least=0)
 
-        _, class_of_row, sizes = np.unique(take_finest_labels(labels), return_inverse=True, return_counts=True)
+        self._entries, self._part = Entries.from_labels(labels), rows
+        sizes = self._entries.sizes
         draw_counts = images_per_draw(sizes, images_per_class, short_classes)
         is_drawn = draw_counts > 0
-        # The rows of class c are rows[starts[c] : starts[c] + sizes[c]].
-        self._rows = np.argsort(class_of_row, kind="stable")
+        # The entries of class c, which are rows, are rows[starts[c] : starts[c] + sizes[c]].
+        self._rows = np.argsort(self._entries.classes, kind="stable")
         self._starts = (sizes.cumsum() - sizes)[is_drawn]
         self._sizes = sizes[is_drawn]
         self._draw_counts = draw_counts[is_drawn]
@@ -101,7 +107,9 @@ class ClassBalancedSampler(EpochSampler):
         # The batches are drawn in pieces to bound the memory.
         piece = max(self._batches_per_pass, SMALLEST_PIECE // self._batch_size)
         for start in range(first, last, piece):
-            yield from self._batches(start, min(start + piece, last))
+            for number, batch in enumerate(self._batches(start, min(start + piece, last)), start):
+                rows = self._entries.find_rows(batch, (self._seed, number, 0, 1))
+                yield rows if self._part is None else self._part[rows]
 
     def _batches(self, first: int, last: int) -> Ints:
         """Draw the batches from first to last - 1 -> (last - first, C·K) row indices."""

@@ -5,7 +5,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dml.ops.training_protocols import EmbeddingBank
 from dml.runtime.errors import InputError, check_whole
-from dml.samplers.base import EpochSampler, choose_classes_per_batch, take_finest_labels
+from dml.samplers.base import Entries, EpochSampler, choose_classes_per_batch
 
 Floats = NDArray[np.float32]
 
@@ -63,15 +63,15 @@ class HardClassSampler(EpochSampler):
         check_whole("sampler.images_per_class", images_per_class, least=1)
         check_whole("sampler.batches_per_epoch", 1 if batches_per_epoch is None else batches_per_epoch, least=1)
         check_whole("sampler.seed", seed, least=0)
-        _, class_of_row, sizes = np.unique(take_finest_labels(labels), return_inverse=True, return_counts=True)
+        self._entries = Entries.from_labels(labels)
+        sizes = self._entries.sizes
         self._drawable = np.flatnonzero(sizes >= images_per_class)
         self.classes_per_batch = choose_classes_per_batch(
             classes_per_batch, sizes, len(self._drawable), images_per_class
         )
         check_whole("sampler.candidate_classes", candidate_classes, least=self.classes_per_batch)
         self.num_bank_neighbors = 0
-        self._class_of_row, self._sizes = class_of_row, sizes
-        self._rows = np.split(np.argsort(class_of_row, kind="stable"), sizes.cumsum()[:-1])
+        self._rows = np.split(np.argsort(self._entries.classes, kind="stable"), sizes.cumsum()[:-1])
         self.images_per_class = images_per_class
         self._candidates = min(candidate_classes, len(self._drawable))
         self._seed = seed
@@ -91,10 +91,10 @@ class HardClassSampler(EpochSampler):
 
     def set_embedding_bank(self, bank: EmbeddingBank) -> None:
         """Set each class embedding to the mean embedding of its images; see `UsesEmbeddingBank`."""
-        rows = bank.embeddings.numpy()
-        sums = np.zeros((len(self._sizes), rows.shape[1]))
-        np.add.at(sums, self._class_of_row, rows)
-        read = np.bincount(self._class_of_row[rows.any(axis=1)], minlength=len(sums))  # unreadable images are 0 there
+        rows, classes = bank.embeddings.numpy()[self._entries.rows], self._entries.classes
+        sums = np.zeros((len(self._entries.sizes), rows.shape[1]))
+        np.add.at(sums, classes, rows)
+        read = np.bincount(classes[rows.any(axis=1)], minlength=len(sums))  # unreadable images are 0 there
         self.set_class_embeddings(sums / np.maximum(read, 1)[:, None])
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -106,7 +106,7 @@ class HardClassSampler(EpochSampler):
             candidates = rng.choice(self._drawable, self._candidates, replace=False)
             classes = candidates[_choose_nearest(embeddings[candidates], self.classes_per_batch)]
             images = [rng.choice(self._rows[c], self.images_per_class, replace=False) for c in classes]
-            yield np.concatenate(images).tolist()
+            yield self._entries.find_rows(np.concatenate(images), (self._seed, epoch, number, 1)).tolist()
 
 
 def _choose_nearest(embeddings: Floats, count: int) -> list[int]:

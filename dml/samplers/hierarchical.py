@@ -1,7 +1,6 @@
 import logging
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
@@ -87,16 +86,14 @@ class HierarchicalSampler(EpochSampler):
         _check_pairs(capacities, len(self._pairs), super_level, self.classes_per_batch)
 
         self._halves = {
-            (index, count): _Half(
-                members[index],
-                ClassBalancedSampler(
-                    classes[members[index]],
-                    count,
-                    images_per_class,
-                    short_classes=short_classes,
-                    seed=_derive_seed(seed, index, count),
-                ),
-                pairs * batches_per_pair,
+            (index, count): ClassBalancedSampler(
+                classes[members[index]],
+                count,
+                images_per_class,
+                short_classes=short_classes,
+                batches_per_epoch=pairs * batches_per_pair,
+                rows=members[index],
+                seed=_derive_seed(seed, index, count),
             )
             for (index, count), pairs in Counter(half for pair in self._pairs for half in pair).items()
         }
@@ -110,30 +107,12 @@ class HierarchicalSampler(EpochSampler):
 
     def _batches(self, epoch: int) -> Iterator[list[int]]:
         order = np.random.default_rng((self._seed, epoch)).permutation(len(self))
-        halves = {key: half.batches(epoch) for key, half in self._halves.items()}
+        halves = {
+            key: half.slice_batches(epoch * len(half), (epoch + 1) * len(half)) for key, half in self._halves.items()
+        }
         for number in order:
             first, second = self._pairs[number // self._batches_per_pair]
             yield next(halves[first]).tolist() + next(halves[second]).tolist()
-
-
-@dataclass(frozen=True)
-class _Half:
-    """Draws a super-class's part of the batches in which it has a certain number of classes.
-
-    Args:
-        rows: row indices of the super-class.
-        sampler: sampler of indices into ``rows``.
-        batches_per_epoch: number of such batches in an epoch.
-    """
-
-    rows: Ints
-    sampler: ClassBalancedSampler
-    batches_per_epoch: int
-
-    def batches(self, epoch: int) -> Iterator[Ints]:
-        first = epoch * self.batches_per_epoch
-        for batch in self.sampler.slice_batches(first, first + self.batches_per_epoch):
-            yield self.rows[batch]
 
 
 def _level(labels: ArrayLike, level: int) -> Ints:

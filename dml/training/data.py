@@ -1,9 +1,9 @@
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
-from numpy.typing import NDArray
 from pytorch_lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -148,7 +148,8 @@ class DataModule(EvaluationData):
     Args:
         table: table of the data set.
         train_transform: function of a training image (3, H, W) uint8 that returns the network's input (3, h, w) uint8.
-        sampler: function that makes the batch sampler from the training labels (N, L).
+        sampler: function that makes the batch sampler from the training labels (N, L) or (N, L, W), and the column
+            ``domain`` if it has such an argument.
         validated_on: name of the split that is validated, "val" or "test".
         seed: seed of the random numbers of ``train_transform``.
         **evaluation: the remaining arguments of `EvaluationData`.
@@ -165,7 +166,7 @@ class DataModule(EvaluationData):
         table: ImageTable,
         *,
         train_transform: Transform,
-        sampler: Callable[[NDArray[Any]], BatchSampler],
+        sampler: Callable[..., BatchSampler],
         validated_on: str = "val",
         seed: int = 0,
         **evaluation: Any,
@@ -178,7 +179,8 @@ class DataModule(EvaluationData):
         if not len(self.train_table):
             raise InputError("dataset: its train split is empty")
         self.train_transform = train_transform
-        self.sampler = sampler(self.train_table.labels)
+        domain = {"domain": self.train_table.domain} if "domain" in signature(sampler).parameters else {}
+        self.sampler = sampler(self.train_table.label_sets, **domain)
         check_sampler(self.sampler)
 
     def train_dataloader(self) -> BatchStream:

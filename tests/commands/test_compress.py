@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import PLAIN
 from small_embedders import make_model
 
@@ -13,6 +14,7 @@ import dml
 from dml.__main__ import dispatch
 from dml.commands import main
 from dml.inference import ImageEmbedder
+from dml.inference.split_embeddings import build_evaluator, read_data_set
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +59,34 @@ def test_a_run_and_its_saved_model_have_the_digits_of_the_test(
     assert not (saved / "compression.json").exists()
 
 
+def test_a_student_searches_the_vectors_of_its_teacher(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    teacher = dml.load(run)
+    with torch.no_grad():
+        for parameter in teacher.model.parameters():
+            parameter += (
+                0.5 * parameter.std() * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
+            )
+    teacher = ImageEmbedder(teacher.model, teacher.settings)
+    place = teacher.save_pretrained(tmp_path / "teacher")
+    options = ["--workers", "0", "--prefixes", "8", "--output", str(tmp_path / "small.json")]
+    dispatch(["compress", str(run), "--gallery", str(place), *options])
+    lines = capsys.readouterr().out.splitlines()
+    student, values = dml.load(run), json.loads((tmp_path / "small.json").read_text())
+    for model in (student, teacher):
+        assert sum(line.startswith(f"model {model.fingerprint}: ") and "images/s" in line for line in lines) == 2
+    assert values["gallery_fingerprint"] == teacher.fingerprint
+    settings, table = read_data_set(student)
+    part = table.select_evaluated("test")
+    queries, gallery = (model.embed(part.paths.tolist()) for model in (student, teacher))
+    expected = build_evaluator(settings, table, part).evaluate(queries, gallery=gallery).metrics
+    for name in ("level0/recall@1", "level0/map@r"):
+        assert values[f"asymmetric/float32/{name}"] == pytest.approx(expected[name], abs=1e-6)
+        assert expected[name] != values[f"prefix8/float32/{name}"]
+    assert any(line.startswith("| asymmetric | 24 | int8 | 24 |") for line in lines)
+
+
 def test_refuses_in_one_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = make_model()
     config = {**plain.settings.config, "evaluation": {"geometry": {"curvature": 0.1, "clip": 2.3}}}
@@ -70,6 +100,10 @@ def test_refuses_in_one_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
     copied.touch()
     for arguments, line in (
         ([str(ball)], "compared by poincare (curvature 0.1) distance; dml compress measures"),
+        (
+            [str(run), "--gallery", str(ball)],
+            "its vectors have 8 dimensions, compared by poincare (curvature 0.1); those",
+        ),
         ([str(run), "--prefixes", "9"], "--prefixes 9: the embedding of a head has 8 dimensions at most"),
         ([str(foreign)], "dataset.reader._target_=os.system is not known and could run any code"),
         ([str(run), "--split", "tset"], "argument --split: invalid choice"),

@@ -78,6 +78,30 @@ def test_rows_without_a_loss_have_the_metrics_of_the_evaluation(kind: str, monke
     assert (rows["prefix4", "pq+rescore"].bytes, rows["prefix4", "pq+rescore"].rescored_bytes) == (2, 32)
 
 
+@pytest.mark.parametrize("kind", TABLES)
+def test_queries_search_the_vectors_of_another_model(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dml.evaluation.compression.TIMED_SECONDS", 0.0)
+    table, queries = TABLES[kind], unit(2)
+    train, gallery = (UnitEmbeddings.normalize(unit(seed) + queries).rows for seed in (4, 5))
+    evaluator = Evaluator(table, MetricConfig())
+    parts = measure_compression(
+        unit(1), UnitEmbeddings(queries), DIMS, evaluator, [8], candidates=COUNT, gallery=(train, gallery)
+    )
+    rows = {row.storage: row for row in parts if row.vectors == "asymmetric"}
+    hits = []
+    (first, *_) = evaluator.benchmark_lists
+    for place, query in enumerate(first.queries):
+        excluded = {query} if first.excluded is None else {*first.searched[first.excluded[place]]}
+        others = [item for item in first.searched if item not in excluded]
+        nearest = max(others, key=lambda item: float(queries[query] @ gallery[item]))
+        if any(table.labels[item, 0] == table.labels[query, 0] for item in others):
+            hits.append(table.labels[nearest, 0] == table.labels[query, 0])
+    for storage in ("float32", "binary+rescore", "pq+rescore", "rabitq4+rescore"):
+        assert rows[storage].metrics["level0/recall@1"] == pytest.approx(np.mean(hits), abs=1e-12)
+    assert rows["binary"].metrics != rows["float32"].metrics
+    assert [rows[storage].numbers for storage in ("float32", "int8")] == [16, 16]
+
+
 def test_a_faiss_without_rabitq_leaves_its_rows_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

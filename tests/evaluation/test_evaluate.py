@@ -297,7 +297,7 @@ PAIRS = torch.tensor([0, 0, 1, 1])
         ({"query": FOUR / 0}, "query: 4 of 4 embeddings hold NaN"),
         ({"gallery": FOUR * torch.nan, "gallery_labels": PAIRS}, "gallery: 4 of 4 embeddings hold NaN"),
         ({"query_labels": PAIRS.float()}, "query_labels: float32, expected integers"),
-        ({"query_labels": PAIRS.reshape(2, 2, 1)}, "query_labels: shape"),
+        ({"query_labels": PAIRS.reshape(2, 2, 1, 1)}, "query_labels: shape"),
         ({"query_labels": torch.stack([PAIRS, torch.arange(4)], 1)}, "level1: none of the 4 queries"),
         ({"gallery": FOUR, "gallery_labels": PAIRS + 2}, "level0: none of the 4 queries"),
         ({"recall_at": (1, 0)}, "recall_at"),

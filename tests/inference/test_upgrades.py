@@ -23,6 +23,8 @@ from dml.__main__ import dispatch
 from dml.inference import embedding_files, image_index
 from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.upgrades import measure_upgrade, order_by_distance
+from dml.inference.vector_stores.store_upload import upload_images
+from dml.inference.vector_stores.stores import StoreAddress
 from dml.retrieval.adapters import Adapter
 from dml.runtime.errors import InputError
 
@@ -351,20 +353,58 @@ def test_finished_parts_are_not_embedded_again(
 
 
 @pytest.mark.pipeline
+@pytest.mark.parametrize("is_after", [False, True])
+def test_images_that_are_asked_for_are_replaced_with_the_adapter(
+    models: tuple[ImageEmbedder, ImageEmbedder], index: dml.Index, photos: Path, tmp_path: Path, is_after: bool
+) -> None:
+    old, new = models
+    saved, path, asked = (
+        new.save_pretrained(tmp_path / "new"),
+        index.save(tmp_path / "index"),
+        index.items.paths[[3, 9]],
+    )
+    log = tmp_path / "log.txt"
+    log.write_text("\n".join([*asked, *asked, "unknown.png"]))
+    arguments = (str(path), str(saved), "--adapter", "procrustes", "--first", str(log), "--workers", "0")
+    before = search(index)
+    index.upgrade(new, "procrustes")
+    index.upsert(asked.tolist())
+    assert run_command(("commit", 1, is_after), *arguments) == -signal.SIGKILL
+    opened = dml.Index.load(path)
+    assert search(opened) == (search(index) if is_after else before)
+    if is_after:
+        assert opened.space == old.fingerprint
+        for image in asked:
+            np.testing.assert_allclose(opened.search(image, k=1)[0], 1, atol=1e-6)
+    assert run_command(None, *arguments) == 0
+    opened = dml.Index.load(path)
+    assert (opened.space, len(opened)) == (new.fingerprint, COUNT)
+    scores, paths = opened.search(photos, k=2)
+    expected = dml.Index.build(new, photos).search(photos, k=2)
+    np.testing.assert_allclose(scores, expected[0], atol=1e-6)
+    assert paths.tolist() == expected[1].tolist()
+
+
+@pytest.mark.pipeline
 def test_the_commands_of_the_page_run_as_they_stand_there(
     models: tuple[ImageEmbedder, ImageEmbedder], index: dml.Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = (Path(__file__).parents[2] / "docs" / "new_model.md").read_text()
     commands = [shlex.split(line, comments=True) for line in re.findall(r"^\$ (.*)$", page, flags=re.MULTILINE)]
-    assert [command[:2] for command in commands] == [["dml", "upgrade"]] * 2
+    assert [command[:2] for command in commands] == [["dml", "upgrade"]] * 3
     monkeypatch.chdir(tmp_path)
     index.save("my_index")
     models[1].save_pretrained("new_model")
+    address = StoreAddress.parse("lancedb:my_vectors")
+    upload_images(models[0], address, "my_photos", index.items.paths.tolist())
     spaces = []
     for command in commands:
         dispatch(command[1:])
-        spaces.append(dml.Index.load("my_index").space)
-    assert spaces == [models[0].fingerprint, models[1].fingerprint]
+        facts = address.open().read_facts("my_photos")
+        assert facts is not None
+        spaces += [(dml.Index.load("my_index").space, facts.fingerprint)]
+    old, new = (model.fingerprint for model in models)
+    assert spaces == [(old, old), (new, old), (new, new)]
 
 
 @pytest.mark.pipeline

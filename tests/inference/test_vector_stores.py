@@ -6,8 +6,10 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +23,14 @@ from pymilvus import MilvusClient
 from pymilvus.exceptions import MilvusException
 from qdrant_client import QdrantClient
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
+from qdrant_client.models import PointStruct
 from small_embedders import SETTINGS, make_model
 
 import dml
+from dml.__main__ import dispatch
 from dml.inference.embedding_files import Shard
 from dml.inference.image_embedder import ImageEmbedder
-from dml.inference.vector_stores.store_upload import UploadReport, upload_images
+from dml.inference.vector_stores.store_upload import StoredImages, UploadReport, upload_images
 from dml.inference.vector_stores.stores import KINDS, StoreAddress
 from dml.runtime.errors import InputError
 
@@ -185,6 +189,122 @@ def test_another_model_is_refused_or_replaces(
         assert report.replaced == f"pictures__{model.fingerprint}"
         assert len(search(address, queries, 3, report.replaced)) == 12
     assert upload(other, address, photos).unchanged == 12
+
+
+def upgrade(model: ImageEmbedder, address: StoreAddress, photos: Path, name: str = "pictures") -> UploadReport:
+    return upload_images(model, address, name, None, root=photos, replace=True)
+
+
+KILLS = [("create", 1), *(("upsert", batch) for batch in (1, 2, 3)), ("list_images", 2), ("switch", 1)]
+
+
+def kill_at(owner: Any, method: str, occurrence: int, is_after: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a call of a method be killed before or after it has done its work."""
+    function, calls = getattr(owner, method), list[int]()
+
+    def killed(*args: Any) -> Any:
+        calls.append(1)
+        if len(calls) == occurrence and not is_after:
+            raise KeyboardInterrupt
+        result = function(*args)
+        if len(calls) == occurrence:
+            raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(owner, method, killed)
+
+
+def test_a_killed_upgrade_of_a_collection_answers_in_one_space_and_goes_on(
+    model: ImageEmbedder, photos: Path, address: StoreAddress, monkeypatch: pytest.MonkeyPatch, embedded: list[str]
+) -> None:
+    models = {each.fingerprint: each for each in (model, make_model(seed=1))}
+    new = [*models.values()][1]
+    expected = {fingerprint: search_exactly(each, photos, 12) for fingerprint, each in models.items()}
+    monkeypatch.setattr(store_class(address.kind), "batch_size", 4)
+    spaces = []
+
+    def check(name: str) -> None:
+        with closing(address.open()) as store:
+            facts = store.read_facts(store.find(name) or "")
+        assert facts is not None
+        spaces.append(facts.fingerprint)
+        queries = models[facts.fingerprint].embed(photos)
+        assert search(address, queries, 12, name) == expected[facts.fingerprint]
+
+    for number, ((method, occurrence), is_after) in enumerate(product(KILLS, (False, True))):
+        name = f"pictures_{number}"
+        upload_images(model, address, name, photos, root=photos)
+        with monkeypatch.context() as patched:
+            kill_at(store_class(address.kind), method, occurrence, is_after, patched)
+            with pytest.raises(KeyboardInterrupt):
+                upgrade(new, address, photos, name)
+        check(name)
+        embedded.clear()
+        report = upgrade(new, address, photos, name)
+        batches = {"create": 0, "upsert": occurrence - 1 + is_after}.get(method, 3)
+        assert (len(embedded), report.uploaded, report.total) == (12 - 4 * batches, 12 - 4 * batches, 12)
+        check(name)
+    assert spaces == [*([model.fingerprint, new.fingerprint] * (2 * len(KILLS) - 1)), new.fingerprint, new.fingerprint]
+
+
+@pytest.mark.parametrize("place", ["old", "new"])
+def test_images_that_come_or_go_during_an_upgrade_are_not_lost(
+    model: ImageEmbedder, photos: Path, address: StoreAddress, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    dogs, new = sorted((photos / "dogs").glob("*.png")), make_model(seed=1)
+    upload(model, address, [*dogs[:4]], root=photos)
+    upsert = store_class(address.kind).upsert
+
+    def change(store: Any, collection: str, points: Any) -> None:
+        upsert(store, collection, points)
+        images = StoredImages([str(dogs[5])], ["dogs/11.png"], [""])
+        upsert(store, store.find("pictures") if place == "old" else collection, images.points([0], new.embed(dogs[5])))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store_class(address.kind), "upsert", change)
+        with pytest.raises(InputError, match=r"pictures.* has changed meanwhile, such as dogs/11.png; what was"):
+            upgrade(new, address, photos)
+    assert len(search(address, model.embed(dogs[0]), 9)[0]) == 4 + (place == "old")
+    if place == "old":
+        assert upgrade(new, address, photos).total == 5
+        assert search(address, new.embed(dogs[5]), 1) == [["dogs/11.png"]]
+
+
+def test_the_command_upgrades_a_collection(
+    model: ImageEmbedder, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    address, new = StoreAddress.parse(f"lancedb:{tmp_path / 'vectors'}"), make_model(seed=1)
+    upload(model, address, photos, root=photos)
+    saved = str(new.save_pretrained(tmp_path / "new"))
+
+    def call(*arguments: str) -> str:
+        dispatch(["upgrade", *arguments, "--workers", "0"])
+        return capsys.readouterr().out
+
+    options = ("--to", str(address), "--root", str(photos))
+    line = "12 images uploaded, 0 were there, 12 in pictures; the vectors of the old model are kept as an older version"
+    assert line in call("pictures", saved, *options)
+    assert search(address, new.embed(photos), 12) == search_exactly(new, photos, 12)
+    assert "0 images uploaded, 12 were there, 12 in pictures" in call("pictures", saved, *options)
+    for arguments, refusal in (
+        (("nothing", saved, *options), "no collection nothing; dml index --to makes one"),
+        (("pictures", *options), "--to: needs NEW_MODEL, and is not with --adapter, --first or --dry-run"),
+        (("pictures", saved, *options, "--dry-run"), "--to: needs NEW_MODEL"),
+        (("pictures", saved, "--root", "x"), "--root: only with --to"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            call(*arguments)
+        assert refusal in capsys.readouterr().err
+
+
+def test_points_of_others_are_told_before_an_upgrade(model: ImageEmbedder, photos: Path, tmp_path: Path) -> None:
+    address = StoreAddress.parse(f"qdrant:{tmp_path / 'vectors'}")
+    upload(model, address, photos, root=photos)
+    client = QdrantClient(path=address.place)
+    client.upsert("pictures", [PointStruct(id=1, vector=[1.0] * model.dimension)])
+    client.close()
+    with pytest.raises(InputError, match="has points without a path, so dml index didn't make them all"):
+        upgrade(make_model(seed=1), address, photos)
 
 
 def test_odd_names_stay_as_they_are(model: ImageEmbedder, photos: Path, address: StoreAddress, tmp_path: Path) -> None:

@@ -302,7 +302,7 @@ def test_many_batches_an_epoch_take_no_more_memory():
         ),
         ({"labels": []}, "sampler: no labels, the training split is empty"),
         ({"labels": [0.0, 1.0]}, "sampler: labels of shape (2,), float64: must be (N,) or (N, L) integers"),
-        ({"labels": [[[0]]]}, "sampler: labels of shape (1, 1, 1), int64: must be (N,) or (N, L) integers"),
+        ({"labels": [[[[0]]]]}, "sampler: labels of shape (1, 1, 1, 1), int64: must be (N,) or (N, L) integers"),
     ],
 )
 def test_wrong_settings_are_named_in_one_line(wrong, message):

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dml.data.image_files.parts import split_part
 from dml.runtime.reading import RefusedFileError, check_regular, check_size, read_regular
 
 ARCHIVES = (".zip", ".tar")
@@ -213,6 +214,7 @@ def read_content(path: str, max_bytes: int = MAX_BYTES) -> bytes:
         one of `dml.data.image_files.contents.DAMAGES`: if the archive or its member is damaged, or the member can't be
             unpacked.
     """
+    path, _ = split_part(path)
     archive, member = split_member(path)
     if not member or os.path.exists(path):
         return read_regular(path, max_bytes, OPTION)
@@ -222,10 +224,11 @@ def read_content(path: str, max_bytes: int = MAX_BYTES) -> bytes:
         raise FileNotFoundError(ENOENT, os.strerror(ENOENT), path) from error
 
 
-def hash_content(path: str, max_bytes: int = MAX_BYTES) -> str:
-    """Return the SHA-256 of what `read_content` reads, hexadecimal; an empty string for what can't be read."""
+def hash_content(path: str, max_bytes: int = MAX_BYTES, content: bytes | None = None) -> str:
+    """Return the SHA-256 of what `read_content` reads, or has read, and of a part's box; "" for what can't be read."""
+    box = path.removeprefix(split_part(path)[0]).encode()
     try:
-        return hashlib.sha256(read_content(path, max_bytes)).hexdigest()
+        return hashlib.sha256((read_content(path, max_bytes) if content is None else content) + box).hexdigest()
     except UNREADABLE:
         return ""
 
@@ -240,7 +243,7 @@ def read_stamps(paths: Iterable[str]) -> NDArray[np.int64]:
     """
     archive_stamps: dict[str, Stamp] = {}
     stamps = []
-    for path in paths:
+    for path, _ in map(split_part, paths):
         stamp = _read_stamp(path)
         archive, member = split_member(path)
         if stamp == MISSING and member:
@@ -251,7 +254,7 @@ def read_stamps(paths: Iterable[str]) -> NDArray[np.int64]:
 
 def read_sizes(paths: Iterable[str]) -> list[int]:
     """Return the size in bytes of each file, or unpacked member of an archive; -1 for one that can't be read."""
-    return [_read_size(path) for path in paths]
+    return [_read_size(path) for path, _ in map(split_part, paths)]
 
 
 def _read_size(path: str) -> int:

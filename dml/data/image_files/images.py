@@ -27,6 +27,7 @@ from dml.data.image_files.decoding import (
     reads_heif,
 )
 from dml.data.image_files.limits import ImageLimits
+from dml.data.image_files.parts import Edges, find_part, split_part
 from dml.runtime.errors import InputError
 from dml.runtime.reading import RefusedFileError
 from dml.runtime.text import printable
@@ -95,18 +96,18 @@ class ImageFile:
     without an orientation the image stays as it is stored. A warning names the file.
 
     Args:
-        path: path of the file, or ``archive.zip/member``.
-        limits: largest size of the file and of the image, which is measured before it is decoded, and the background.
+        path: path of the file, or ``archive.zip/member``, or of a part of either, see `dml.data.image_files.parts`.
+        limits: largest size of the file and of the image, which is measured before decoding, background and margin.
         content: the bytes of the file, if they are in memory already; then ``path`` is its name in error lines. None
             reads the file.
 
     Attributes:
         content: the bytes of the file.
-        height, width: size of the upright image in pixels.
+        size: height and width of the upright image in pixels; ``height`` and ``width`` are those of the part.
 
     Raises:
-        UnreadableImageError: if the file is missing, too large or not a regular file, or can't be decoded. For the
-            pixels of a JPEG file, this is raised by `pixels`.
+        UnreadableImageError: if the file is missing, too large or not a regular file, the part isn't inside of the
+            image, or it can't be decoded. For the pixels of a JPEG file, the last is raised by `pixels`.
         ImageMemoryError: if the memory runs out.
     """
 
@@ -126,13 +127,23 @@ class ImageFile:
                 self._decoded = decode_with_pillow(self.content, self._set_size, self._warn, self.limits.color)
                 self._stored = self._decoded.shape[:2]
         height, width = self._stored
-        self.height, self.width = (width, height) if self._orientation in SIDEWAYS else (height, width)
+        self.size = (width, height) if self._orientation in SIDEWAYS else (height, width)
+        self._part = Box(0, 0, *self.size)
+        self.height, self.width = self.size
+        self.crop(split_part(path)[1])
+
+    def crop(self, edges: Edges) -> None:
+        """Keep the part with these edges in what is kept so far, and its margin; with () all of it."""
+        with self._name_file_in_errors():
+            part = Box(*find_part(edges, self.height, self.width, self.limits.box_margin))
+        self._part = part._replace(top=self._part.top + part.top, left=self._part.left + part.left)
+        self.height, self.width = part.height, part.width
 
     def pixels(self, box: Box | None = None, at_least: tuple[int, int] | None = None) -> Tensor:
-        """Decode a part of the image, or the whole image.
+        """Decode a box of the image, or of the part that it was cropped to, or the whole of it.
 
         Args:
-            box: part of the image; None is the whole image.
+            box: box in the image or part; None is the whole of it.
             at_least: smallest height and width that the result may have. A JPEG file is then decoded at 1/2, 1/4 or
                 1/8 of its size if the part is still as large as this; the edges of the part move by at most half a
                 decoded pixel. None decodes the image at its full size.
@@ -140,13 +151,14 @@ class ImageFile:
         Returns:
             The pixels (3, h, w) uint8 RGB; in memory the channels come last.
         """
-        full_box = Box(0, 0, self.height, self.width)
-        box = box or full_box
+        box = box or Box(0, 0, self.height, self.width)
+        box = box._replace(top=self._part.top + box.top, left=self._part.left + box.left)
         with self._name_file_in_errors():
             decoded = self._decode(_choose_reduction(box, at_least) if at_least else 1)
-        if box != full_box:
-            rows = _scale_slice(box.top, box.height, decoded.shape[0] / self.height)
-            decoded = decoded[rows, _scale_slice(box.left, box.width, decoded.shape[1] / self.width)]
+        height, width = self.size
+        if (box.height, box.width) != self.size:
+            rows = _scale_slice(box.top, box.height, decoded.shape[0] / height)
+            decoded = decoded[rows, _scale_slice(box.left, box.width, decoded.shape[1] / width)]
         return torch.from_numpy(np.ascontiguousarray(decoded)).permute(2, 0, 1)
 
     def check_resized(self, shape: tuple[int, int]) -> None:
@@ -219,7 +231,7 @@ def _warn_once(path: str, damage: str) -> None:
 
 
 def read_image(path: str, limits: ImageLimits = LIMITS) -> Tensor:
-    """Read and decode the image at ``path``, see `ImageFile`. -> (3, H, W) uint8 RGB
+    """Read and decode the image, or the part of one, at ``path``, see `ImageFile`. -> (3, H, W) uint8 RGB
 
     Raises:
         UnreadableImageError: if the file is missing, too large or not a regular file, or can't be decoded.

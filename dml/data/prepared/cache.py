@@ -11,7 +11,7 @@ import mmap
 import os
 import shlex
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -218,25 +218,26 @@ class CacheFolder:
         Args:
             table: the table of the images.
             resize: the first step of the transform; None if the transform doesn't begin with a `Resize`.
-            limits: the background that the images must have been laid over.
+            limits: the background that the images must have been laid over, and the margin of parts.
 
         Raises:
-            InputError: if the cache lacks an image or has another background, an image file has changed since it was
-                cached, the index or the file of pixels is damaged, or there is a link in the folder.
+            InputError: if the cache lacks an image or has another background or margin, an image file has changed since
+                it was cached, the index or the file of pixels is damaged, or there is a link in the folder.
         """
         refuse_links(self.path)
         if resize is None:
             return None
         files = self.files(resize)
-        background = "" if limits.color == LIMITS.color else shlex.quote(f"data.background={limits.background}")
-        command = " ".join(filter(None, ("dml prepare", self.arguments, background, f"resize={resize.size}")))
+        changed = {} if limits.color == LIMITS.color else {"background": limits.background}
+        options = [shlex.quote(f"data.{name}={value}") for name, value in (changed | limits.margin).items()]
+        command = " ".join(filter(None, ("dml prepare", self.arguments, *options, f"resize={resize.size}")))
         remedy = f"run {command} mode={resize.mode} again, or give data.cache=null"
         try:
-            return self._read(files, table, remedy, str(limits.color))
+            return self._read(files, table, remedy, {"background": str(limits.color), "box_margin": limits.box_margin})
         except UnfitFileError as error:
             raise InputError(f"{error}; {remedy}") from error
 
-    def _read(self, files: CacheFiles, table: ImageTable, remedy: str, background: str) -> ImageCache | None:
+    def _read(self, files: CacheFiles, table: ImageTable, remedy: str, reading: Mapping[str, Any]) -> ImageCache | None:
         try:
             index = read_parquet(files.index)
         except FileNotFoundError:
@@ -245,9 +246,9 @@ class CacheFolder:
         description = read_description(index)
         if description.get("format") != FORMAT or not index.schema.equals(INDEX_SCHEMA):
             raise UnfitFileError(f"{files.index}: made by another version")
-        if description["background"] != background:
-            raise UnfitFileError(f"{files.index}: made with another data.background")
-        index_rows = self._find_index_rows(index, files.index, table.paths.tolist())
+        if other := [name for name in reading if description.get(name, 0) != reading[name]]:
+            raise UnfitFileError(f"{files.index}: made with another data.{other[0]}")
+        index_rows = self._find_index_rows(index, files.index, table.locations.tolist())
         if len(file) != description["bytes"]:
             raise UnfitFileError(f"{files.pixels}: {len(file):,} bytes, its index is of {description['bytes']:,}")
         columns = index.select(["offset", "height", "width", "crc32"]).take(index_rows)
@@ -284,7 +285,8 @@ def read_description(index: pa.Table) -> dict[str, Any]:
     """Return the description that the index of a cache holds; an empty dictionary for a table that isn't an index.
 
     It holds the version of the cache files ("format"), the mode and size of the `Resize`, the color behind transparent
-    pixels ("background"), and the length of the file of pixels ("bytes").
+    pixels ("background"), the margin of parts, if there is one ("box_margin"), and the length of the file of pixels
+    ("bytes").
     """
     description: dict[str, Any] = parse_json((index.schema.metadata or {}).get(b"dml", "{}"))
     return description

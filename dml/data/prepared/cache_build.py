@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from dml.data.image_files.images import LIMITS, ImageFile
 from dml.data.image_files.limits import ImageLimits
+from dml.data.image_files.parts import find_part, split_part
 from dml.data.prepared.cache import FORMAT, INDEX_SCHEMA, CacheFiles, CacheFolder, PixelFile, read_description
 from dml.data.prepared.prepared_files import (
     UnfitFileError,
@@ -125,7 +126,7 @@ def _plan_index(
         "width": width,
     }
     total = int(ends[-1]) if len(ends) else 0
-    settings = {"mode": resize.mode, "size": resize.size, "background": str(limits.color)}
+    settings = {"mode": resize.mode, "size": resize.size, "background": str(limits.color), **limits.margin}
     description = {"format": FORMAT, **settings, "bytes": total}
     checksum_column = INDEX_SCHEMA.get_field_index("crc32")
     schema = INDEX_SCHEMA.remove(checksum_column).with_metadata({"dml": json.dumps(description)})
@@ -136,9 +137,10 @@ def _plan_shape(path: str, image: CheckedImage, resize: Resize, limits: ImageLim
     """Return the height and width of the pixels that the cache holds of an image; (0, 0) if it holds none."""
     if image.error:
         return 0, 0
-    shape = resize.shape(image.height, image.width)
+    *_, height, width = find_part(split_part(path)[1], image.height, image.width, limits.box_margin)
+    shape = resize.shape(height, width)
     try:
-        limits.check_resized((image.height, image.width), shape)
+        limits.check_resized((height, width), shape)
     except RefusedFileError as error:
         warn(f"image {printable(path)}: {error}; not in the cache")
         return 0, 0

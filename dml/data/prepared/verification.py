@@ -6,7 +6,6 @@ have checksums, and an image whose result is damaged is read again.
 """
 
 import functools
-import hashlib
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,8 +50,8 @@ class CheckedImage:
     Attributes:
         bytes: size of the file.
         mtime_ns: time when the file was last written, in nanoseconds.
-        height, width: size of the upright image in pixels; 0 if the image can't be read.
-        sha256: hexadecimal SHA-256 of the file's content; empty if the image can't be read.
+        height, width: size of the whole upright image in pixels; 0 if the image can't be read.
+        sha256: hexadecimal SHA-256 of the file's content, and of the box of a part; empty if the image can't be read.
         error: the reason why the image can't be read; empty if it can be read.
     """
 
@@ -92,7 +91,7 @@ def check_images(
     Raises:
         InputError: if there are links in the folder.
     """
-    paths = [*dict.fromkeys(table.paths.tolist())]
+    paths = [*dict.fromkeys(table.locations.tolist())]
     stamps = {path: (size, time) for path, (size, time) in zip(paths, read_stamps(paths).tolist(), strict=True)}
     earlier = _read_unchanged(stamps, folder, warn)
     results = {} if compare_contents else dict(earlier)
@@ -149,7 +148,7 @@ def _check_image(path: str, stamp: Stamp, limits: ImageLimits) -> CheckedImage:
         return CheckedImage(*stamp, 0, 0, "", NO_FILE)
     except UnreadableImageError as error:
         return CheckedImage(*stamp, 0, 0, "", printable(error.reason)[:120])
-    return CheckedImage(*stamp, file.height, file.width, hashlib.sha256(file.content).hexdigest(), "")
+    return CheckedImage(*stamp, *file.size, hash_content(path, content=file.content), "")
 
 
 def _journal_path(folder: CacheFolder) -> Path:
@@ -184,7 +183,7 @@ def _read_journal(folder: CacheFolder, warn: Warn) -> dict[str, CheckedImage]:
 def write_table(folder: CacheFolder, table: ImageTable, images: Mapping[str, CheckedImage]) -> Path:
     """Write ``table.parquet``, with the relative path, the split, the labels and the result of each image."""
     columns: dict[str, Any] = {
-        "path": folder.relative_paths(table.paths.tolist()),
+        "path": folder.relative_paths(table.locations.tolist()),
         "split": table.split,
         "benchmark": table.benchmark,
     }
@@ -193,7 +192,7 @@ def write_table(folder: CacheFolder, table: ImageTable, images: Mapping[str, Che
         if table.names:
             class_names = np.array([*table.names[i], ""], dtype=object)  # the last name is that of UNKNOWN
             columns[f"{level}_name"] = class_names[np.where(columns[level] == UNKNOWN, -1, columns[level])]
-    results = [images[path] for path in table.paths.tolist()]
+    results = [images[path] for path in table.locations.tolist()]
     columns |= {field.name: [getattr(result, field.name) for result in results] for field in fields(CheckedImage)}
     write_parquet(folder.path / "table.parquet", pa.table(columns))
     delete_file(_journal_path(folder))
@@ -228,9 +227,9 @@ def list_faults(
 
 def _find_shared_contents(table: ImageTable, images: Mapping[str, CheckedImage]) -> Iterator[str]:
     training_paths: dict[str, str] = {}
-    for path in table.subset(*TRAINING_SPLITS).paths.tolist():
+    for path in table.subset(*TRAINING_SPLITS).locations.tolist():
         if images[path].sha256:
             training_paths.setdefault(images[path].sha256, path)
-    for path in dict.fromkeys(table.select_evaluated("test").paths.tolist()):
+    for path in dict.fromkeys(table.select_evaluated("test").locations.tolist()):
         if (training_path := training_paths.get(images[path].sha256)) is not None:
             yield f"{printable(path)} is {printable(training_path)}"

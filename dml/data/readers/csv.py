@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
+from dml.data.image_files.parts import COLUMNS, Edges, name_part, parse_edges
 from dml.data.image_listing import is_passed_over
 from dml.data.layout import Layout, read_csv_rows
 from dml.data.splits import complete_splits, number_classes, read_split_columns
-from dml.data.table import SPLITS, ImageTable
+from dml.data.table import SPLITS, ImageTable, join_labels
 from dml.runtime.errors import InputError
 from dml.runtime.paths import URL
 from dml.runtime.text import printable
@@ -36,6 +37,7 @@ OTHER_NAMES = {
     ),
 }
 """Names that columns often have elsewhere, in lower case and without blanks, hyphens and underscores."""
+Columns = Mapping[str, str | None]
 MOST_SPLIT_VALUES = 50
 """The largest number of different values in a column that may hold splits."""
 
@@ -46,8 +48,9 @@ def read(
     test_fraction: float | None = 0.5,
     val_fraction: float = 0.0,
     seed: int = 0,
-    columns: Mapping[str, str | None] | None = None,
+    columns: Columns | None = None,
     encoding: str = "utf-8",
+    separator: str | None = None,
 ) -> ImageTable:
     """Read images that a text file lists, one line an image, with commas, semicolons or tabs between the cells.
 
@@ -57,6 +60,8 @@ def read(
     Without one, and without folders of splits in the paths, whole classes are drawn for testing. Other columns are
     passed over, unless their name is close to one of these, which is probably a misspelling.
 
+    The columns ``x_1``, ``y_1``, ``x_2``, ``y_2`` hold a box in pixels; four empty cells stand for the whole image.
+
     Args:
         root: path of the file, or of a folder that holds one .csv file.
         test_fraction: see `dml.data.splits.complete_splits`, as for the next two.
@@ -65,12 +70,14 @@ def read(
         columns: the file's names of the columns, by the names above, such as ``{"path": "image", "label": "class"}``;
             columns that aren't mentioned have the names above. None for "split" passes over columns of splits.
         encoding: encoding of the file, such as utf-8 or cp1252.
+        separator: text between the labels in a cell, such as "|" in "beach|sea", of images that have several; None
+            takes each cell for one label.
 
     Raises:
-        InputError: if a column is missing, a cell is empty, a split is unknown, an image is listed twice, or the splits
-            are incomplete; the message names the file, and the line if a line is at fault.
+        InputError: if a column is missing, a cell is empty, a split or a box can't be one, an image or a part of one is
+            listed twice, or the splits are incomplete; the message names the file, and the line if a line is at fault.
     """
-    table = _read_file(root, columns or {}, encoding)
+    table = _read_file(root, columns or {}, encoding, str(separator or ""))
     return complete_splits(table, test_fraction=test_fraction, val_fraction=val_fraction, seed=seed)
 
 
@@ -91,7 +98,7 @@ def read_partly_labeled(root: str | Path | None) -> ImageTable:
 
 
 def _read_file(
-    root: str | Path | None, columns: Mapping[str, str | None], encoding: str, *, needs_labels: bool = True
+    root: str | Path | None, columns: Columns, encoding: str, separator: str = "", *, needs_labels: bool = True
 ) -> ImageTable:
     """Return the table of a file, with "" as the split where the file has none."""
     file = _find_file(root)
@@ -101,7 +108,9 @@ def _read_file(
     levels = tuple(_find_levels(file, header, needs_labels=needs_labels))
     positions = {name: header.index(name) for name in ("path", *levels) if name in header}
     cells: dict[str, list[str]] = {name: [] for name in ("path", *levels)}
-    other_cells = {column: list[str]() for column in range(len(header)) if column not in positions.values()}
+    box_columns = [header.index(name) for name in COLUMNS if name in header]
+    boxes: list[Edges] = []
+    other_cells = {column: list[str]() for column in {*range(len(header))} - {*positions.values(), *box_columns}}
     distinct_cells: dict[int, dict[str, str]] = {column: {} for column in other_cells}
     lines: dict[str, int] = {}
     absolute_folder = file.parent.absolute()
@@ -111,15 +120,17 @@ def _read_file(
                 f"{file}, line {line}: {len(row)} {'cell' if len(row) == 1 else 'cells'}, the header has {len(header)}"
             )
         for name, column in positions.items():
-            is_needed = needs_labels or name == "path"
-            cells[name].append(_check_cell(row[column], name, f"{file}, line {line}") if is_needed else row[column].strip())
+            place, is_needed = f"{file}, line {line}", needs_labels or name == "path"
+            cell = _check_cell(row[column], name, place) if is_needed else row[column].strip()
+            cells[name].append(cell if name == "path" else join_labels(cell, separator, place))
         for column in [*other_cells]:
             cell = row[column].strip()
             other_cells[column].append(distinct_cells[column].setdefault(cell, cell))  # one object for all rows
             if len(distinct_cells[column]) > MOST_SPLIT_VALUES and header[column] != "split":
                 del other_cells[column]
         # only this key is without "..": where a folder is a link, the path without it leads elsewhere
-        image = os.path.normpath(absolute_folder / cells["path"][-1])
+        boxes.append(parse_edges([row[column] for column in box_columns], f"{file}, line {line}"))
+        image = name_part(os.path.normpath(absolute_folder / cells["path"][-1]), boxes[-1])
         if lines.setdefault(image, line) != line:
             raise InputError(f"{file}, line {line}: {cells['path'][-1]} stands in line {lines[image]} already")
     if not lines:
@@ -133,12 +144,12 @@ def _read_file(
         levels=levels,
         names=names,
         source=str(file),
+        separator=separator,
+        boxes=np.array(boxes if box_columns else (), dtype=np.int64).reshape(-1, 4),
     )
 
 
-def _read_splits(
-    file: Path, cells: Mapping[str, list[str]], lines: Sequence[int], columns: Mapping[str, str | None]
-) -> list[str]:
+def _read_splits(file: Path, cells: Mapping[str, list[str]], lines: Sequence[int], columns: Columns) -> list[str]:
     """Return the split of each line by its cells in the columns that are no path or label; "" if none names it."""
     if columns.get("split", "split") is None:
         return [""] * len(lines)
@@ -169,16 +180,16 @@ def _find_file(root: str | Path | None) -> Path:
     raise InputError(f"dataset.root={root}: {count} in it; give the path of {LAYOUT}{other}")
 
 
-def _rename_columns(file: Path, header: list[str], columns: Mapping[str, str | None]) -> list[str]:
+def _rename_columns(file: Path, header: list[str], columns: Columns) -> list[str]:
     """Return the header with the reader's names of the columns in place of the file's names."""
     if not isinstance(columns, Mapping):
         raise InputError(f"dataset.reader.columns={columns}: must be a mapping, such as {{path: file, label: kind}}")
     # a name such as 0 comes from the command line as a number
     columns = {str(name): str(file_name) for name, file_name in columns.items() if file_name is not None}
     for name, file_name in columns.items():
-        if not re.fullmatch(r"path|label|level\d+|split", name):
+        if not re.fullmatch(r"path|label|level\d+|split|[xy]_[12]", name):
             raise InputError(
-                f"dataset.reader.columns: unknown column {name!r}; path, label, level0, level1... and split are read"
+                f"dataset.reader.columns: unknown column {name!r}; path, label, level0..., split and x_1... are read"
             )
         if file_name not in header:
             raise InputError(f"dataset.reader.columns: {file} has no column {file_name!r} among {_quote(header)}")
@@ -230,18 +241,18 @@ def _find_levels(file: Path, header: list[str], *, needs_labels: bool) -> list[s
     Unless the file needs labels, "label" may be none of its columns, if no other column has one of its `OTHER_NAMES`.
     """
     level_columns = [name for name in header if re.fullmatch(r"level\d+", name)]
-    repeated = [name for name in ("path", "label", *level_columns, "split") if header.count(name) > 1]
+    repeated = [name for name in ("path", "label", *level_columns, "split", *COLUMNS) if header.count(name) > 1]
     if repeated:
         raise InputError(f"{file}, line 1: the column {repeated[0]} is there twice")
     levels = [f"level{i}" for i in range(len(level_columns))] or ["label"]
-    missing = [name for name in ("path", *levels, "split") if name not in header]
+    missing = [name for name in ("path", *levels, "split", *COLUMNS) if name not in header]
     for name in header:
         close = difflib.get_close_matches(name.lower(), missing, n=1, cutoff=0.75)
         if close and name not in level_columns:
             raise InputError(f"{file}, line 1: unknown column {name!r}, is it {close[0]!r}?")
     if not any(header):
         raise InputError(f"{file}, line 1: empty; give {LAYOUT}")
-    missing = [name for name in missing if name != "split"]
+    missing = [name for name in missing if name != "split" and (name not in COLUMNS or {*COLUMNS} & {*header})]
     has_no_labels = missing == ["label"] and {*map(_simplify, header)}.isdisjoint(OTHER_NAMES["label"])
     if missing and (needs_labels or not has_no_labels):
         raise _missing_column_error(file, header, missing)

@@ -1,12 +1,16 @@
 """The reader of In-shop Clothes Retrieval."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
+from dml.data.image_files.parts import parse_edges
 from dml.data.layout import Layout, parse_whole_number, read_list_lines, read_list_rows
 from dml.data.table import ImageTable
 from dml.runtime.errors import InputError
+from dml.runtime.text import printable
 
 LAYOUT = Layout(
     name="In-shop Clothes Retrieval",
@@ -17,7 +21,7 @@ HEADER = "image_name item_id evaluation_status"
 SPLITS = ("train", "query", "gallery")
 
 
-def read(root: str | Path | None) -> ImageTable:
+def read(root: str | Path | None, *, crop: bool = False) -> ImageTable:
     """Read In-shop Clothes Retrieval of DeepFashion (Liu et al., CVPR 2016): a class is an item of clothing.
 
     Query and gallery have the same items, and training has others. Labels number the items in the order of their ids.
@@ -26,10 +30,12 @@ def read(root: str | Path | None) -> ImageTable:
     Args:
         root: the folder that holds the images and, directly or in ``Eval/``, the list. The images are in ``img/``
             (256 x 256) or in ``img_highres/``, directly or in ``Img/``; ``img/`` is preferred.
+        crop: whether images are cropped to the boxes in ``list_bbox_inshop.txt``, directly or in ``Anno/``. Papers
+            take whole images.
 
     Raises:
-        InputError: if the list or the folder of the images is missing, or the list can't be parsed or holds another
-            number of images than its first line states.
+        InputError: if a list or the folder of the images is missing, a list can't be parsed, holds another number of
+            images than its first line states, or lacks a box.
     """
     folder = LAYOUT.root(root)
     path = LAYOUT.find(folder, "list_eval_partition.txt", "Eval/list_eval_partition.txt")
@@ -49,4 +55,18 @@ def read(root: str | Path | None) -> ImageTable:
         levels=("item",),
         names=(tuple(items.tolist()),),
         source=str(path),
+        boxes=_read_boxes(folder, images, [image for image, _, _ in rows]) if crop else np.empty((0, 4), np.int64),
     )
+
+
+def _read_boxes(folder: Path, images: Path, names: Sequence[str]) -> NDArray[np.int64]:
+    """Return the boxes (N, 4) of images in the folder ``images``."""
+    path = LAYOUT.find(folder, "list_bbox_inshop.txt", "Anno/list_bbox_inshop.txt")
+    rows = read_list_rows(path, 7, skip=2, header="image_name clothes_type pose_type x_1 y_1 x_2 y_2")
+    edges = {cells[0]: parse_edges(cells[3:], place) for place, cells in rows}
+    if missing := [name for name in names if name not in edges]:
+        raise InputError(f"{path}: no box of {printable(missing[0])}")
+    boxes = np.array([edges[name] for name in names], dtype=np.int64)
+    if images.name == "img_highres" and boxes.max(initial=0) <= 256:
+        raise InputError(f"{path}: its boxes end at {boxes.max()}, so they are of img/ (256 x 256), not of {images}")
+    return boxes

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dml.data.image_files.limits import read_list_bytes
+from dml.data.image_files.parts import parse_edges
 from dml.data.judgments import Query, make_judged_table
 from dml.data.layout import Layout
 from dml.data.table import ImageTable
@@ -30,7 +31,8 @@ def read(root: str | Path | None) -> ImageTable:
     """Read ROxford5k or RParis6k (Radenovic et al., CVPR 2018): 70 queries for landmarks, whose positives are listed.
 
     The levels are the setups, each with a benchmark list: 0 is Easy, 1 Medium and 2 Hard. Ignored images are excluded
-    from the ranking of their query. The official metric is ``trapezoid_ap``, for cropped queries, which these are not.
+    from the ranking of their query. Queries are cropped to their boxes, rounded to whole pixels as Pillow does, where
+    the list has any. The official metric is ``trapezoid_ap``.
 
     Args:
         root: the folder that holds ``gnd_roxford5k.pkl`` or ``gnd_rparis6k.pkl``, and the images in ``jpg/``.
@@ -53,8 +55,9 @@ def read(root: str | Path | None) -> ImageTable:
     for level, setup in enumerate(SETUPS.values()):
         for query, entry in zip(queries, entries, strict=True):
             place = f"{path}: gnd of {printable(query)}"
-            judged = [_join_lists(entry, names, len(gallery), place) for names in setup]
-            tests.append(Query(f"{images}/{query}.jpg", level, *judged))
+            positives, ignored = (_join_lists(entry, names, len(gallery), place) for names in setup)
+            box = parse_edges(_select(entry, "bbx", place) if "bbx" in entry else (), place, rounds=True)
+            tests.append(Query(f"{images}/{query}.jpg", level, positives, ignored, box))
     paths = [f"{images}/{name}.jpg" for name in gallery]
     return make_judged_table(tests, paths, levels=tuple(SETUPS), source=str(path))
 

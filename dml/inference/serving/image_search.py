@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from io import BytesIO
@@ -33,6 +33,8 @@ A scan of a few bytes takes as long to decode as one of the whole image, so a sm
 """
 DEEPENING = 4
 """The factor by which a search for a label looks at more neighbors if there were too few of the label."""
+Shares = Sequence[float]
+"""The left, top, right and bottom edge of a box, as shares of the width and height of the image; none for all of it."""
 
 logger = logging.getLogger(__name__)
 
@@ -88,12 +90,13 @@ class ImageSearch:
 
     Args:
         index: the index, which nobody changes meanwhile.
-        limits: largest number of bytes and pixels of an uploaded image; the background is that of the model.
+        limits: largest number of bytes and pixels of an uploaded image; background and margin are those of the model.
     """
 
     def __init__(self, index: Index, limits: ImageLimits = UPLOAD_LIMITS) -> None:
         self.index = index
-        self.limits = replace(limits, background=index.model.settings.limits.background)
+        trained = index.model.settings.limits
+        self.limits = replace(limits, background=trained.background, box_margin=trained.box_margin)
         codes: dict[str, int] = {}
         self._codes = np.fromiter(
             (codes.setdefault(printable(label), len(codes)) for label in index.items.labels), np.int64, len(index)
@@ -102,29 +105,27 @@ class ImageSearch:
         counts = Counter(self._codes.tolist())
         self.count_by_label = {label: counts[code] for label, code in sorted(codes.items()) if label}
 
-    def find_similar(self, content: bytes, k: int, label: str | None = None) -> list[Neighbor]:
-        """Find the images that are most similar to an uploaded image, best first.
+    def find_similar(self, content: bytes, k: int, label: str | None = None, box: Shares = ()) -> list[Neighbor]:
+        """Find the images that are most similar to an uploaded image, or to a box in it, best first.
 
         Raises:
-            RefusedRequestError: if the upload isn't an image that may be decoded, or no image has the label.
+            RefusedRequestError: if it isn't an image that may be decoded, no image has the label, or the box is empty.
         """
         self._find_code(label)  # before the image is decoded
         with _explained_upload():
             self._check_upload(content)
             file = ImageFile("upload", self.limits, content)
-            if max(file.height, file.width) > MOST_PROPORTIONS * min(file.height, file.width):
-                raise RefusedRequestError(
-                    422,
-                    f"upload: {file.width:,} x {file.height:,} pixels; no side may be more than {MOST_PROPORTIONS} "
-                    "times the other",
-                )
+            _crop(file, box or (0, 0, 1, 1), "upload")
             return self._search(file, k, label)
 
-    def find_similar_to_item(self, item: int, k: int, label: str | None = None) -> list[Neighbor]:
+    def find_similar_to_item(self, item: int, k: int, label: str | None = None, box: Shares = ()) -> list[Neighbor]:
         """Find the images that are most similar to an item; it finds itself first. See `find_similar`."""
         self._find_code(label)
         with self._explained_item(item):
-            return self._search(self._open(item), k, label)
+            file = self._open(item)
+            if box:
+                _crop(file, box, f"item {item}")
+            return self._search(file, k, label)
 
     def list_items(self, offset: int, limit: int, label: str | None = None) -> tuple[int, list[Item]]:
         """List the items of the index in its order -> the number of all with the label, and those of one page.
@@ -232,6 +233,17 @@ class ImageSearch:
         except (UnreadableImageError, ImageMemoryError) as error:
             logger.warning("item %d: %s", item, without_remedy(error))
             raise RefusedRequestError(410, f"item {item}: its image file can't be read any more") from error
+
+
+def _crop(file: ImageFile, box: Shares, name: str) -> None:
+    """Crop a query to a box; refuse an empty one, and a strip."""
+    left, right = (round(share * file.width) for share in box[::2])
+    top, bottom = (round(share * file.height) for share in box[1::2])
+    sides = right - left, bottom - top
+    if min(sides) < 1 or max(sides) > MOST_PROPORTIONS * min(sides):
+        line = f"{sides[0]:,} x {sides[1]:,} pixels; no side may be more than {MOST_PROPORTIONS} times the other"
+        raise RefusedRequestError(422, f"{name}: {line}")
+    file.crop((left, top, right, bottom))
 
 
 def draw_picture(file: ImageFile, size: int) -> bytes:

@@ -177,6 +177,8 @@ Limiter = Annotated[CapacityLimiter, Depends(_find_limiter)]
 Number = Annotated[int, Path(ge=0, lt=2**63, description="number of the item")]
 Count = Annotated[int, Query(ge=1, le=1000, description="largest number of neighbors")]
 Label = Annotated[str | None, Query(max_length=1000, description="label that the images shall have")]
+EDGES = Query(min_length=4, max_length=4, description="left, top, right, bottom edge of the part to search by, 0 to 1")
+Box = Annotated[list[Annotated[float, Field(ge=0, le=1)]] | None, EDGES]
 
 router = APIRouter(prefix="/api", responses={status: {"model": Problem} for status in (403, 404, 422)})
 
@@ -251,10 +253,10 @@ async def get_image(
 
 @router.get("/items/{item}/neighbors", responses={410: {"model": Problem}})
 async def search_by_item(
-    search: Search, limiter: Limiter, item: Number, k: Count = 10, label: Label = None
+    search: Search, limiter: Limiter, item: Number, k: Count = 10, label: Label = None, box: Box = None
 ) -> Neighbors:
-    """Find the images that are most similar to an item, which finds itself first."""
-    neighbors = await _compute(limiter, partial(search.find_similar_to_item, item, k, label))
+    """Find the images that are most similar to an item, which finds itself first, or to a part of it."""
+    neighbors = await _compute(limiter, partial(search.find_similar_to_item, item, k, label, box or ()))
     return Neighbors(neighbors=neighbors, space=search.index.space)
 
 
@@ -270,15 +272,15 @@ async def search_by_item(
     },
 )
 async def search_by_upload(
-    request: Request, search: Search, limiter: Limiter, k: Count = 10, label: Label = None
+    request: Request, search: Search, limiter: Limiter, k: Count = 10, label: Label = None, box: Box = None
 ) -> Neighbors:
-    """Find the images that are most similar to the image in the body of the request."""
+    """Find the images that are most similar to the image in the body of the request, or to a part of it."""
     if request.headers.get("content-type", "").startswith("multipart/"):
         raise RefusedRequestError(415, "upload: a form; send the bytes of the image file as the body of the request")
     content = BytesIO()  # its bytes are taken out without a copy of them
     try:
         await _read_body(request, content, search.limits.max_image_bytes)
-        neighbors = await _compute(limiter, partial(search.find_similar, content.getvalue(), k, label))
+        neighbors = await _compute(limiter, partial(search.find_similar, content.getvalue(), k, label, box or ()))
     finally:
         request.app.state.upload_bytes -= content.tell()
     return Neighbors(neighbors=neighbors, space=search.index.space)
@@ -357,7 +359,7 @@ async def _answer_refusal(_request: Request, error: Exception) -> JSONResponse:
         status, line, headers = error.status_code, error.detail, error.headers
     elif isinstance(error, RequestValidationError):
         fault: dict[str, Any] = error.errors()[0]
-        status, line = 422, f"{fault['loc'][-1]}: {fault['msg']}"
+        status, line = 422, f"{'.'.join(map(str, fault['loc'][1:]))}: {fault['msg']}"
     return JSONResponse({"error": line}, status_code=status, headers=headers)
 
 

@@ -39,10 +39,9 @@ class LanceStore(VectorStore):
     def list_collections(self) -> set[str]:
         """Return the names of all tables."""
         names: set[str] = set()
-        page = self._database.list_tables(limit=ALL_TABLES)
-        names.update(page.tables)
-        while page.page_token:
-            page = self._database.list_tables(page_token=page.page_token, limit=ALL_TABLES)
+        page = None
+        while page is None or page.page_token:
+            page = self._database.list_tables(page_token=page and page.page_token, limit=ALL_TABLES)
             names.update(page.tables)
         return names
 
@@ -63,6 +62,11 @@ class LanceStore(VectorStore):
         query = self._database.open_table(collection).search().where(f"id IN ({listed})")
         table = query.select(["id", "content"]).limit(len(ids)).to_arrow()
         return dict(zip(table.column("id").to_pylist(), table.column("content").to_pylist(), strict=True))
+
+    def list_images(self, collection: str) -> list[tuple[str, str]]:
+        """Return the stored path and the label of each image."""
+        table = self._database.open_table(collection).search().select(["path", "label"]).to_arrow()
+        return [*zip(table.column("path").to_pylist(), table.column("label").to_pylist(), strict=True)]
 
     def upsert(self, collection: str, points: Points) -> None:
         """Add or replace images, as one new version of the table."""

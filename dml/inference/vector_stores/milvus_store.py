@@ -83,6 +83,11 @@ class MilvusStore(VectorStore):
         records = self._client.get(collection, ids=ids, output_fields=["content"])
         return {record["id"]: record["content"] for record in records}
 
+    def list_images(self, collection: str) -> list[tuple[str, str]]:
+        """Return the stored path and the label of each image."""
+        pages = self._client.query_iterator(collection, batch_size=1000, output_fields=["path", "label"])
+        return [(record["path"], record["label"]) for page in iter(pages.next, []) for record in page]
+
     def upsert(self, collection: str, points: Points) -> None:
         """Add or replace images."""
         rows = zip(points.ids, points.vectors, points.payloads(), strict=True)

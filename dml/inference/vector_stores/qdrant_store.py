@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import httpx
 from qdrant_client import QdrantClient, models
@@ -79,6 +80,16 @@ class QdrantStore(VectorStore):
         """Return the hashes of the images that are there, by id."""
         records = self._client.retrieve(collection, ids=ids, with_payload=["content"], with_vectors=False)
         return {str(record.id): (record.payload or {}).get("content", "") for record in records}
+
+    def list_images(self, collection: str) -> list[tuple[str, str]]:
+        """Return the stored path and the label of each image."""
+        pages: list[Any] = []
+        offset = None
+        while not pages or offset is not None:
+            page, offset = self._client.scroll(collection, limit=1000, offset=offset, with_payload=["path", "label"])
+            pages.append(page)
+        payloads = [record.payload or {} for page in pages for record in page]
+        return [(payload.get("path", ""), payload.get("label", "")) for payload in payloads]
 
     def upsert(self, collection: str, points: Points) -> None:
         """Add or replace images, and wait until they are stored."""

@@ -142,7 +142,7 @@ def upload_images(
     model: ImageEmbedder,
     address: StoreAddress,
     name: str,
-    source: Source,
+    source: Source | None,
     *,
     shard: Shard = WHOLE,
     root: str | Path | None = None,
@@ -159,7 +159,7 @@ def upload_images(
         model: model that embeds the images.
         address: address of the vector database.
         name: name of the collection, by which it is searched.
-        source: images, as `Index.build` takes them.
+        source: images, as `Index.build` takes them; None takes those that the collection holds.
         shard: share of the images to upload.
         root: folder that the stored paths are relative to; None stores them as they are given.
         replace: whether a collection of another model is replaced.
@@ -168,15 +168,13 @@ def upload_images(
     Raises:
         StoreError: if the database can't be reached, refuses something, or holds fewer images than were uploaded.
         InputError: if the name can't be used, the model's vectors can't be compared by cosine similarity, the
-            collection holds vectors of another model, or not one image can be used.
+            collection holds vectors of another model, not one image can be used, or without a source the images of the
+            collection change meanwhile.
     """
     check_name(name)
     if model.ball:
         raise InputError(f"--to {address}: it compares by cosine similarity, the model by {model.geometry}; use a file")
-    paths, labels = list_source(source)
-    names = relative_names(paths, root)
-    check_names(names, labels)
-    listed = StoredImages(paths, names, labels)
+    listed = _list_stored(address, name, root) if source is None else _list_images(source, root)
     images = listed.choose(shard)
     IndexItems.number(images.names, images.labels)  # refuses a path that is given twice
     with closing(address.open()) as store:
@@ -198,19 +196,43 @@ def upload_images(
         is_last = shard.number == shard.count
         is_complete = is_last and (shard == WHOLE or _is_complete(store, collection, listed, model, options))
         if is_complete and is_new:
+            if source is None:
+                _check_unchanged(store, listed, str(live), collection)
             store.call(store.switch, name, collection)
             collection = store.call(store.find, name) or collection
         elif is_complete and uploaded:
             store.call(store.finish, collection)
-        return UploadReport(
-            collection=collection,
-            uploaded=uploaded,
-            unchanged=len(images) - len(missing),
-            held=held,
-            total=total,
-            is_searchable=store.call(store.find, name) == collection,
-            replaced=live if is_complete and is_new else None,
-        )
+        is_searchable = store.call(store.find, name) == collection
+        replaced = live if is_complete and is_new else None
+        return UploadReport(collection, uploaded, len(images) - len(missing), held, total, is_searchable, replaced)
+
+
+def _list_images(source: Source, root: str | Path | None) -> StoredImages:
+    paths, labels = list_source(source)
+    names = relative_names(paths, root)
+    check_names(names, labels)
+    return StoredImages(paths, names, labels)
+
+
+def _list_stored(address: StoreAddress, name: str, root: str | Path | None) -> StoredImages:
+    """List the images of the collection that a name stands for, whose stored paths may be relative to a folder."""
+    with closing(address.open()) as store:
+        if (live := store.call(store.find, name)) is None:
+            raise InputError(f"{address}: no collection {name}; dml index --to makes one")
+        images = sorted(store.call(store.list_images, live), key=str)
+    names, labels = ([image[column] for image in images] for column in (0, 1))
+    if not all(names):
+        raise InputError(f"{address}: {live} has points without a path, so dml index didn't make them all")
+    return StoredImages([os.path.join(os.path.expanduser(root or ""), path) for path in names], names, labels)
+
+
+def _check_unchanged(store: VectorStore, listed: StoredImages, live: str, collection: str) -> None:
+    """Make sure that a collection still holds the listed images, and that its replacement holds no others."""
+    before = {*zip(listed.names, listed.labels, strict=True)}
+    now, new = ({*store.call(store.list_images, part)} for part in (live, collection))
+    if changed := sorted((before ^ now) | (new - now)):
+        line = f"{store.address}: {live} has changed meanwhile, such as {printable(changed[0][0])}"
+        raise InputError(f"{line}; what was deleted must also be deleted in {collection}; the same command goes on")
 
 
 def _count_held(store: VectorStore, collection: str, images: StoredImages, left_out: set[int]) -> int:

@@ -157,6 +157,10 @@ class VectorStore(ABC):
         """Return the hashes of the images that are in a collection, by id, of those asked for."""
 
     @abstractmethod
+    def list_images(self, collection: str) -> list[tuple[str, str]]:
+        """Return the stored path and the label of each image in a collection."""
+
+    @abstractmethod
     def upsert(self, collection: str, points: Points) -> None:
         """Add images, or replace those with the same ids; when it returns they are stored."""
 

@@ -1,0 +1,58 @@
+"""Parts of images: ``photo.jpg#10,20,110,220`` is a box in a photo, its left, top, right and bottom edge in pixels."""
+
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from dml.runtime.errors import InputError
+from dml.runtime.reading import RefusedFileError
+
+COLUMNS = ("x_1", "y_1", "x_2", "y_2")
+"""The columns of a list that hold the edges of a box: left, top, right and bottom."""
+PART = re.compile(r"#(-?\d+),(-?\d+),(-?\d+),(-?\d+)\Z", re.ASCII)
+
+Edges = tuple[int, ...]
+WHOLE: Edges = (-1, -1, -1, -1)
+"""The edges that stand for the whole image in a table."""
+
+
+def split_part(location: str) -> tuple[str, Edges]:
+    """Split the location of an image into the path of the file and the edges of the part, () for the whole image."""
+    match = PART.search(location) if "#" in location else None
+    return (location[: match.start()], tuple(map(int, match.groups()))) if match else (location, ())
+
+
+def name_part(path: str, edges: Sequence[int]) -> str:
+    """Return the location of a part of an image; for the edges of `WHOLE`, the path itself."""
+    return path if (*edges,) == WHOLE else f"{path}#{','.join(map(str, edges))}"
+
+
+def parse_edges(cells: Sequence[Any], place: str, *, rounds: bool = False) -> Edges:
+    """Parse the edges of a box, such as "10" or 10.0, which ``place`` holds; four empty cells are `WHOLE`.
+
+    ``rounds`` rounds them as Pillow's ``crop`` does. Cells that aren't those of a box raise an `InputError`.
+    """
+    if not any(texts := [str(cell).strip() for cell in cells]):
+        return WHOLE
+    with suppress(ValueError, OverflowError):  # not four, no number, NaN or infinite
+        values = [float(round(float(text)) if rounds else text) for text in texts]
+        left, top, right, bottom = edges = tuple(map(int, values))
+        if [*edges] == values and 0 <= left < right and 0 <= top < bottom:
+            return edges
+    line = "expected x_1,y_1,x_2,y_2 in whole pixels, 0 <= x_1 < x_2 and 0 <= y_1 < y_2, or none for the whole image"
+    raise InputError(f"{place}: the box {','.join(texts)!r}, {line}")
+
+
+def find_part(edges: Edges, height: int, width: int, margin: float) -> tuple[int, int, int, int]:
+    """Return top, left, height and width of the part with some edges, () for all, in an image of height x width.
+
+    The part is enlarged at each side by ``margin``, a fraction of its width and height, as far as the image goes. A box
+    that isn't inside of the image raises a `RefusedFileError`.
+    """
+    left, top, right, bottom = edges or (0, 0, width, height)
+    if not (0 <= left < right <= width and 0 <= top < bottom <= height):
+        raise RefusedFileError(f"the box {left},{top},{right},{bottom} isn't inside of its {width} x {height} pixels")
+    x, y = round(margin * (right - left)), round(margin * (bottom - top))
+    left, top = max(0, left - x), max(0, top - y)
+    return top, left, min(height, bottom + y) - top, min(width, right + x) - left

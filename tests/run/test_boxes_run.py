@@ -1,0 +1,81 @@
+"""Boxes in a whole run: a list of boxes gives what a list of the cropped files gives."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import PLAIN
+from PIL import Image
+from runs import metrics
+
+import dml
+from dml.__main__ import dispatch
+
+RUN = [*PLAIN, "dataset=csv", "transform=emoji", "evaluation.heads=false", "evaluation.metrics=[recall]", "seed=1"]
+SPLITS = ("train",) * 6 + ("val",) * 2 + ("test",) * 4  # of each class
+HEADER = "path,label,split"
+
+
+@pytest.fixture(scope="module")
+def lists(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The list of boxes in scenes, two in each scene for training and one for the test, and that of their crops."""
+    folder, rng = tmp_path_factory.mktemp("scenes"), np.random.default_rng(0)
+    boxes, crops = [f"{HEADER},x_1,y_1,x_2,y_2"], [HEADER]
+    for number in range(4 * len(SPLITS)):
+        scene = Image.fromarray(rng.integers(0, 256, (70, 90, 3), dtype=np.uint8))
+        scene.save(folder / f"{number}.png")
+        label = number % len(SPLITS)
+        split = SPLITS[label]
+        for place in range(2 if split == "train" else 1):
+            left, top = rng.integers(0, 40, 2).tolist()
+            edges = (left, top, left + 50 - 9 * place, top + 30)
+            scene.crop(edges).save(folder / f"{number}_{place}.png")
+            boxes.append(f"{number}.png,{label},{split},{','.join(map(str, edges))}")
+            crops.append(f"{number}_{place}.png,{label},{split}")
+    for name, lines in (("boxes.csv", boxes), ("crops.csv", crops)):
+        (folder / name).write_text("\n".join(lines))
+    return folder / "boxes.csv", folder / "crops.csv"
+
+
+def train(data: Path, folder: Path, *arguments: str) -> dict[str, Any]:
+    dispatch(["train", *RUN, f"dataset.root={data}", f"hydra.run.dir={folder}", *arguments])
+    return {name: value for name, value in metrics(folder).items() if name.startswith("level0/")}
+
+
+@pytest.mark.parametrize("arguments", [(), ("training.frozen=true",)])
+def test_a_run_on_boxes_is_one_on_crops(lists: tuple[Path, Path], tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    boxes, crops = lists
+    found = train(boxes, tmp_path / "boxes", *arguments)
+    assert found
+    assert found == train(crops, tmp_path / "crops", *arguments)
+    assert found == train(boxes, tmp_path / "again", *arguments)
+    models = [dml.load(tmp_path / name, device="cpu") for name in ("boxes", "crops")]
+    for ours, theirs in zip(*(model.model.state_dict().values() for model in models), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    vectors = [model.embed(data) for model, data in zip(models, lists, strict=True)]
+    np.testing.assert_array_equal(*vectors)
+
+
+def test_prepared_boxes_are_those_of_the_files(
+    lists: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The crops are cached; a cache with another margin is refused."""
+    data = tmp_path / "scenes"
+    shutil.copytree(lists[0].parent, data)
+    plain = train(data / "boxes.csv", tmp_path / "plain")
+    size, root = (
+        dml.load(tmp_path / "plain").settings.build_transform().resize.size,
+        f"dataset.root={data / 'boxes.csv'}",
+    )
+    dispatch(["prepare", "dataset=csv", root, f"resize={size}", "mode=warp", "sheet=null"])
+    for path in data.glob("*.png"):
+        stamp = path.stat()
+        path.write_bytes(bytes(stamp.st_size))  # what is read of the files is damaged now
+        os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    assert plain == train(data / "boxes.csv", tmp_path / "cached", "data.check_images=0")
+    with pytest.raises(SystemExit):
+        train(data / "boxes.csv", tmp_path / "margin", "data.check_images=0", "data.box_margin=0.2")
+    assert "made with another data.box_margin; run dml prepare" in capsys.readouterr().err
