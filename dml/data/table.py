@@ -175,7 +175,7 @@ class ImageTable:
             raise InputError(f"image table: names of {len(self.names)} levels for the levels {self.levels}")
         for i, level in enumerate(self.levels):
             is_evaluated = np.isin(self.benchmark, (EVERY_LEVEL, i))
-            is_labeled = is_evaluated & (self.split != "train")
+            is_labeled = is_evaluated & ~np.isin(self.split, ("train", ""))
             if (is_wrong := self.labels[:, i] < np.where(is_labeled, 0, UNKNOWN)).any():
                 row = int(np.argmax(is_wrong))
                 raise InputError(
@@ -251,7 +251,8 @@ class ImageTable:
     @property
     def is_unlabeled(self) -> NDArray[np.bool_]:
         """Tell which images of ``train`` have no label of the finest level (N,)."""
-        return (self.labels[:, 0] == UNKNOWN) & (self.benchmark == EVERY_LEVEL) & (self.split == "train")
+        lacks: NDArray[np.bool_] = (self.labels[:, 0] == UNKNOWN) & (self.benchmark == EVERY_LEVEL)
+        return lacks & (self.split == "train")
 
     def separate_unlabeled(self) -> "ImageTable":
         """Return the table in which each training image without a label is a class of its own, called by its path."""

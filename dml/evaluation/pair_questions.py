@@ -53,13 +53,13 @@ class PairQuestions:
     def choose(self, answers: Sequence[Answer]) -> tuple[int, int] | None:
         """Choose the next pair of images to ask about; None if nothing is left to ask."""
         groups = self._join_same(answers)
-        others, skipped = ([[first, second] for first, second, same in answers if same is kind] for kind in (False, None))
+        others, skipped = (_to_pairs(answers, kind) for kind in (False, None))
         for count in _iterate_counts(len(groups), answers):
             clusters, pairs = self._find_clusters(count)
             images = self._choose_exemplars(clusters, answers)[pairs]
             is_open = groups[images[:, 0]] != groups[images[:, 1]]
-            is_open &= ~np.isin(_number_pairs(groups[images]), _number_pairs(groups[_to_pairs(others)]))
-            is_open &= ~np.isin(_number_pairs(images), _number_pairs(_to_pairs(skipped)))
+            is_open &= ~np.isin(_number_pairs(groups[images]), _number_pairs(groups[others]))
+            is_open &= ~np.isin(_number_pairs(images), _number_pairs(skipped))
             if is_open.any():
                 first, second = images[is_open.argmax()].tolist()
                 return first, second
@@ -81,7 +81,7 @@ class PairQuestions:
 
     def _join_same(self, answers: Sequence[Answer]) -> Ints:
         """Return the group of each image (N,): images are in one if answers "same" join them, also by others."""
-        first, second = _to_pairs([[first, second] for first, second, same in answers if same]).T
+        first, second = _to_pairs(answers, True).T
         size = len(self.embeddings)
         joined = sparse.coo_matrix((np.ones(len(first)), (first, second)), (size, size))
         groups = connected_components(joined, directed=False)[1]
@@ -153,8 +153,9 @@ def _spread_labels(graph: sparse.csr_array, seeds: Ints, labels: Ints) -> Ints:
     return spread.argmax(axis=1)
 
 
-def _to_pairs(pairs: Sequence[Sequence[int]]) -> Ints:
-    return np.array(pairs, np.int64).reshape(-1, 2)
+def _to_pairs(answers: Sequence[Answer], kind: bool | None) -> Ints:
+    """Return the pairs (P, 2) that have an answer."""
+    return np.array([[first, second] for first, second, same in answers if same is kind], np.int64).reshape(-1, 2)
 
 
 def _number_pairs(pairs: Ints) -> Ints:

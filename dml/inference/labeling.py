@@ -49,7 +49,7 @@ class Labeling:
         self._version, self._written = 0, -1
         self.counts = {"labeled": 0, "classes": 0}
         if missing := len(self._lines) - len(self._list_answers()):
-            logger.warning("%s: without %s", printable(self.log), format_count(missing, "answer about missing images"))
+            logger.warning("%s: without %s about missing images", printable(self.log), format_count(missing, "answer"))
 
     def ask(self) -> dict[str, Any]:
         """Return the next question: the number of answers before it, and two images, None if all is settled."""

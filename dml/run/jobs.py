@@ -104,7 +104,7 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
     splits = summarize_data(table, settings.dataset.root)
     if settings.resume:
         rank_zero_only(check_resumed_data)(config, splits, folder, read_stored_configuration(folder))
-    tested_split = _check_data(settings, stages, table)
+    _check_data(settings, stages, table)
     _try_stages(stages[1:], table)
     parts = _build_parts(stages[0], table)
     open_gallery_run(stages[-1].settings, sum(parts.model.embed_dims.values()), may_choose=True)
@@ -120,7 +120,7 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
     first = [stage.name for stage in stages].index(find_stage(config, progress.stage).name) if progress else 0
     with restoring_configuration(folder):
         rank_zero_only(write_configuration)(folder, composed, overrides)
-        if settings.evaluation.raw and tested_split:
+        if settings.evaluation.raw:
             raw = evaluate_raw_features(parts.stage, parts.images, parts.model, folder, parts.source)
         for stage in stages[first:]:
             if stage is not stages[0]:
@@ -144,17 +144,13 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
     description |= {CONFIGURATION: configuration_id(run["config"])} | ({"pruned": True} if is_pruned else {})
     if trainer.global_step < trainer.max_steps:
         description["ended_early"] = f"at step {trainer.global_step:,} of {trainer.max_steps:,}"
-    if not tested_split:
-        console.print("[bold]test[/]     nothing was measured, as no image has a label; the last weights are kept")
-        rank_zero_only(folder.write_metrics)(description)
-        return description
     return run_test(
         parts.stage,
         trainer,
         parts.learner,
         parts.images,
         folder,
-        split=tested_split,
+        split=choose_tested_split(settings, table),
         description=description,
         run=folder,
     )
@@ -194,15 +190,14 @@ def _list_stages(config: DictConfig, *, is_quick: bool) -> list[Stage]:
     return stages
 
 
-def _check_data(settings: Settings, stages: list[Stage], table: ImageTable) -> str:
-    """Make sure, before any training, that all stages can be evaluated on the data -> the tested split."""
+def _check_data(settings: Settings, stages: list[Stage], table: ImageTable) -> None:
+    """Make sure, before any training, that all stages can be evaluated on the data, and that it can be read."""
     tested_split = choose_tested_split(settings, table)
     builders.read_other_labels(settings, table)
     for stage in stages:
         check_evaluation(stage.settings, table)
     check_share("limit_test_batches", stages[-1].settings, table.select_evaluated(tested_split))
     builders.check_readable(settings, table)
-    return tested_split
 
 
 def _build_parts(stage: Stage, table: ImageTable) -> StageParts:

@@ -14,7 +14,7 @@ from dml.data.image_files.parts import COLUMNS, Edges, name_part, parse_edges
 from dml.data.image_listing import is_passed_over
 from dml.data.layout import Layout, read_csv_rows
 from dml.data.splits import complete_splits, number_classes, read_split_columns
-from dml.data.table import SPLITS, ImageTable, join_labels
+from dml.data.table import SPLITS, UNKNOWN, ImageTable, join_labels
 from dml.runtime.errors import InputError
 from dml.runtime.paths import URL
 from dml.runtime.text import printable
@@ -90,11 +90,17 @@ def read_listed(root: str | Path | None) -> ImageTable:
 
 
 def read_partly_labeled(root: str | Path | None) -> ImageTable:
-    """Read the images of a file with their splits; those without a label have the label `UNKNOWN`."""
+    """Read the images of a file with their splits, "train" if there are none; a missing label becomes `UNKNOWN`."""
     table = _read_file(root, {}, "utf-8", needs_labels=False)
-    is_lacking = [bool(names) and names[0] == "" for names in table.names]  # the empty name is the first in order
-    names = tuple(names[lacks:] for names, lacks in zip(table.names, is_lacking, strict=True))
-    return replace(table, labels=table.labels - np.array(is_lacking), names=names)
+    split = np.where(table.split == "", "train", table.split)
+    lacking = np.array([names[0] == "" for names in table.names])  # the empty name is the first in order
+    labels = table.labels - lacking
+    if (is_wrong := (labels == UNKNOWN).any(axis=1) & (split != "train")).any():
+        row = is_wrong.argmax()
+        path = printable(table.paths[row])
+        raise InputError(f"{table.source}: {path} of {split[row]} has no label, which only images of train may lack")
+    names = tuple(names[int(lacks) :] for names, lacks in zip(table.names, lacking, strict=True))
+    return replace(table, labels=labels, names=names, split=split)
 
 
 def _read_file(

@@ -1,7 +1,6 @@
 """The reader of a user's images of which those for training have no labels."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +8,8 @@ import numpy as np
 from dml.data.image_listing import list_images
 from dml.data.layout import Layout, read_list_lines
 from dml.data.readers.csv import read_partly_labeled
-from dml.data.table import TRAINING_SPLITS, UNKNOWN, ImageTable
-from dml.runtime.errors import InputError
+from dml.data.table import UNKNOWN, ImageTable
 from dml.runtime.paths import expand_home
-from dml.runtime.text import printable
 
 LAYOUT = Layout(
     name="your own images",
@@ -37,13 +34,9 @@ def read(root: str | Path | None) -> ImageTable:
     if place.is_dir():
         return _make_table(list_images(place), str(place))
     if place.suffix.lower() == ".txt" and "path" not in re.split(r"[,;\t]", (lines := read_list_lines(place))[0]):
-        return _make_table([str(place.parent / expand_home(line.strip())) for line in lines if line.strip()], str(place))
-    table = read_partly_labeled(place)
-    split = np.where(table.split == "", "train", table.split)
-    if len(rows := np.flatnonzero((table.labels[:, 0] == UNKNOWN) & ~np.isin(split, TRAINING_SPLITS[:1]))):
-        path = printable(table.paths[rows[0]])
-        raise InputError(f"{place}: {path} of the split {split[rows[0]]} has no label; only those of train may lack one")
-    return replace(table, split=split)
+        paths = [str(place.parent / expand_home(line.strip())) for line in lines if line.strip()]
+        return _make_table(paths, str(place))
+    return read_partly_labeled(place)
 
 
 def _make_table(paths: list[str], source: str) -> ImageTable:

@@ -11,7 +11,7 @@ from dml.inference.labeling import Labeling
 from dml.inference.serving.image_search import RefusedRequestError, draw_picture
 from dml.inference.serving.web_api import make_app
 
-FILES = {"label.html": "text/html", "page.css": "text/css", "label.css": "text/css", "label.js": "text/javascript"}
+FILES = {"label.html": "text/html", "page.css": "text/css", "label.js": "text/javascript"}
 PICTURE = 640
 router = APIRouter(prefix="/api")
 
