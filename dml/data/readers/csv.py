@@ -223,6 +223,8 @@ def _missing_column_error(file: Path, header: list[str], missing: list[str]) -> 
     "rename image to path (for dataset=csv, 'dataset.reader.columns={path: image}' would do)"
     """
     fault = f"{file}, line 1: no column {missing[0]!r} among {_quote(header)}"
+    if missing == ["label"]:
+        fault += ", without which dataset=unlabeled trains"
     if len(header) == 1:
         return InputError(f"{fault}; give {LAYOUT}, with commas, semicolons or tabs between the cells of a line")
     likely = {
@@ -232,8 +234,6 @@ def _missing_column_error(file: Path, header: list[str], missing: list[str]) -> 
     }
     if not all(likely.get(name) for name in missing):
         option = "for dataset=csv, or the names of your columns in dataset.reader.columns"
-        if missing == ["label"]:
-            option += "; dataset=unlabeled trains without labels"
         return InputError(f"{fault}; give {LAYOUT} ({option})")
     columns = ", ".join(f"{name}: {cell}" for name, cell in likely.items())
     renamed = ", ".join(f"{cell} to {name}" for name, cell in likely.items())

@@ -43,7 +43,7 @@ def test_keys_and_buttons_answer(browser: Any, address: str, labeling: Labeling,
     facts, first = page.locator("#facts"), page.locator("#first")
 
     def wait_for(number: int) -> None:
-        playwright.expect(facts).to_contain_text(f"{number} answers")
+        playwright.expect(facts).to_contain_text(f"Answers: {number}.")
 
     wait_for(0)
     playwright.expect(first).to_have_js_property("naturalWidth", 24)
@@ -62,14 +62,14 @@ def test_keys_and_buttons_answer(browser: Any, address: str, labeling: Labeling,
     assert [line.get("same", "undo") for line in lines] == [True, False, None, False, "undo"]
     for number in range(4, 100):
         page.keyboard.press("y")
-        playwright.expect(facts).not_to_contain_text(f"{number - 1} answers")
+        playwright.expect(facts).not_to_contain_text(f"Answers: {number - 1}.")
         if "Nothing is left" in facts.text_content():
             break
     playwright.expect(page.locator("#same")).to_be_disabled()
     assert labeling.ask()["first"] is None
     labeling.write_labels()
     page.reload()
-    playwright.expect(facts).to_contain_text("12 images have a label, in 1 classes")
+    playwright.expect(facts).to_contain_text("Labeled images: 12. Classes: 2.")
     answer = page.request.get(f"{address}/api/images/12")
     assert (answer.status, answer.json()) == (404, {"error": "image 12: there are 12"})
     Path(labeling.paths[0]).unlink()

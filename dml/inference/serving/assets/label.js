@@ -11,7 +11,7 @@
   function show(next) {
     question = next;
     const isOver = next.first === null;
-    facts.textContent = `${next.number} answers; ${next.labeled} images have a label, in ${next.classes} classes.`;
+    facts.textContent = `Answers: ${next.number}. Labeled images: ${next.labeled}. Classes: ${next.classes}.`;
     if (isOver) facts.textContent += " Nothing is left to ask.";
     document.querySelector(".pair").hidden = isOver;
     for (const [image, number] of isOver ? [] : [[first, next.first], [second, next.second]]) image.src = `api/images/${number}`;
