@@ -251,8 +251,8 @@ class ImageTable:
     @property
     def is_unlabeled(self) -> NDArray[np.bool_]:
         """Tell which images of ``train`` have no label of the finest level (N,)."""
-        lacks: NDArray[np.bool_] = (self.labels[:, 0] == UNKNOWN) & (self.benchmark == EVERY_LEVEL)
-        return lacks & (self.split == "train")
+        is_unlabeled: NDArray[np.bool_] = (self.split == "train") & (self.labels[:, 0] == UNKNOWN)
+        return is_unlabeled & np.equal(self.benchmark, EVERY_LEVEL)
 
     def separate_unlabeled(self) -> "ImageTable":
         """Return the table in which each training image without a label is a class of its own, called by its path."""
