@@ -175,8 +175,7 @@ class ImageTable:
             raise InputError(f"image table: names of {len(self.names)} levels for the levels {self.levels}")
         for i, level in enumerate(self.levels):
             is_evaluated = np.isin(self.benchmark, (EVERY_LEVEL, i))
-            is_labeled = is_evaluated & ~np.isin(self.split, ("train", ""))
-            if (is_wrong := self.labels[:, i] < np.where(is_labeled, 0, UNKNOWN)).any():
+            if (is_wrong := self.labels[:, i] < np.where(is_evaluated & ~self.is_unlabeled, 0, UNKNOWN)).any():
                 row = int(np.argmax(is_wrong))
                 raise InputError(
                     f"image table: negative label {self.labels[row].tolist()} of {printable(self.paths[row])}"
@@ -250,9 +249,9 @@ class ImageTable:
 
     @property
     def is_unlabeled(self) -> NDArray[np.bool_]:
-        """Tell which images of ``train`` have no label of the finest level (N,)."""
-        is_unlabeled: NDArray[np.bool_] = (self.split == "train") & (self.labels[:, 0] == UNKNOWN)
-        return is_unlabeled & np.equal(self.benchmark, EVERY_LEVEL)
+        """Tell which images of ``train`` have no label at any level (N,)."""
+        is_unlabeled: NDArray[np.bool_] = (self.split == "train") & (self.labels == UNKNOWN).all(axis=1)
+        return is_unlabeled
 
     def separate_unlabeled(self) -> "ImageTable":
         """Return the table in which each training image without a label is a class of its own, called by its path."""

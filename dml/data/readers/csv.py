@@ -95,7 +95,8 @@ def read_partly_labeled(root: str | Path | None) -> ImageTable:
     split = np.where(table.split == "", "train", table.split)
     lacking = np.array([names[0] == "" for names in table.names])  # the empty name is the first in order
     labels = table.labels - lacking
-    if (is_wrong := (labels == UNKNOWN).any(axis=1) & (split != "train")).any():
+    is_missing = (labels == UNKNOWN).T
+    if (is_wrong := is_missing.any(axis=0) & ~(is_missing.all(axis=0) & (split == "train"))).any():
         row = is_wrong.argmax()
         path = printable(table.paths[row])
         raise InputError(f"{table.source}: {path} of {split[row]} has no label, which only images of train may lack")
@@ -223,7 +224,7 @@ def _missing_column_error(file: Path, header: list[str], missing: list[str]) -> 
     "rename image to path (for dataset=csv, 'dataset.reader.columns={path: image}' would do)"
     """
     fault = f"{file}, line 1: no column {missing[0]!r} among {_quote(header)}"
-    if missing == ["label"]:
+    if missing == ["label"] and {*map(_simplify, header)}.isdisjoint(OTHER_NAMES["label"]):
         fault += ", without which dataset=unlabeled trains"
     if len(header) == 1:
         return InputError(f"{fault}; give {LAYOUT}, with commas, semicolons or tabs between the cells of a line")
