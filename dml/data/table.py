@@ -251,8 +251,9 @@ class ImageTable:
     @property
     def is_unlabeled(self) -> NDArray[np.bool_]:
         """Tell which images of ``train`` have no label of the finest level (N,)."""
-        lacks: NDArray[np.bool_] = (self.labels[:, 0] == UNKNOWN) & (self.benchmark == EVERY_LEVEL)
-        return lacks & (self.split == "train")
+        is_train = (self.split == "train") & (self.benchmark == EVERY_LEVEL)
+        lacks_label: NDArray[np.bool_] = is_train & (self.labels[:, 0] == UNKNOWN)
+        return lacks_label
 
     def separate_unlabeled(self) -> "ImageTable":
         """Return the table in which each training image without a label is a class of its own, called by its path."""

@@ -150,7 +150,8 @@ def _spread_labels(graph: sparse.csr_array, seeds: Ints, labels: Ints) -> Ints:
     for _ in range(STEPS):
         spread = DAMPING * (graph @ spread) + sources
     spread[seeds] = sources[seeds]
-    return spread.argmax(axis=1)
+    nearest: Ints = spread.argmax(axis=1)
+    return nearest
 
 
 def _to_pairs(answers: Sequence[Answer], kind: bool | None) -> Ints:
@@ -160,4 +161,5 @@ def _to_pairs(answers: Sequence[Answer], kind: bool | None) -> Ints:
 
 def _number_pairs(pairs: Ints) -> Ints:
     """Return a number for each pair (P, 2) of numbers, in either order."""
-    return pairs.min(axis=1) * 2**32 + pairs.max(axis=1)
+    numbers: Ints = pairs.min(axis=1) * 2**32 + pairs.max(axis=1)
+    return numbers

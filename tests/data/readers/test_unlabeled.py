@@ -60,7 +60,9 @@ def test_a_batch_has_two_different_views_of_an_image_also_when_it_is_resumed(pho
     dataset = ImageDataset(table, RandomResizedCrop(16, scale=(0.2, 1.0)))
 
     def stream() -> BatchStream:
-        sampler = ClassBalancedSampler(table.labels, 4, compose_training(["dataset=unlabeled"]).sampler.images_per_class)
+        sampler = ClassBalancedSampler(
+            table.labels, 4, compose_training(["dataset=unlabeled"]).sampler.images_per_class
+        )
         return BatchStream(dataset, sampler, seed=3)
 
     whole, resumed = iter(stream()), stream()
