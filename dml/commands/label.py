@@ -9,7 +9,7 @@ from dml.commands.error_lines import one_line_errors, print_line
 from dml.commands.serve import add_address, list_hosts, list_pages
 from dml.runtime.errors import InputError, check_installed
 from dml.runtime.paths import expand_home
-from dml.runtime.text import printable
+from dml.runtime.text import format_count, printable
 
 DESCRIPTION = """\
 Ask about pairs of images on a page in the browser: same or not? Each question
@@ -60,7 +60,8 @@ def label_images(arguments: Sequence[str]) -> None:
             features = model.embed(paths, progress=True, **embedding_options(options))
             rows = np.flatnonzero(np.isfinite(features).all(axis=1))
             if len(rows) < 2:
-                raise InputError(f"{printable(options.images)}: {len(rows)} images can be read; a question needs two")
+                count = format_count(len(rows), "image")
+                raise InputError(f"{printable(options.images)}: {count} can be read; a question needs two")
             labeling = Labeling(options.output, [paths[row] for row in rows], features[rows])
             page_hosts, pages = list_pages(listener, options.allow_host)
             try:
