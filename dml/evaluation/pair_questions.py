@@ -150,8 +150,8 @@ def _spread_labels(graph: sparse.csr_array, seeds: Ints, labels: Ints) -> Ints:
     for _ in range(STEPS):
         spread = DAMPING * (graph @ spread) + sources
     spread[seeds] = sources[seeds]
-    labels_of_all: Ints = spread.argmax(axis=1)
-    return labels_of_all
+    nearest: Ints = spread.argmax(axis=1)
+    return nearest
 
 
 def _to_pairs(answers: Sequence[Answer], kind: bool | None) -> Ints:

@@ -15,6 +15,7 @@ from dml.run.config_folders import CONF
 from dml.run.table_reading import read_table
 from dml.runtime.errors import InputError
 from dml.runtime.run_folder import RunFolder
+from tests.configurations import settings_of
 
 SETTINGS = ["model=small_cnn", "dataset.counts=null", "transform.size=32", "data.num_workers=0", "levels=3"]
 
@@ -86,10 +87,10 @@ def test_the_split_of_the_data_set_can_be_the_beginning(shift: Callable[..., str
         config = compose("train", overrides=[*data, "dataset.counts=null"])
         divided = compose("train", overrides=[*data, "dataset.counts=null", "dataset.class_splits=found/shift-0.csv"])
         counted = compose("train", overrides=[*data, "dataset.class_splits=found/shift-0.csv"])
-    table = read_table(config.dataset, 1 << 20)
-    np.testing.assert_array_equal(read_table(divided.dataset, 1 << 20).split, table.split)
+    table = read_table(settings_of(config).dataset, 1 << 20)
+    np.testing.assert_array_equal(read_table(settings_of(divided).dataset, 1 << 20).split, table.split)
     with pytest.raises(InputError, match="published 2419"):  # counts are those of the data set's own splits
-        read_table(counted.dataset, 1 << 20)
+        read_table(settings_of(counted).dataset, 1 << 20)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from dml.run.config_folders import CONF
 from dml.run.table_reading import read_table
 from dml.runtime.errors import InputError
 from dml.runtime.run_folder import RunFolder
+from tests.configurations import settings_of
 
 SHORT = [*PLAIN, "trainer.max_steps=2", "trainer.val_check_interval=1"]
 SHORT += [
@@ -73,9 +74,9 @@ def test_published_counts_are_those_of_the_data_without_corrections(photos: Path
         overrides = ["dataset=folder", f"dataset.root={photos}", f"dataset.corrections={file}"]
         config = compose("train", overrides=[*overrides, "+dataset.counts.train.images=12"])
         wrong = compose("train", overrides=[*overrides, "+dataset.counts.train.images=11"])
-    assert len(read_table(config.dataset, 1 << 20)) == 29
+    assert len(read_table(settings_of(config).dataset, 1 << 20)) == 29
     with pytest.raises(InputError, match="12 images in the train split, published 11"):
-        read_table(wrong.dataset, 1 << 20)
+        read_table(settings_of(wrong).dataset, 1 << 20)
 
 
 def test_a_class_that_corrections_leave_in_two_splits_is_a_fault(refused: Refused, photos: Path) -> None:

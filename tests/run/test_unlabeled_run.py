@@ -38,8 +38,9 @@ def test_without_labels_nothing_is_measured(
 
 
 def test_the_labels_that_there_are_test_it(tmp_path: Path, here: Here, photos: Path) -> None:
-    root = f"dataset.root={photos / 'list.csv'}"
-    here("train", "dataset=unlabeled", root, *VIEWS, f"hydra.run.dir={tmp_path / 'run'}")
+    here(
+        "train", "dataset=unlabeled", f"dataset.root={photos / 'list.csv'}", *VIEWS, f"hydra.run.dir={tmp_path / 'run'}"
+    )
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert "level0/recall@1" in metrics
 
@@ -65,5 +66,8 @@ def test_commands_that_need_labels_say_so(refused: Refused, photos: Path, comman
 
 def test_readers_of_labels_name_the_reader_without(refused: Refused, photos: Path, tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_text("path\n1.png\n")
-    for name, root in (("folder", photos), ("csv", tmp_path / "list.csv")):
-        assert "dataset=unlabeled trains" in refused(f"dataset={name}", f"dataset.root={root}")
+    for words in (
+        ["dataset=folder", f"dataset.root={photos}"],
+        ["dataset=csv", f"dataset.root={tmp_path / 'list.csv'}"],
+    ):
+        assert "dataset=unlabeled trains" in refused(*words)
