@@ -1,5 +1,6 @@
 """The command ``dml label``."""
 
+import argparse
 from collections.abc import Sequence
 from concurrent.futures import TimeoutError as StillRunning
 from contextlib import suppress
@@ -41,35 +42,43 @@ def label_images(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     with one_line_errors():
         check_installed("fastapi", "uvicorn", extra="serve")
-        import numpy as np  # after --help: these take seconds
-
-        from dml.inference.image_inputs import list_source
-        from dml.inference.labeling import Labeling
-        from dml.inference.serving.http_server import open_listener, running_server
-        from dml.inference.serving.label_page import create_label_app
         from dml.runtime.locks import holding
 
         if options.output.suffix.lower() != ".csv":
             raise InputError(f"--output {printable(options.output)}: must end in .csv")
-        hosts = list_hosts(options.host, options.allow_host)
-        paths, _ = list_source(options.images)
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        lock = holding(options.output.with_name(f".{options.output.name}.lock"))
-        with lock, open_listener(options.host, options.port) as listener:
-            model = load_for_many_images(options.model, options.device, trust=options.trust)
-            features = model.embed(paths, progress=True, **embedding_options(options))
-            rows = np.flatnonzero(np.isfinite(features).all(axis=1))
-            if len(rows) < 2:
-                count = format_count(len(rows), "image")
-                raise InputError(f"{printable(options.images)}: {count} can be read; a question needs two")
-            labeling = Labeling(options.output, [paths[row] for row in rows], features[rows])
-            page_hosts, pages = list_pages(listener, options.allow_host)
-            try:
-                with running_server(create_label_app(labeling, [*hosts, *page_hosts]), listener) as server:
-                    print_line(f"{printable(options.output)}: questions at {pages}; Ctrl-C ends it")
-                    while not server.done():
-                        labeling.write_labels()
-                        with suppress(StillRunning):
-                            server.result(timeout=1)
-            finally:
-                labeling.write_labels()
+        try:
+            options.output.parent.mkdir(parents=True, exist_ok=True)
+            with holding(options.output.with_name(f".{options.output.name}.lock")):
+                _serve_questions(options)
+        except BlockingIOError as error:
+            raise InputError(f"--output {printable(options.output)}: {error.strerror} is asking about it") from error
+
+
+def _serve_questions(options: argparse.Namespace) -> None:
+    import numpy as np
+
+    from dml.inference.image_inputs import list_source
+    from dml.inference.labeling import Labeling
+    from dml.inference.serving.http_server import open_listener, running_server
+    from dml.inference.serving.label_page import create_label_app
+
+    hosts = list_hosts(options.host, options.allow_host)
+    paths, _ = list_source(options.images)
+    with open_listener(options.host, options.port) as listener:
+        model = load_for_many_images(options.model, options.device, trust=options.trust)
+        features = model.embed(paths, progress=True, **embedding_options(options))
+        rows = np.flatnonzero(np.isfinite(features).all(axis=1))
+        if len(rows) < 2:
+            count = format_count(len(rows), "image")
+            raise InputError(f"{printable(options.images)}: {count} can be read; a question needs two")
+        labeling = Labeling(options.output, [paths[row] for row in rows], features[rows])
+        page_hosts, pages = list_pages(listener, options.allow_host)
+        try:
+            with running_server(create_label_app(labeling, [*hosts, *page_hosts]), listener) as server:
+                print_line(f"{printable(options.output)}: questions at {pages}; Ctrl-C ends it")
+                while not server.done():
+                    labeling.write_labels()
+                    with suppress(StillRunning):
+                        server.result(timeout=1)
+        finally:
+            labeling.write_labels()

@@ -14,6 +14,7 @@ from ports import free_port
 from small_embedders import make_model, write_photos
 
 from dml.__main__ import dispatch
+from dml.runtime.locks import holding
 
 
 @pytest.fixture(scope="module")
@@ -85,5 +86,9 @@ def test_mistakes_are_told_in_a_line(tmp_path: Path, model: str, capsys: pytest.
     assert "no such file" in refused(str(tmp_path / "none"), "--output", str(tmp_path / "labels.csv"))
     (tmp_path / "mine.csv").write_text("path,label\ncats/00.png,cat\n")
     assert "there already, and not by dml label" in refused(str(photos), "--output", str(tmp_path / "mine.csv"))
+    with holding(tmp_path / ".labels.csv.lock"):
+        line = refused(str(photos), "--output", str(tmp_path / "labels.csv"))
+        assert f"process {os.getpid()} on" in line
+        assert "is asking about it" in line
     image = str(photos / "cats" / "00.png")
     assert "1 image can be read; a question needs two" in refused(image, "--output", str(tmp_path / "labels.csv"))

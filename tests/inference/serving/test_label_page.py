@@ -71,7 +71,7 @@ def test_keys_and_buttons_answer(browser: Any, address: str, labeling: Labeling,
     page.reload()
     playwright.expect(facts).to_contain_text("Labeled images: 12. Classes: 2.")
     answer = page.request.get(f"{address}/api/images/12")
-    assert (answer.status, answer.json()) == (404, {"error": "image 12: there are 12"})
+    assert (answer.status, answer.json()) == (422, {"error": "image: Input should be less than 12"})
     Path(labeling.paths[0]).unlink()
     assert page.request.get(f"{address}/api/images/0").status == 410
     assert page.request.post(f"{address}/api/answers", data={"answer": True}).status == 422
