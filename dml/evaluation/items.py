@@ -169,16 +169,20 @@ class Positives:
         self._order, self._bounds, self._counts = list[Integers](), list[Integers](), list[Integers]()
         for level in range(self.depth):
             # an item is in the order once for each of its labels, and a query has bounds there for each of its own
-            column, wanted = (part[:, level] if part.ndim > 2 else part[:, level, None] for part in (labels, queries))
+            column, query_column = (
+                part[:, level] if part.ndim > 2 else part[:, level, None] for part in (labels, queries)
+            )
             order = np.argsort(column, axis=None, kind="stable")
-            bounds = np.stack([np.searchsorted(column.ravel()[order], wanted, side) for side in ("left", "right")])
+            bounds = np.stack(
+                [np.searchsorted(column.ravel()[order], query_column, side) for side in ("left", "right")]
+            )
             if queries.ndim > 2:
-                bounds[:, wanted < 0] = 0  # padding finds nothing
+                bounds[:, query_column < 0] = 0  # padding finds nothing
             self._order.append(order // column.shape[1])
             self._bounds.append(bounds.transpose(1, 2, 0))
             counts = bounds[1, :, 0] - bounds[0, :, 0]
             if queries.ndim > 2:  # an item may be found by several of a query's labels
-                _, queries_of_sets, sets = np.unique(wanted, axis=0, return_index=True, return_inverse=True)
+                _, queries_of_sets, sets = np.unique(query_column, axis=0, return_index=True, return_inverse=True)
                 sizes = [len(np.unique(self._find(level, query))) for query in queries_of_sets.tolist()]
                 counts = np.array(sizes)[sets.ravel()]
             excluded_positives = related(queries[:, level], labels[:, level][items]) & has_item

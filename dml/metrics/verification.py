@@ -98,10 +98,10 @@ def verify_pairs(
     metrics = {f"fnmr@1e{round(np.log10(rate))}": float(1.0 - matched[fmr <= rate].max()) for rate in REPORTED_FMRS}
     accuracies = []
     for fold in np.unique(folds):
-        others = folds != fold
-        fmr, matched, thresholds = roc_curve(is_same[others], similarities[others], drop_intermediate=False)
-        rights = np.rint(matched * is_same[others].sum() - fmr * (~is_same[others]).sum())
-        accuracies.append(np.mean((similarities >= thresholds[rights.argmax()])[~others] == is_same[~others]))
+        is_outside = folds != fold
+        fmr, matched, thresholds = roc_curve(is_same[is_outside], similarities[is_outside], drop_intermediate=False)
+        rights = np.rint(matched * is_same[is_outside].sum() - fmr * (~is_same[is_outside]).sum())
+        accuracies.append(np.mean((similarities >= thresholds[rights.argmax()])[~is_outside] == is_same[~is_outside]))
     return metrics | {"auc": float(roc_auc_score(is_same, similarities)), "accuracy": float(np.mean(accuracies))}
 
 

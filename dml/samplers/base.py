@@ -83,8 +83,8 @@ class Entries(NamedTuple):
             return batch
         drawn, rng = self.rows[batch], np.random.default_rng(key)
         for place in np.setdiff1d(np.arange(len(batch)), np.unique(drawn, return_index=True)[1]):
-            of_label = self.rows[self.classes == self.classes[batch[place]]]
-            candidates = (np.setdiff1d(rows, drawn) for rows in (of_label, self.rows))
+            label_rows = self.rows[self.classes == self.classes[batch[place]]]
+            candidates = (np.setdiff1d(rows, drawn) for rows in (label_rows, self.rows))
             drawn[place] = rng.choice(next(filter(len, candidates), drawn[place, None]))
         return drawn
 

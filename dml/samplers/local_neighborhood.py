@@ -146,8 +146,8 @@ class NeighborhoodBatch:
         free_counts = self.table.sizes - np.bincount(taken_classes, minlength=len(self.table.sizes))
         labels = self.table.classes[centers].reshape(len(centers), -1)
         # a row that shares several labels counts for each, so that a center may be refused in vain
-        others = np.where(labels < 0, 0, free_counts[labels + 1] - 1).sum(axis=1)
-        accepted: Bools = self.free[centers] & (others >= 1) & (others + 1 < self.free.sum())
+        num_partners = np.where(labels < 0, 0, free_counts[labels + 1] - 1).sum(axis=1)
+        accepted: Bools = self.free[centers] & (num_partners >= 1) & (num_partners + 1 < self.free.sum())
         return accepted
 
     def _next_size(self) -> int:

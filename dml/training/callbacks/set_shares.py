@@ -10,13 +10,13 @@ from dml.samplers.many import ManySetsSampler
 from dml.training.callbacks.embedding_bank import get_training_data
 
 
-def make_set_share_updates(shares: Any) -> "SetShareUpdates | None":
-    """Make the callback for ``sampler.shares=loss``; None for any other shares, or a sampler without shares."""
-    return SetShareUpdates() if shares == "loss" else None
+def make_set_share_updates(shares: Any, given: str | None = None) -> "SetShareUpdates | None":
+    """Make the callback for ``sampler.shares=loss``, and for a sampler from Python, whose shares no key says."""
+    return SetShareUpdates() if shares == "loss" or given is not None else None
 
 
 class SetShareUpdates(Callback):
-    """Gives the losses, which all processes have, to a sampler whose shares follow them."""
+    """Gives the losses, which all processes have, to a sampler whose shares follow them; for others it does nothing."""
 
     def __init__(self) -> None:
         self._sampler: ManySetsSampler | None = None
