@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 from functools import partial
 from ipaddress import ip_address
+from socket import socket
 
 from dml.commands.command_parser import CommandParser, add_trust
 from dml.commands.error_lines import one_line_errors, print_line
@@ -32,17 +33,7 @@ def serve_index(arguments: Sequence[str]) -> None:
     """Serve the index that the arguments of ``dml serve`` name, until a signal ends it."""
     parser = CommandParser("serve", DESCRIPTION, EXAMPLES)
     parser.add_argument("index", metavar="INDEX", help="folder of an index, which dml index wrote")
-    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="address to serve (default: 127.0.0.1)")
-    parser.add_argument(
-        "--port", type=_read_port, default=8000, metavar="N", help="port; 0 is any free (default: 8000)"
-    )
-    parser.add_argument(
-        "--allow-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="name or address by which other machines may call this one",
-    )
+    add_address(parser)
     parser.add_argument(
         "--model", metavar="MODEL", help="run, saved model or checkpoint to embed with (default: the one in the index)"
     )
@@ -59,10 +50,9 @@ def serve_index(arguments: Sequence[str]) -> None:
         from dml.inference.serving.image_search import ServedIndex
         from dml.inference.serving.web_api import create_app
 
-        hosts = _list_hosts(options.host, options.allow_host)
+        hosts = list_hosts(options.host, options.allow_host)
         listener = open_listener(options.host, options.port)  # before the model is loaded: mistakes are told at once
         with listener:
-            address, port = listener.getsockname()[:2]
             model = options.model and load(options.model, device=options.device, trust=options.trust)
             limits = ImageLimits(options.max_megabytes << 20, options.max_megapixels * 1_000_000)
             open_index = partial(Index.load, options.index, model, device=options.device, trust=options.trust)
@@ -70,15 +60,29 @@ def serve_index(arguments: Sequence[str]) -> None:
             index = served.find_search().index
             if not index.model.fingerprint:
                 raise InputError(f"{printable(options.index)}: built of vectors alone; --model MODEL embeds queries")
-            page_hosts = _list_page_hosts(address, options.allow_host)
+            page_hosts, pages = list_pages(listener, options.allow_host)
             app = create_app(served, [*hosts, *page_hosts])  # --host may name another address
             with running_server(app, listener) as server:
-                pages = " and ".join(f"http://{name}:{port}" for name in page_hosts)
                 print_line(f"{printable(options.index)}: {len(index):,} images at {pages}; Ctrl-C ends it")
                 server.result()
 
 
-def _list_hosts(host: str, allowed: Sequence[str]) -> list[str]:
+def add_address(parser: CommandParser) -> None:
+    """Add the options of the commands that serve a page."""
+    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="address to serve (default: 127.0.0.1)")
+    parser.add_argument(
+        "--port", type=_read_port, default=8000, metavar="N", help="port; 0 is any free (default: 8000)"
+    )
+    parser.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="name or address by which other machines may call this one",
+    )
+
+
+def list_hosts(host: str, allowed: Sequence[str]) -> list[str]:
     """List the names by which browsers may call the server.
 
     Raises:
@@ -100,16 +104,20 @@ def _list_hosts(host: str, allowed: Sequence[str]) -> list[str]:
     return [*dict.fromkeys([*OWN_HOSTS, _bracket(host), *map(_bracket, allowed)])]
 
 
-def _list_page_hosts(address: str, allowed: Sequence[str]) -> list[str]:
-    """List the names by which the page is opened; no browser opens that of all addresses, such as 0.0.0.0.
+def list_pages(listener: socket, allowed: Sequence[str]) -> tuple[list[str], str]:
+    """List the names by which the page is opened -> these, and the addresses of the page in words.
+
+    No browser opens that of all addresses, such as 0.0.0.0.
 
     Args:
-        address: address that the server listens at.
+        listener: socket that the server listens at.
         allowed: names by which others call this machine.
     """
-    if not _is_any_address(address):
-        return [_bracket(address)]
-    return ["[::1]" if ":" in address else "127.0.0.1", *map(_bracket, allowed)]
+    address, port = listener.getsockname()[:2]
+    names = [_bracket(address)]
+    if _is_any_address(address):
+        names = ["[::1]" if ":" in address else "127.0.0.1", *map(_bracket, allowed)]
+    return names, " and ".join(f"http://{name}:{port}" for name in names)
 
 
 def _is_any_address(host: str) -> bool:

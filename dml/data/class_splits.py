@@ -122,7 +122,7 @@ def take_some_classes(table: ImageTable, *, classes: int, images: int) -> ImageT
             together.
         images: largest number of images that are kept of each class in each split.
     """
-    labels = _labels_of_evaluated_level(table)
+    labels = _labels_of_evaluated_level(table.separate_unlabeled())
     is_kept = np.zeros(len(table), dtype=np.bool_)
     benchmarks = range(EVERY_LEVEL, len(table.levels))
     for splits, benchmark, domain in product((("train",), ("val",), TEST_SPLITS), benchmarks, table.domains):

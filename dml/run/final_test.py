@@ -71,13 +71,17 @@ def run_test(
         embedder: model that embeds the split.
         images: images of the split.
         folder: folder of retrieval.png, per_query.parquet, report.html and, last of all, metrics.json.
-        split: name of the tested split, such as "test".
+        split: name of the tested split, such as "test"; "" if no image has a label, and nothing can be measured.
         description: values in metrics.json beside the metrics of the split.
         run: folder of the tested run, with the neighbors for evaluation.fixed_neighbors.
 
     Returns:
         The contents of metrics.json.
     """
+    if not split:
+        rank_zero_only(console.print)("[bold]test[/]     nothing was measured, as no image for it has a label")
+        rank_zero_only(folder.write_metrics)(description)
+        return description
     settings = stage.settings
     images.tested_on = split
     model = embedder.model

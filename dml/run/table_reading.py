@@ -20,7 +20,9 @@ from dml.runtime.errors import InputError
 from dml.runtime.text import in_markup, printable
 
 
-def read_table(dataset: DatasetSettings, max_list_bytes: int, *, needs_fold: bool = True) -> ImageTable:
+def read_table(
+    dataset: DatasetSettings, max_list_bytes: int, *, needs_fold: bool = True, needs_labels: bool = True
+) -> ImageTable:
     """Read and check a data set, make the fold of the configuration the validation split, and apply what changes it.
 
     The published counts are those of the data set without corrections and with its own splits. Class splits are applied
@@ -32,6 +34,7 @@ def read_table(dataset: DatasetSettings, max_list_bytes: int, *, needs_fold: boo
         dataset: settings of the data set.
         max_list_bytes: largest size of a file that lists images.
         needs_fold: whether fewer training classes than folds are an error; a test does without a validation split.
+        needs_labels: whether training images without a label are an error.
 
     Raises:
         InputError: if the data set has a fault, or class splits or a correction can't be applied.
@@ -48,11 +51,22 @@ def read_table(dataset: DatasetSettings, max_list_bytes: int, *, needs_fold: boo
             )
         else:
             images = read_parts(dataset, partial(read_table, max_list_bytes=max_list_bytes, needs_fold=needs_fold))
+        if images.is_unlabeled.any():
+            _check_unlabeled(dataset, needs_labels=needs_labels)
         images = images if dataset.class_splits is None else _divide(dataset.class_splits, images)
         if dataset.folds is not None and (needs_fold or len(list_training_classes(images)) >= dataset.folds):
             images = hold_out_classes(images, folds=dataset.folds, fold=dataset.fold)
         images = images if dataset.corrections is None else _correct(dataset, dataset.corrections, images)
         return _plant(dataset, images) if dataset.planted is not None else images
+
+
+def _check_unlabeled(dataset: DatasetSettings, *, needs_labels: bool) -> None:
+    """Refuse what needs the labels of training images that have none."""
+    settings = ("folds", "class_splits", "corrections", "planted")
+    if needing := [name for name in settings if getattr(dataset, name) is not None]:
+        raise InputError(f"dataset.{needing[0]}: needs the labels of training images, and some have none; null")
+    if needs_labels:
+        raise InputError(f"dataset={dataset.name}: training images without labels, which only dml train does without")
 
 
 def read_parts(dataset: DatasetSettings, read: Callable[[DatasetSettings], ImageTable]) -> ImageTable:

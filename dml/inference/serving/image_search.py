@@ -151,14 +151,7 @@ class ImageSearch:
             RefusedRequestError: if the index has no such item, or its file can't be read.
         """
         with self._explained_item(item):
-            file = self._open(item)
-            scale = min(1.0, size / max(file.height, file.width))
-            pixels = file.pixels(at_least=(int(scale * file.height), int(scale * file.width)))
-        picture = Image.fromarray(pixels.permute(1, 2, 0).numpy())
-        picture.thumbnail((size, size))
-        content = BytesIO()
-        picture.save(content, "JPEG", quality=90, subsampling=0)
-        return content.getvalue()
+            return draw_picture(self._open(item), size)
 
     def _search(self, file: ImageFile, k: int, label: str | None) -> list[Neighbor]:
         pixels = self.index.model.preprocess(file, self.index.model.settings.views)
@@ -251,6 +244,17 @@ def _crop(file: ImageFile, box: Shares, name: str) -> None:
         line = f"{sides[0]:,} x {sides[1]:,} pixels; no side may be more than {MOST_PROPORTIONS} times the other"
         raise RefusedRequestError(422, f"{name}: {line}")
     file.crop((left, top, right, bottom))
+
+
+def draw_picture(file: ImageFile, size: int) -> bytes:
+    """Draw an image file as a JPEG file, scaled down to fit into ``size`` x ``size`` pixels."""
+    scale = min(1.0, size / max(file.height, file.width))
+    pixels = file.pixels(at_least=(int(scale * file.height), int(scale * file.width)))
+    picture = Image.fromarray(pixels.permute(1, 2, 0).numpy())
+    picture.thumbnail((size, size))
+    content = BytesIO()
+    picture.save(content, "JPEG", quality=90, subsampling=0)
+    return content.getvalue()
 
 
 class ServedIndex:

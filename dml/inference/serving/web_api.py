@@ -1,7 +1,7 @@
 """The page and the JSON API of an index, as an application of FastAPI."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from importlib import resources
 from io import BytesIO
@@ -104,7 +104,7 @@ THREADS = 2
 """The number of requests that are worked on at a time; each may hold a decoded image in memory."""
 LARGEST_UPLOADS = 16
 """The number of uploads of the largest size that fit into the memory for all uploads together."""
-FILES = {"": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
+FILES = {"page.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
 """The files of the page and their types."""
 
 DESCRIPTION = """\
@@ -313,17 +313,24 @@ def create_app(searched: ImageSearch | ServedIndex, hosts: Sequence[str]) -> Fas
         hosts: names by which browsers may call the server. Without this check, a page of another origin could lead a
             name of its own to this machine (DNS rebinding), and read the answers.
     """
+    app = make_app("dml serve", DESCRIPTION, router, FILES, hosts)
+    app.state.searched, app.state.limiter, app.state.upload_bytes = searched, CapacityLimiter(THREADS), 0
+    return app
+
+
+def make_app(title: str, description: str, api: APIRouter, files: Mapping[str, str], hosts: Sequence[str]) -> FastAPI:
+    """Make the application of a page and its API; ``files`` names the assets of the page, the page itself first."""
     app = FastAPI(
-        title="dml serve",
-        description=DESCRIPTION,
+        title=title,
+        description=description,
         docs_url=None,  # these pages load scripts from the internet
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.state.searched, app.state.limiter, app.state.upload_bytes = searched, CapacityLimiter(THREADS), 0
-    app.include_router(router)
-    for name, kind in FILES.items():
-        app.add_api_route(f"/{name}", _make_file_route(name or "page.html", kind), include_in_schema=False)
+    app.include_router(api)
+    for name, kind in files.items():
+        path = "/" if kind == "text/html" else f"/{name}"
+        app.add_api_route(path, _make_file_route(name, kind), include_in_schema=False)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*hosts], www_redirect=False)
     app.add_middleware(RequestGuard)
     app.add_exception_handler(RefusedRequestError, _answer_refusal)
