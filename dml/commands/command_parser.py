@@ -103,6 +103,12 @@ def add_embedding_options(parser: CommandParser) -> None:
         default="raise",
         help="whether an unreadable image ends the command or is left out with a warning (default: raise)",
     )
+    parser.add_argument(
+        "--decode",
+        choices=("workers", "device"),
+        default="workers",
+        help="where JPEG files are decoded (default: workers; device: the GPU)",
+    )
     add_trust(parser)
 
 
@@ -117,6 +123,7 @@ def embedding_options(options: argparse.Namespace) -> dict[str, Any]:
         "batch_size": options.batch_size,
         "num_workers": options.workers,
         "on_corrupt": options.on_corrupt,
+        "decode": options.decode,
     }
 
 

@@ -91,6 +91,7 @@ class DataSettings:
     box_margin: Annotated[float, Ge(0)] = key()
     eval_batch_size: Count = key()
     pin_memory: bool | Literal["auto"] = key()
+    decode: Literal["workers", "device"] = key()
     cache: str | None = key(is_path=True)
 
     @property

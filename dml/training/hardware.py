@@ -9,6 +9,7 @@ import torch
 from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
 from torch import nn
 
+from dml.data.device_decoding import check_device_decoding
 from dml.data.image_files.limits import ImageLimits
 from dml.runtime.errors import InputError, suggest
 from dml.runtime.ranks import count_processes
@@ -37,7 +38,7 @@ def choose_loader_settings(data: Mapping[str, Any], trainer: Mapping[str, Any]) 
     """Return the settings of the data loaders, with a value for each ``auto``.
 
     Raises:
-        InputError: if a value is neither ``auto`` nor of the right type.
+        InputError: if a value is neither ``auto`` nor of the right type, or the device can't decode images.
     """
     limits = ImageLimits.from_settings(data)
     unused = {"cache", "check_images", "max_list_bytes", *vars(limits)}
@@ -54,6 +55,8 @@ def choose_loader_settings(data: Mapping[str, Any], trainer: Mapping[str, Any]) 
         settings["num_workers"] = max(1, most) if has_gpu else 1
     if pins == "auto":
         settings["pin_memory"] = has_gpu
+    if settings.get("decode") == "device":
+        check_device_decoding("data.decode", has_gpu=has_gpu)
     return LoaderSettings(**settings, limits=limits)
 
 

@@ -15,21 +15,14 @@ import numpy.typing as npt
 import simplejpeg
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from PIL.ImageFile import ImageFile as OpenedImage
+from torch import Tensor
 
 Pixels = npt.NDArray[np.uint8]
 Color = tuple[int, ...]
 """Red, green and blue, from 0 to 255."""
 
-MAKE_UPRIGHT: dict[int, Callable[[Pixels], Pixels]] = {
-    2: np.fliplr,
-    3: lambda pixels: np.rot90(pixels, 2),
-    4: np.flipud,
-    5: lambda pixels: pixels.swapaxes(0, 1),
-    6: lambda pixels: np.rot90(pixels, -1),
-    7: lambda pixels: np.rot90(pixels.swapaxes(0, 1), 2),
-    8: np.rot90,
-}
-"""The function that turns the stored pixels upright, for each value of EXIF's orientation but 1."""
+_REVERSED: dict[int, tuple[int, ...]] = {2: (1,), 3: (0, 1), 4: (0,), 5: (), 6: (1,), 7: (0, 1), 8: (0,)}
+"""The dimensions to reverse for each value of EXIF's orientation but 1, after rows and columns of `SIDEWAYS` change."""
 SIDEWAYS = (5, 6, 7, 8)
 """The values of EXIF's orientation that exchange height and width."""
 HEIF_SUFFIXES = (".heic", ".heif", ".hif")
@@ -79,20 +72,42 @@ def read_orientation(jpeg: bytes, warn: Callable[[str], None]) -> int:
 
     Pillow, which takes 0.1 ms for this, reads only files that have EXIF or XMP data.
     """
-    head = jpeg[: _find_end_of_head(jpeg)]
+    head = b"".join(_split_head(jpeg))
     if b"Exif\0\0" not in head and b"tiff:Orientation" not in head:
         return 1
     with _open_with_pillow(jpeg, warn) as image:
         orientation = _read_exif(image, warn).get(ExifTags.Base.Orientation, 1)
-    return orientation if orientation in MAKE_UPRIGHT else 1
+    return orientation if orientation in _REVERSED else 1
 
 
-def _find_end_of_head(jpeg: bytes) -> int:
-    """Return the position at which the segments before the pixels end; the file's end if they aren't well-formed."""
-    position = 2
+def make_upright(stored: Tensor, orientation: int) -> Tensor:
+    """Turn stored pixels upright. (H, W, 3) -> (H, W, 3) or (W, H, 3)"""
+    if orientation == 1:
+        return stored
+    return (stored.transpose(0, 1) if orientation in SIDEWAYS else stored).flip(_REVERSED[orientation])
+
+
+def _split_head(jpeg: bytes) -> list[bytes]:
+    """Return the marker of the start and the segments before the pixels; the whole file if they aren't well-formed."""
+    segments, position = [jpeg[:2]], 2
     while jpeg[position : position + 1] == b"\xff" and jpeg[position + 1 : position + 2] != b"\xda":
-        position += 2 + int.from_bytes(jpeg[position + 2 : position + 4], "big")
-    return position if jpeg[position : position + 2] == b"\xff\xda" else len(jpeg)
+        end = position + 2 + int.from_bytes(jpeg[position + 2 : position + 4], "big")
+        segments.append(jpeg[position:end])
+        position = end
+    return segments if jpeg[position : position + 2] == b"\xff\xda" else [jpeg]
+
+
+def strip_baseline(jpeg: bytes) -> bytes:
+    """Return a JPEG that nvJPEG decodes as libjpeg does, without EXIF and XMP, by which nothing then turns it.
+
+    These are baseline files in YCbCr that aren't cut off, which nvJPEG might not tell. Another file gives b"".
+    """
+    head = _split_head(jpeg)
+    scan = jpeg[sum(map(len, head)) :]
+    is_baseline = any(segment.startswith(b"\xff\xc0") for segment in head) and scan.rfind(b"\xff\xd9") > 0
+    if not is_baseline or simplejpeg.decode_jpeg_header(jpeg)[2] != "YCbCr":
+        return b""
+    return b"".join(segment for segment in head if not segment.startswith(b"\xff\xe1")) + scan
 
 
 @cache

@@ -7,21 +7,19 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import NamedTuple
 
-import numpy as np
 import simplejpeg
 import torch
 from torch import Tensor
 
 from dml.data.image_files.contents import DAMAGES, describe_archive_damage, read_content
 from dml.data.image_files.decoding import (
-    MAKE_UPRIGHT,
     SIDEWAYS,
-    Pixels,
     PixelValueError,
     decode_with_pillow,
     describe_damage,
     is_heif,
     is_out_of_memory,
+    make_upright,
     read_jpeg_size,
     read_orientation,
     reads_heif,
@@ -117,15 +115,15 @@ class ImageFile:
         self.content = b""
         self._stored: tuple[int, int] = (0, 0)
         self._orientation = 1
-        self._decoded: Pixels | None = None
+        self._decoded: Tensor | None = None
         with self._name_file_in_errors():
             self.content = read_content(path, limits.max_image_bytes) if content is None else content
             if stored_size := read_jpeg_size(self.content):
                 self._set_size(*stored_size)
                 self._orientation = read_orientation(self.content, self._warn)
             else:
-                self._decoded = decode_with_pillow(self.content, self._set_size, self._warn, self.limits.color)
-                self._stored = self._decoded.shape[:2]
+                self._decoded = self._decode_with_pillow()
+                self._stored = self._decoded.shape[0], self._decoded.shape[1]
         height, width = self._stored
         self.size = (width, height) if self._orientation in SIDEWAYS else (height, width)
         self._part = Box(0, 0, *self.size)
@@ -159,14 +157,18 @@ class ImageFile:
         if (box.height, box.width) != self.size:
             rows = _scale_slice(box.top, box.height, decoded.shape[0] / height)
             decoded = decoded[rows, _scale_slice(box.left, box.width, decoded.shape[1] / width)]
-        return torch.from_numpy(np.ascontiguousarray(decoded)).permute(2, 0, 1)
+        return decoded.contiguous().permute(2, 0, 1)
 
     def check_resized(self, shape: tuple[int, int]) -> None:
         """Refuse an image that would have too many pixels when it is scaled to this height and width."""
         with self._name_file_in_errors():
             self.limits.check_resized((self.height, self.width), shape)
 
-    def _decode(self, reduction: int) -> Pixels:
+    def set_decoded(self, stored: Tensor) -> None:
+        """Take the pixels (3, H, W) of a JPEG, as stored, from another decoder, on any device; `pixels` returns them."""
+        self._decoded = make_upright(stored.permute(1, 2, 0), self._orientation)
+
+    def _decode(self, reduction: int) -> Tensor:
         if self._decoded is not None:
             return self._decoded
         height, width = (-(-side // reduction) for side in self._stored)
@@ -175,9 +177,12 @@ class ImageFile:
         except ValueError as error:  # Pillow decodes some damaged files, and its errors describe the damage better
             if is_out_of_memory(error):
                 raise
-            self._decoded = decode_with_pillow(self.content, self._set_size, self._warn, self.limits.color)
+            self._decoded = self._decode_with_pillow()
             return self._decoded
-        return MAKE_UPRIGHT[self._orientation](stored).copy() if self._orientation != 1 else stored
+        return make_upright(torch.from_numpy(stored), self._orientation)
+
+    def _decode_with_pillow(self) -> Tensor:
+        return torch.from_numpy(decode_with_pillow(self.content, self._set_size, self._warn, self.limits.color))
 
     def _set_size(self, height: int, width: int) -> None:
         """Set the stored size to what the file claims, and refuse an image that is too large."""
@@ -218,16 +223,16 @@ class ImageFile:
         return f"cannot be decoded ({reason})", reason
 
     def _warn(self, damage: str) -> None:
-        _warn_once(self.path, damage)
+        warn_once(self.path, f"damaged metadata, of which the rest is read ({damage})")
 
     def _error_line(self, fault: str) -> str:
         return f"image {printable(self.path)}: {fault}{REMEDY}"
 
 
 @lru_cache(maxsize=10_000)
-def _warn_once(path: str, damage: str) -> None:
-    """Warn about damaged metadata of an image, once in each process."""
-    logger.warning("image %s: damaged metadata, of which the rest is read (%s)", printable(path), damage)
+def warn_once(path: str, fault: str) -> None:
+    """Warn about a fault of an image, once in each process."""
+    logger.warning("image %s: %s", printable(path), fault)
 
 
 def read_image(path: str, limits: ImageLimits = LIMITS) -> Tensor:
