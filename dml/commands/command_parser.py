@@ -103,12 +103,7 @@ def add_embedding_options(parser: CommandParser) -> None:
         default="raise",
         help="whether an unreadable image ends the command or is left out with a warning (default: raise)",
     )
-    parser.add_argument(
-        "--decode",
-        choices=("workers", "device"),
-        default="workers",
-        help="where JPEG files are decoded (default: workers; device: the GPU)",
-    )
+    parser.add_argument("--decode", choices=("workers", "device"), default="workers", help="device: JPEG on the GPU")
     add_trust(parser)
 
 

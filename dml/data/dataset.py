@@ -150,10 +150,7 @@ def make_unreadable_class_error(path: str, label: int, class_names: Sequence[str
 
 
 def collate(items: Sequence[Item | None]) -> Batch:
-    """Join items to a batch; items that are None, for images that couldn't be read, are left out.
-
-    With images that wait undecoded, the images are a list until `dml.data.device_decoding.decode_images`.
-    """
+    """Join items to a batch, see `join_images`; those that are None, for images that couldn't be read, are left out."""
     present = [item for item in items if item is not None]
     if not present:
         no_rows = torch.empty(0, dtype=torch.long)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torchvision.transforms.v2 import functional
 
 from dml.data.image_files.images import Box, ImageFile
 from dml.runtime.errors import InputError, check_number, check_whole
@@ -212,8 +211,8 @@ def _read_part(image: Tensor | ImageFile, box: Box, shape: tuple[int, int]) -> T
 def _scale(image: Tensor, shape: tuple[int, int]) -> Tensor:
     if image.shape[1:] == shape:
         return image
-    if not image.is_cpu:  # where PyTorch scales no uint8
-        return functional.resize(image, [*shape], antialias=True)
+    if not image.is_cpu:  # PyTorch scales uint8 on the CPU alone
+        return F.interpolate(image[None].float(), shape, mode="bilinear", antialias=True)[0].round().byte()
     # The strides of this batch of one say that the channels come last. Those of `image[None]` don't, which takes twice
     # the time.
     batch = image.permute(1, 2, 0)[None].permute(0, 3, 1, 2)

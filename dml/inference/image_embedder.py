@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from dml.data.device_decoding import DeferredPipeline, check_device_decoding, decode_images, join_images
+from dml.data.device_decoding import DeferredPipeline, decode_images, decodes_on_device, join_images
 from dml.data.image_files.images import ImageFile, UnreadableImageError
 from dml.data.transforms import Pipeline
 from dml.data.worker_processes import choose_start_method
@@ -294,12 +294,9 @@ class ImageEmbedder:
         size = self.settings.batch_size if batch_size is None else batch_size
         if not (isinstance(size, Integral) and isinstance(num_workers, Integral) and size >= 1 and num_workers >= 0):
             raise InputError(f"batch_size={size}, num_workers={num_workers}: whole numbers of at least 1 and 0")
-        if decode not in ("workers", "device"):
-            raise InputError(f"decode={decode}: workers or device")
         transform = self._choose_transform(self.settings.views if views is None else views)
-        if decode == "device":
-            check_device_decoding("decode", has_gpu=self.device.type == "cuda")
-            transform = DeferredPipeline(transform)
+        if decodes_on_device("decode", decode, has_gpu=self.device.type == "cuda"):
+            transform = DeferredPipeline(transform.steps)
         loader = DataLoader(
             ImageInputs(images, transform, self.settings.limits),
             batch_size=int(size),  # the loader takes no number of NumPy

@@ -146,7 +146,7 @@ class EvaluationData(LightningDataModule):
 
     def _make_dataset(self, table: ImageTable, transform: Transform, on_corrupt: str) -> BatchDataset:
         if self.settings.decode == "device":
-            transform = DeferredPipeline(transform if isinstance(transform, Pipeline) else Pipeline([transform]))
+            transform = DeferredPipeline(transform.steps if isinstance(transform, Pipeline) else [transform])
         resize = transform.resize if isinstance(transform, Pipeline) else None
         cached_images = self.cache.find(table, resize, self.settings.limits) if self.cache else None
         return ImageDataset(table, transform, on_corrupt, cached_images, self.settings.limits)

@@ -9,7 +9,7 @@ import torch
 from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
 from torch import nn
 
-from dml.data.device_decoding import check_device_decoding
+from dml.data.device_decoding import decodes_on_device
 from dml.data.image_files.limits import ImageLimits
 from dml.runtime.errors import InputError, suggest
 from dml.runtime.ranks import count_processes
@@ -55,8 +55,7 @@ def choose_loader_settings(data: Mapping[str, Any], trainer: Mapping[str, Any]) 
         settings["num_workers"] = max(1, most) if has_gpu else 1
     if pins == "auto":
         settings["pin_memory"] = has_gpu
-    if settings.get("decode") == "device":
-        check_device_decoding("data.decode", has_gpu=has_gpu)
+    decodes_on_device("data.decode", settings.get("decode") or "workers", has_gpu=has_gpu)
     return LoaderSettings(**settings, limits=limits)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import simplejpeg
+import torch
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from PIL.ImageFile import ImageFile as OpenedImage
 from torch import Tensor
@@ -98,10 +99,7 @@ def _split_head(jpeg: bytes) -> list[bytes]:
 
 
 def strip_baseline(jpeg: bytes) -> bytes:
-    """Return a JPEG that nvJPEG decodes as libjpeg does, without EXIF and XMP, by which nothing then turns it.
-
-    These are baseline files in YCbCr that aren't cut off, which nvJPEG might not tell. Another file gives b"".
-    """
+    """Return a JPEG without EXIF and XMP, by which decoders turn it; b"" for all but whole baseline files in YCbCr."""
     head = _split_head(jpeg)
     scan = jpeg[sum(map(len, head)) :]
     is_baseline = any(segment.startswith(b"\xff\xc0") for segment in head) and scan.rfind(b"\xff\xd9") > 0
@@ -164,11 +162,11 @@ def _open_with_pillow(content: bytes, warn: Callable[[str], None]) -> OpenedImag
 
 def decode_with_pillow(
     content: bytes, check_size: Callable[[int, int], None], warn: Callable[[str], None], background: Color | None
-) -> Pixels:
-    """Decode an image and turn it upright; first ``check_size`` gets the height and width as stored."""
+) -> Tensor:
+    """Decode an image and turn it upright; first ``check_size`` gets height and width as stored. -> (H, W, 3)"""
     with _open_with_pillow(content, warn) as image:
         check_size(image.height, image.width)
-        return decode_opened(image, warn, background)
+        return torch.from_numpy(decode_opened(image, warn, background))
 
 
 def decode_opened(

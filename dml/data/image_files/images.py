@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -122,7 +123,7 @@ class ImageFile:
                 self._set_size(*stored_size)
                 self._orientation = read_orientation(self.content, self._warn)
             else:
-                self._decoded = self._decode_with_pillow()
+                self._decoded = decode_with_pillow(self.content, self._set_size, self._warn, self.limits.color)
                 self._stored = self._decoded.shape[0], self._decoded.shape[1]
         height, width = self._stored
         self.size = (width, height) if self._orientation in SIDEWAYS else (height, width)
@@ -164,9 +165,11 @@ class ImageFile:
         with self._name_file_in_errors():
             self.limits.check_resized((self.height, self.width), shape)
 
-    def set_decoded(self, stored: Tensor) -> None:
-        """Take the pixels (3, H, W) of a JPEG, as stored, from another decoder, on any device; `pixels` returns them."""
-        self._decoded = make_upright(stored.permute(1, 2, 0), self._orientation)
+    def with_decoded(self, stored: Tensor) -> "ImageFile":
+        """Return the same file with its stored pixels (3, H, W), which another decoder gave, on any device."""
+        file = copy(self)
+        file._decoded = make_upright(stored.permute(1, 2, 0), self._orientation)
+        return file
 
     def _decode(self, reduction: int) -> Tensor:
         if self._decoded is not None:
@@ -177,12 +180,9 @@ class ImageFile:
         except ValueError as error:  # Pillow decodes some damaged files, and its errors describe the damage better
             if is_out_of_memory(error):
                 raise
-            self._decoded = self._decode_with_pillow()
+            self._decoded = decode_with_pillow(self.content, self._set_size, self._warn, self.limits.color)
             return self._decoded
         return make_upright(torch.from_numpy(stored), self._orientation)
-
-    def _decode_with_pillow(self) -> Tensor:
-        return torch.from_numpy(decode_with_pillow(self.content, self._set_size, self._warn, self.limits.color))
 
     def _set_size(self, height: int, width: int) -> None:
         """Set the stored size to what the file claims, and refuse an image that is too large."""
