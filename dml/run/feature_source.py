@@ -65,6 +65,7 @@ class FeatureSource:
             "precision": self.settings.trainer.precision,
             "background": self.settings.data.limits.color,
             **self.settings.data.limits.margin,
+            **({"decode": "device"} if self.settings.data.decode == "device" else {}),
         }
         if name == RAW:
             return described | {"crops": self.settings.evaluation.crops}
