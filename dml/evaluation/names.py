@@ -130,7 +130,7 @@ class MetricName:
 
     @property
     def _at_k(self) -> re.Match[str] | None:
-        return re.fullmatch(r"(?!map@)(.+)@([1-9]\d*)", self.metric.rpartition("/")[2])
+        return re.fullmatch(r"(?!map@|mp@)(.+)@([1-9]\d*)", self.metric.rpartition("/")[2])
 
 
 def full_metric_name(name: str, custom: Container[str] = ()) -> str:
