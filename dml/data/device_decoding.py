@@ -29,7 +29,7 @@ def decodes_on_device(key: str, value: str, *, has_gpu: bool) -> bool:
 
 
 class UndecodedImage:
-    """A JPEG file, the steps that wait for its pixels, and the seed of their draws; Lightning looks into tuples."""
+    """A JPEG file, the steps of its transform, and the seed of their draws. No tuple: Lightning would take it apart."""
 
     def __init__(self, file: ImageFile, steps: Sequence[Any], seed: int) -> None:
         self.file, self.steps, self.seed = file, steps, seed

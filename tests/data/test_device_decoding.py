@@ -17,6 +17,7 @@ from small_embedders import make_model
 from torch import Tensor
 from torchvision.transforms import v2
 
+from dml.commands.command_parser import CommandParser, add_embedding_options, embedding_options
 from dml.data import device_decoding
 from dml.data.device_decoding import DeferredPipeline, UndecodedImage, decode_images, join_images
 from dml.data.image_files.images import ImageFile, UnreadableImageError
@@ -276,6 +277,8 @@ def test_it_is_refused_in_a_line_where_it_cannot_be(refused: Refused, monkeypatc
         make_model().embed(torch.zeros(3, 8, 8, dtype=torch.uint8), decode="device")
     with pytest.raises(InputError, match=r"^decode=gpu: workers or device$"):
         make_model().embed(torch.zeros(3, 8, 8, dtype=torch.uint8), decode="gpu")
+    add_embedding_options(parser := CommandParser("embed", "", {}))
+    assert embedding_options(parser.parse_args(["--decode", "device"]))["decode"] == "device"
     monkeypatch.setattr("dml.runtime.errors.find_spec", lambda _: None)
     with pytest.raises(InputError, match=r"^torchcodec: not installed; pip install 'dml-retrieval\[decode\]'$"):
         device_decoding.decodes_on_device("data.decode", "device", has_gpu=True)
