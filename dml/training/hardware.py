@@ -55,7 +55,7 @@ def choose_loader_settings(data: Mapping[str, Any], trainer: Mapping[str, Any]) 
         settings["num_workers"] = max(1, most) if has_gpu else 1
     if pins == "auto":
         settings["pin_memory"] = has_gpu
-    decodes_on_device("data.decode", settings.get("decode") or "workers", has_gpu=has_gpu)
+    decodes_on_device("data.decode", settings.get("decode", "workers"), has_gpu=has_gpu)
     return LoaderSettings(**settings, limits=limits)
 
 
