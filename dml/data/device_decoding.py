@@ -54,10 +54,7 @@ def join_images(images: Sequence[Any]) -> Any:
 
 
 def decode_images(images: Tensor | Sequence[Any], device: torch.device) -> Tensor:
-    """Make the batch (B, ..., 3, h, w) of what `join_images` returned, decoded and transformed on the device.
-
-    An image that turns out to be damaged raises an `InputError`: it is too late to leave it out.
-    """
+    """Make the batch (B, ..., 3, h, w) of what `join_images` returned on the device; a damaged image is an `InputError`."""
     if isinstance(images, Tensor):
         return images
     waiting = [image for image in images if isinstance(image, UndecodedImage)]
