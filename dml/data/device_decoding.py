@@ -54,7 +54,7 @@ def join_images(images: Sequence[Any]) -> Any:
 
 
 def decode_images(images: Tensor | Sequence[Any], device: torch.device) -> Tensor:
-    """Make the batch (B, ..., 3, h, w) of what `join_images` returned on the device; a damaged image is an `InputError`."""
+    """Make the batch (B, ..., 3, h, w) of what `join_images` returned; a damaged image raises an `InputError`."""
     if isinstance(images, Tensor):
         return images
     waiting = [image for image in images if isinstance(image, UndecodedImage)]
