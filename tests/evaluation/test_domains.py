@@ -15,6 +15,7 @@ from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.items import check_queries
 from dml.evaluation.names import metric_names, split_parts
 from dml.evaluation.threshold import make_pairs
+from dml.report.statistics import average_by_class
 from dml.runtime.errors import InputError
 
 
@@ -116,3 +117,17 @@ def test_two_processes_have_the_metrics_of_one(tmp_path: Path) -> None:
     joined = join_tables(SETS)
     expected = evaluate_table(embed(joined), joined)
     assert on_processes(2, tmp_path, evaluate_table, embed(joined), joined) == [expected, expected]
+
+
+def test_values_by_class_have_the_mean_of_the_data_sets() -> None:
+    tables = {"own": SETS["own"], "paired": SETS["paired"]}
+    joined = join_tables(tables)
+    embeddings, means = embed(joined), []
+    values = average_by_class(Evaluator(joined), embeddings, torch.arange(len(joined)), "level0/map@r")
+    for name, table in tables.items():
+        part, rows = embeddings[torch.from_numpy(joined.domain == name)], torch.arange(len(table))
+        alone = average_by_class(Evaluator(table), part, rows, "level0/map@r")
+        means.append(alone.mean())
+        assert {*np.round(alone * len(values) / (2 * len(alone)), 9)} <= {*np.round(values, 9)}
+    assert len(values) > 10
+    assert values.mean() == pytest.approx(np.mean(means), abs=1e-12)
