@@ -79,9 +79,13 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], right: 
     Raises:
         ValueError: if a row has more or fewer cells than the header.
     """
-    rule = ["---:" if column in right else "---" for column in range(len(header))]
-    lines = [_line(cell.replace("|", r"\|") for cell in cells) for cells in (header, *_same_width(rows, len(header)))]
-    return "\n".join([lines[0], _line(rule), *lines[1:]])
+    lines = [header, ["---:" if column in right else "---" for column in range(len(header))]]
+    for row in rows:
+        if len(row) != len(header):
+            raise ValueError(f"a row of {len(row)} cells in a table of {len(header)} columns: {list(row)}")
+        lines.append(row)
+    escaped = ([cell.replace("|", r"\|") for cell in line] for line in lines)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in escaped)
 
 
 def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
@@ -110,34 +114,6 @@ def format_csv(rows: Iterable[Sequence[object]]) -> str:
         csv.writer(line, lineterminator="\r\n").writerow(row)
         lines.append(line.getvalue().removesuffix("\r\n") + "\n")
     return "".join(lines)
-
-
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _same_width(rows: Iterable[Sequence[str]], width: int) -> Iterable[Sequence[str]]:
-    for row in rows:
-        if len(row) != width:
-            raise ValueError(f"a row of {len(row)} cells in a table of {width} columns: {list(row)}")
-        yield row
-
-
-def replace_between(page: str, markers: tuple[str, str], text: str) -> str | None:
-    r"""Replace the lines of a page between two markers; None if the page lacks one.
-
-    >>> replace_between("a <!-- b --> c <!-- /b -->", ("<!-- b -->", "<!-- /b -->"), "d")
-    'a <!-- b -->\nd\n<!-- /b -->'
-
-    Args:
-        page: the whole page.
-        markers: the marker before the lines, and that behind them; both stay.
-        text: the new lines.
-    """
-    begin, end = markers
-    before, opened, rest = page.partition(begin)
-    _, closed, after = rest.partition(end)
-    return f"{before}{begin}\n{text}\n{end}{after}" if opened and closed else None
 
 
 LINE_EVERY = 30.0
