@@ -121,13 +121,9 @@ def check_metrics(values: Mapping[str, Any]) -> None:
 
 
 def write_values(path: Path, values: Mapping[str, Any], checksums: Mapping[str, str], *, on_disk: bool = False) -> None:
-    """Write values by name to a JSON file, together with checksums.
+    """Write plain values by name to a JSON file, with the checksum of the values and those of other files by name.
 
-    Args:
-        path: path of the file.
-        values: plain values by name. NaN becomes null, because JSON has no NaN.
-        checksums: checksums of other files, by file name; the checksum of the values is added to them.
-        on_disk: whether to wait until the disk has the file, see `replacing`.
+    NaN becomes null, because JSON has no NaN. With ``on_disk`` it waits until the disk has the file, see `replacing`.
     """
     with replacing(path, on_disk=on_disk) as partial:
         text = json.dumps(seal_values(replace_nan(values), path.name, checksums), indent=2)
@@ -237,13 +233,7 @@ def _check_row(row: Mapping[str, str], previous_step: int) -> int:
 
 
 def remedy_for(path: Path, run: Path, *, is_resumable: bool) -> str:
-    """Return the end of an error line that tells what a user can do about a damaged file of a run.
-
-    Args:
-        path: path of the damaged file.
-        run: path of the run folder.
-        is_resumable: whether the run has a checkpoint from which it can be resumed.
-    """
+    """Return the end of an error line that tells what a user can do about a damaged file of a run."""
     resuming = shlex.quote(f"resume={run}")
     if path.parent.name == ".hydra":
         if is_resumable:

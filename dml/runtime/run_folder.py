@@ -222,11 +222,7 @@ class RunFolder(RunPaths):
             self._check_file(name, checksums[name])
 
     def raw_metrics(self, configuration: str) -> dict[str, Any] | None:
-        """Read the metrics of the backbone's features; return None if there are none for this configuration.
-
-        Args:
-            configuration: identifier of the configuration, see `configuration_id`.
-        """
+        """Read the metrics of the backbone's features; None if there are none of this `configuration_id`."""
         if not self.raw_metrics_file.exists():
             return None
         metrics, _ = self._read(self.raw_metrics_file, read_metrics)

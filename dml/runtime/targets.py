@@ -16,17 +16,15 @@ TARGET = "_target_"
 
 _READER = "dml.data.readers.*.read"
 _GIVEN = "dml.run.given.take"  # it returns what the user's own Python gave to dml.train or dml.load
+_LIGHTNINGS_CALLBACKS = tuple(
+    f"pytorch_lightning.callbacks.{name}"
+    for name in ("DeviceStatsMonitor", "EarlyStopping", "LearningRateMonitor", "Timer")
+)
 
 KNOWN = {
     "adapter": ("dml.models.adapters.*",),
     "audit": ("dml.evaluation.audit.findings.AuditSettings",),
-    "callbacks": (
-        "dml.training.callbacks.*.*",
-        "pytorch_lightning.callbacks.DeviceStatsMonitor",
-        "pytorch_lightning.callbacks.EarlyStopping",
-        "pytorch_lightning.callbacks.LearningRateMonitor",
-        "pytorch_lightning.callbacks.Timer",
-    ),
+    "callbacks": ("dml.training.callbacks.*.*", *_LIGHTNINGS_CALLBACKS),
     "dataset": (_READER, "dml.run.given.take_table"),
     "distill": ("dml.losses.*.*",),
     "evaluation": ("dml.evaluation.Metric", _READER),
@@ -58,20 +56,14 @@ KNOWN = {
     ),
     "optimizer": (_GIVEN, "dml.training.optimizers.optimizer_by_role", "torch.optim.*"),
     "recurrent": ("dml.models.recurrent.*",),
-    "sampler": (
-        _GIVEN,
-        "dml.samplers.*.*",
-    ),
+    "sampler": (_GIVEN, "dml.samplers.*.*"),
     "scheduler": ("torch.optim.lr_scheduler.*",),
     "sweep": ("optuna.pruners.MedianPruner",),
     "trainer": (
         "datetime.timedelta",
         "dml.training.hardware.slurm",
         "pytorch_lightning.Trainer",
-        "pytorch_lightning.callbacks.DeviceStatsMonitor",
-        "pytorch_lightning.callbacks.EarlyStopping",
-        "pytorch_lightning.callbacks.LearningRateMonitor",
-        "pytorch_lightning.callbacks.Timer",
+        *_LIGHTNINGS_CALLBACKS,
         "pytorch_lightning.strategies.DDPStrategy",
     ),
     "transform": (
@@ -164,10 +156,6 @@ def unknown_targets(config: Any, path: str = "") -> Iterator[Unknown]:
     [Unknown(path='loss._target_', value='torch.load')]
 
     A text that is still an interpolation after all were resolved counts too: building would resolve it.
-
-    Args:
-        config: nested mappings, lists and plain values, with interpolations resolved.
-        path: dotted key of ``config``.
     """
     if isinstance(config, Mapping):
         yield from _unknown_arguments(config, path)

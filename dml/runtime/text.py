@@ -50,15 +50,10 @@ def in_markup(text: object) -> str:
 
 
 def format_count(number: int, noun: str, plural: str = "") -> str:
-    """Return a number and its noun.
+    """Return a number and its noun; without a plural, it adds an s.
 
     >>> format_count(1, "class", "classes"), format_count(2000, "image")
     ('1 class', '2,000 images')
-
-    Args:
-        number: number of things.
-        noun: name of one of them.
-        plural: name of several of them; "" adds an s.
     """
     return f"1 {noun}" if number == 1 else f"{number:,} {plural or f'{noun}s'}"
 
@@ -89,12 +84,7 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], right: 
 
 
 def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
-    """Write rows, the header first, to a CSV file in one step: the file is never seen half written.
-
-    Args:
-        path: file to write or to replace; a missing folder is made.
-        rows: cells of each row, in the order of the columns.
-    """
+    """Write rows, the header first, to a CSV file in one step: the file is never seen half written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows(rows)
@@ -154,11 +144,7 @@ class ProgressMeter:
         self.last_line += seconds
 
     def line(self, left: int) -> str:
-        """Return a line of progress: the images a second since the last line, and the estimated time left.
-
-        Args:
-            left: number of units of work that aren't finished.
-        """
+        """Return a line of progress: the images a second since the last line, and the time that the units left take."""
         now = self.clock()
         speed = self.images / max(now - self.last_line, 1e-9)
         seconds = left * (now - self.began) / max(1, self.done)
