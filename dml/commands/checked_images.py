@@ -1,6 +1,7 @@
 """What the commands that look at a data set as it is have in common: its part, the check of its images, a network."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -126,18 +127,10 @@ class AuditNetwork:
     def embed(self, settings: Settings, table: ImageTable, folder: CacheFolder) -> Tensor:
         """Return the L2-normalized embeddings (N, D) of images; the features of the backbone are kept in the folder."""
         source = FeatureSource(settings, self.model_config, self.model, folder)
-        embeddings: Tensor | None = None
-        for splits in GROUPS:
-            rows = table.rows(*splits)
-            if not len(rows):
-                continue
-            part = table.take(rows)
-            embedded = self._embed_by_heads(source, part) if self.is_trained else source.load_raw(part)
-            if embeddings is None:
-                embeddings = torch.empty(len(table), embedded.shape[1])
-            embeddings[torch.from_numpy(rows)] = embedded
-        assert embeddings is not None
-        return embeddings
+        embed = partial(self._embed_by_heads, source) if self.is_trained else source.load_raw
+        rows = [part for splits in GROUPS if len(part := table.rows(*splits))]
+        embeddings = torch.cat([embed(table.take(part)) for part in rows])
+        return embeddings[torch.from_numpy(np.argsort(np.concatenate(rows)))]
 
     @torch.no_grad()
     def _embed_by_heads(self, source: FeatureSource, table: ImageTable) -> Tensor:

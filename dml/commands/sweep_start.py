@@ -37,8 +37,7 @@ class SweepStart(Callback):
                 library = config.hydra.runtime.choices[f"hydra/{group}"].partition("_")[0]
                 if library in LIBRARIES:
                     check_installed(library, extra=library)
-        if "optuna" in str(config.hydra.sweeper._target_) and config.hydra.job.config_name == "train":
-            with one_line_errors(bool(config.debug)):
+            if "optuna" in str(config.hydra.sweeper._target_) and config.hydra.job.config_name == "train":
                 from dml.commands.training_checks import check_search  # it imports torch
 
                 overrides = [*search_path_overrides(config.hydra), *list_first_values(config.hydra)]

@@ -131,7 +131,10 @@ def is_known(target: Any, part: str) -> bool:
         return pattern == target or _is_defined_there(target)
     module = target.rpartition(".")[0]
     base = BASES.get(module) or BASES.get(module.partition(".")[0])
-    return _is_defined_there(target) if base is None else _is_subclass(target, base)
+    if base is None:
+        return _is_defined_there(target)
+    named, base_class = import_object(target), import_object(base)
+    return isinstance(named, type) and isinstance(base_class, type) and issubclass(named, base_class)
 
 
 def _matches(target: str, name: str) -> bool:
@@ -142,11 +145,6 @@ def _is_defined_there(target: str) -> bool:
     """Tell whether a module defines the class or function of a dotted name; what it imports doesn't count."""
     named = import_object(target)
     return (isinstance(named, type) or isfunction(named)) and named.__module__ == target.rpartition(".")[0]
-
-
-def _is_subclass(target: str, base: str) -> bool:
-    named, base_class = import_object(target), import_object(base)
-    return isinstance(named, type) and isinstance(base_class, type) and issubclass(named, base_class)
 
 
 def unknown_targets(config: Any, path: str = "") -> Iterator[Unknown]:
