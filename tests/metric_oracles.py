@@ -42,6 +42,11 @@ def map_at_k(relevant: list[bool], k: int) -> float:
     return sum(hits) / min(k, sum(relevant))
 
 
+def mp_at_k(relevant: list[bool], k: int) -> float:
+    depth = min(k, max(place for place, hit in enumerate(relevant, 1) if hit))
+    return sum(relevant[:depth]) / depth
+
+
 def r_precision(relevant: list[bool]) -> float:
     return precision(relevant, sum(relevant))
 

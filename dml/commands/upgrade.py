@@ -98,6 +98,8 @@ def _upgrade(options: Namespace, path: Path) -> None:
             print_line(f"{name}: from now on queries are of the model {model.fingerprint}, {note}")
     if options.dry_run:
         return
+    if options.first and (has_begun or not index.adapter):
+        print_line(f"--first {printable(options.first)}: without effect, as no adapter was written now")
     replace_in_parts(index, model, path, **embedding)
     index.write(path)
     print_line(f"{name}: {len(index):,} images, all embedded again by the model {model.fingerprint}")

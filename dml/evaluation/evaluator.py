@@ -48,7 +48,7 @@ def evaluate(
 
     - level{i}/recall@{k}, ap, map@r, r_precision, and on request trapezoid_ap, mmp5: `dml.metrics.binary`; AP is over
       the whole ranking.
-    - level{i}/map@{k}, if `metrics` names it, such as "map@1000": `dml.metrics.binary.map_at_k`.
+    - level{i}/map@{k} and mp@{k}, if `metrics` names them: `dml.metrics.binary.map_at_k`, `mp_at_k`.
     - h_ap, ndcg, asi: `dml.metrics.graded`, over the whole ranking.
     - sum_wap, only if `metrics` names it: the sum of the levels' AP of each query, weighted by `level_weights`
       (HAPPIER's weighted sum), computed as the H-AP that it is.

@@ -165,7 +165,6 @@ class Positives:
         self.depth: int = queries.shape[1]
         labels = queries if gallery is None else gallery
         has_item, items = excluded >= 0, np.maximum(excluded, 0)
-        self._excluded = [[item for item in row if item >= 0] for row in excluded.tolist()]
         self._order, self._bounds, self._counts = list[Integers](), list[Integers](), list[Integers]()
         for level in range(self.depth):
             # an item is in the order once for each of its labels, and a query has bounds there for each of its own
@@ -231,7 +230,9 @@ class Positives:
                     row[items] = self.depth - level
                 else:
                     row[items] |= 1 << level
-            row[self._excluded[query]] = 0
+        excluded = self.excluded[queries.start : queries.stop]
+        rows, columns = np.nonzero(excluded >= 0)
+        codes[rows, excluded[rows, columns]] = 0
         if self.is_tree:
             return self._counts[-1][queries.start : queries.stop]  # those that share any level
         return np.array([np.count_nonzero(row) for row in codes])

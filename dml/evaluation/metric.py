@@ -16,6 +16,7 @@ from dml.metrics.binary import (
     map_at_k,
     map_at_r,
     mmp_at_5,
+    mp_at_k,
     r_precision,
     recall_at_k,
     trapezoid_ap,
@@ -111,7 +112,12 @@ class Metric:
             object.__setattr__(self, "kind", Kind(self.kind))  # a YAML file gives the kind as a string
         except ValueError:
             raise InputError(f"metric {self.name}: kind = {self.kind!r}, expected one of {', '.join(Kind)}") from None
-        if not self.name or "/" in self.name or re.search(r"(?<!^map)@\d+$", self.name) or self.name in RESERVED_NAMES:
+        if (
+            not self.name
+            or "/" in self.name
+            or re.search(r"(?<!^map)(?<!^mp)@\d+$", self.name)
+            or self.name in RESERVED_NAMES
+        ):
             raise InputError(
                 f"metric {self.name!r}: a name must not be empty, hold a /, end in @ and a number, or be one of "
                 f"{', '.join(RESERVED_NAMES)}"
@@ -201,9 +207,10 @@ METRICS_BY_NAME = {metric.name: metric for metric in METRICS}
 
 
 def find_packaged(name: str) -> Metric | None:
-    """Return the metric of a name of `METRICS`, or of map@ and any k, such as map@1000; None if there is none."""
-    if found := re.fullmatch(r"map@([1-9]\d*)", name):
-        return Metric(name, f"mAP@{found[1]}", Kind.LEVEL, partial(map_at_k, k=int(found[1])), is_default=False)
+    """Return the metric of a name of `METRICS`, or of map@ or mp@ and any k, as map@1000; None if there is none."""
+    if named := re.fullmatch(r"(map|mp)@([1-9]\d*)", name):
+        label, function = {"map": ("mAP", map_at_k), "mp": ("mP", mp_at_k)}[named[1]]
+        return Metric(name, f"{label}@{named[2]}", Kind.LEVEL, partial(function, k=int(named[2])), is_default=False)
     return METRICS_BY_NAME.get(name)
 
 
@@ -230,7 +237,7 @@ class MetricConfig:
             distance; 0 ranks by cosine.
         memory: bytes that the distances of one block of queries may take. A block has at least 64 queries, or as many
             as 2^23 distances if the gallery has more than 131,072 items. Rankings of all items on a GPU take 4 times
-            as much.
+            as much, or an eighth of its memory if that is more.
 
     Raises:
         InputError: if a metric is unknown, two metrics share a name, a custom metric has the name of a packaged one,
@@ -282,7 +289,9 @@ class MetricConfig:
             if find_packaged(entry) is None:
                 family = entry.rpartition("/")[2].partition("@")[0]
                 meant = f"is it {family}, whose k recall_at says? " if family in METRICS_BY_NAME else ""
-                raise InputError(f"metrics = {entry!r}: {meant}expected some of {', '.join(METRICS_BY_NAME)}, map@K")
+                raise InputError(
+                    f"metrics = {entry!r}: {meant}expected some of {', '.join(METRICS_BY_NAME)}, map@K, mp@K"
+                )
 
     def _check_names(self) -> None:
         """Make sure that names tell the metrics apart."""

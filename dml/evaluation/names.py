@@ -130,7 +130,7 @@ class MetricName:
 
     @property
     def _at_k(self) -> re.Match[str] | None:
-        return re.fullmatch(r"(?!map@)(.+)@([1-9]\d*)", self.metric.rpartition("/")[2])
+        return re.fullmatch(r"(?!map@|mp@)(.+)@([1-9]\d*)", self.metric.rpartition("/")[2])
 
 
 def full_metric_name(name: str, custom: Container[str] = ()) -> str:
@@ -335,25 +335,31 @@ def are_heads(names: Sequence[str], heads: Iterable[str]) -> bool:
 
 def choose_first_metric(metrics: Mapping[str, Any]) -> str | None:
     """Return the name of the metric that stands first in `summary_table`; None without any."""
-    names = [f"level0/{name}" for name in choose_level_metrics(metrics)] + choose_joint_metrics(metrics)
+    of_first_level = _list_level_metrics(metrics)
+    names = [of_first_level[name] for name in choose_level_metrics(metrics)] + choose_joint_metrics(metrics)
     return names[0] if names else None
 
 
 def choose_level_metrics(metrics: Mapping[str, Any], custom: Sequence[Metric] = ()) -> list[str]:
-    """Return metrics that fit 80 columns: up to four of recall@k, then the user's metrics, then map@r, nmi and ap.
+    """Return metrics that fit 80 columns: up to four of recall@k, the user's metrics, map@r, map@k, mmp5, nmi and ap.
 
     Without any of these they are the first six of a level.
     """
-    names = [
-        name.removeprefix("level0/")
-        for name, value in metrics.items()
-        if name.startswith("level0/") and is_joint_metric(name, value)
-    ]
+    names = [*_list_level_metrics(metrics)]
     recalls = [name for name in names if name.startswith("recall@")][:4]
     custom_names = {metric.name for metric in custom}
     more = [name for name in names if MetricName.parse(name).family in custom_names]
-    more += [name for name in ("map@r", "nmi", "ap") if name in names]
-    return recalls + more[: 6 - len(recalls)] or names[:6]
+    more += [name for start in ("map@r", "map@", "mmp5", "nmi", "ap") for name in names if name.startswith(start)]
+    return recalls + [*dict.fromkeys(more)][: 6 - len(recalls)] or names[:6]
+
+
+def _list_level_metrics(metrics: Mapping[str, Any]) -> dict[str, str]:
+    """Return {metric: its name at the first level that has it}; some benchmarks have no metrics at level 0."""
+    names: dict[str, str] = {}
+    for name, value in metrics.items():
+        if re.match(r"level\d+/", name) and is_joint_metric(name, value):
+            names.setdefault(name.partition("/")[2], name)
+    return names
 
 
 def choose_joint_metrics(metrics: Mapping[str, Any]) -> list[str]:

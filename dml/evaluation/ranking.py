@@ -27,8 +27,11 @@ from dml.retrieval.search import Search
 from dml.runtime.errors import InputError
 
 SORT_FACTOR = 4
-"""Blocks whose distances are sorted on a device are smaller by this factor. Sorting and all that follows takes 16 times
-the memory of the distances, so such a block takes 4 times `MetricConfig.memory`: a GPU needs large blocks."""
+"""Blocks whose items are all ranked on a device are smaller by this factor: that takes up to 16 times the memory of the
+distances, so such a block takes 4 times `MetricConfig.memory`. It isn't smaller than what `GPU_SHARE` allows."""
+
+GPU_SHARE = 1 / 8
+"""The share of a GPU's memory that such a block may take, as small blocks let it wait for its host."""
 
 MOST_SEARCHED = 512
 """The largest number of nearest items that are searched for, which takes less than half of the time of all ranks."""
@@ -110,12 +113,10 @@ class Ranking:
             similarities, neighbors = search(self.queries.query_vectors(slice(block.start, block.stop)), block.start)
             labels = self.queries.labels[block.start : block.stop]
             is_same_by_level = [
-                torch.from_numpy(related(labels[:, level], self.gallery.labels[:, level][neighbors]))
+                torch.from_numpy(related(labels[:, level], self.gallery.labels[:, level][neighbors.numpy()]))
                 for level in range(self.positives.depth)
             ]
-            yield self._score_nearest(
-                block, is_same_by_level, torch.from_numpy(neighbors), torch.from_numpy(similarities)
-            )
+            yield self._score_nearest(block, is_same_by_level, neighbors, similarities)
 
     def _rank_by_top_k(self, rows: range, size: int) -> Iterator[Block]:
         gallery = Gallery(self.gallery.gallery_vectors())
@@ -162,11 +163,18 @@ class Ranking:
     def _rank_by_sort(self, rows: range, size: int) -> Iterator[Block]:
         gallery = Gallery(self.gallery.gallery_vectors())
         labels, gallery_labels = self._copy_labels_to_device()
-        for block in _split_range(rows, max(size // SORT_FACTOR, 1)):
+        for block in _split_range(rows, self._count_ranked_together(size)):
             distances = self._compute_distances(gallery, block)
             nearer = self._select_nearer(block)
             ranked = rank_block(distances, labels[block.start : block.stop], gallery_labels, self.neighbors, nearer)
             yield self._score_ranking(block, distances, ranked)
+
+    def _count_ranked_together(self, size: int) -> int:
+        """Return how many of the ``size`` queries of a block are ranked at a time on a device."""
+        device = self.gallery.embeddings.device
+        total = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
+        allowed = int(GPU_SHARE * total) // (64 * len(self.gallery.labels))
+        return max(size // SORT_FACTOR, min(size, allowed), 1)
 
     def _select_nearer(self, block: range) -> npt.NDArray[np.int64] | None:
         return None if self.nearer is None else (rows := self.nearer[block.start : block.stop])[rows >= 0]

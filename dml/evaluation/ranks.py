@@ -12,7 +12,7 @@ from dml.evaluation.metric import Kind, MetricConfig
 from dml.metrics.binary import count_positives, pad_ranks
 from dml.metrics.graded import GradedRanks
 from dml.ops.pairs import related
-from dml.retrieval.gallery import nearest, sort_with_ties
+from dml.retrieval.gallery import k_nearest, nearest, sort_with_ties
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
@@ -204,19 +204,27 @@ def _rank_chosen(distances: npt.NDArray[np.float32], positives: Positives, first
     return ChosenRanks(*map(np.concatenate, zip(*parts, strict=True)))
 
 
+MOST_COUNTED = 0.3
+"""The largest share of chosen items for which `_rank_by_search` sorts so much less than the whole row that it pays."""
+
+SPREAD = 64
+"""The number of counters of a row for the items behind all chosen ones: the threads of a GPU wait for a single one."""
+
+
 def rank_block(
     distances: Tensor, query_labels: Tensor, gallery_labels: Tensor, k: int, nearer: Integers | None = None
 ) -> Rankings:
-    """Rank the gallery by one stable sort on any device, see `rank_rows`. (Q, G), (Q, L), (G, L) -> `Rankings`
+    """Rank the gallery on any device, as `rank_rows` does. (Q, G), (Q, L), (G, L) -> `Rankings`
 
     An item at distance infinity is not in the ranking.
     """
     bits = _mark_shared(distances, query_labels, gallery_labels)
-    _, order = sort_with_ties(distances)
-    bits_in_order = bits.gather(1, order)
-    # What follows takes the positives alone, out of all items.
-    rows, columns = bits_in_order.nonzero(as_tuple=True)
-    positive_bits, ranks = bits_in_order[rows, columns], columns + 1
+    numbers = bits.count_nonzero(dim=1)
+    if numbers.max() > MOST_COUNTED * bits.shape[1]:
+        rows, positive_bits, ranks, neighbors = _rank_by_sorting(distances, bits)
+    else:
+        rows, positive_bits, ranks = _rank_by_search(distances, bits, numbers)
+        neighbors = k_nearest(distances, k, rows_at_once=len(distances))[1]
     ranks = ranks if nearer is None else ranks + torch.from_numpy(nearer).to(ranks.device)
     same = [(positive_bits >> level) & 1 for level in range(query_labels.shape[1])]
     levels = torch.stack(same).sum(dim=0)
@@ -226,10 +234,43 @@ def rank_block(
         return _with_a_column(pad_ranks(rows[places], ranks[places], len(distances)))
 
     by_level = tuple(select(is_same) for is_same in same)
-    numbers = range(1, len(same) + 1)
-    at_least = [select(levels >= number) for number in numbers]
-    exactly = [*(select(levels == number) for number in numbers[:-1]), at_least[-1]]
-    return Rankings(by_level, GradedRanks(exactly, at_least), order[:, :k])
+    thresholds = range(1, len(same) + 1)
+    at_least = [select(levels >= number) for number in thresholds]
+    exactly = [*(select(levels == number) for number in thresholds[:-1]), at_least[-1]]
+    return Rankings(by_level, GradedRanks(exactly, at_least), neighbors[:, :k])
+
+
+def _rank_by_sorting(distances: Tensor, bits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Rank the items (Q, G) whose bits are set -> their rows, bits and ranks (P,), row by row, and the order of all."""
+    _, order = sort_with_ties(distances)
+    bits_in_order = bits.gather(1, order)
+    rows, columns = bits_in_order.nonzero(as_tuple=True)
+    return rows, bits_in_order[rows, columns], columns + 1, order
+
+
+def _rank_by_search(distances: Tensor, bits: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rank the items (Q, G) whose bits aren't 0, (Q,) of each row -> their rows, bits and ranks (P,), row by row.
+
+    Only they are sorted. Each item of a row is searched for among them, and the items between two of them are counted.
+    """
+    # A key is a distance with the item's index behind it, so that no two are equal; see `_make_keys` for the distance.
+    keys = (distances + 0).view(torch.int32)
+    keys = (keys ^ ((keys >> 31) & LAST)).long() << 32
+    keys |= torch.arange(keys.shape[1], device=keys.device)
+    rows, columns = bits.nonzero(as_tuple=True)
+    places = torch.arange(len(rows), device=rows.device) - (numbers.cumsum(0) - numbers)[rows]
+    width = int(numbers.max())
+    chosen = keys.new_full((len(keys), width), torch.iinfo(keys.dtype).max)
+    chosen[rows, places] = keys[rows, columns]
+    chosen = chosen.sort(dim=1).values
+    bins = torch.searchsorted(chosen, keys)
+    behind = width + torch.arange(keys.shape[1], device=keys.device) % SPREAD
+    bins = torch.where(bins < numbers[:, None], bins, behind)
+    counts = bins.new_zeros((len(keys), width + SPREAD), dtype=torch.int32)
+    counts.scatter_add_(1, bins, counts.new_ones(1).expand_as(bins))
+    is_chosen = torch.arange(width, device=keys.device) < numbers[:, None]
+    items = chosen[is_chosen] & (2**32 - 1)
+    return rows, bits[rows, items], counts[:, :width].cumsum(dim=1)[is_chosen]
 
 
 def _mark_shared(distances: Tensor, query_labels: Tensor, gallery_labels: Tensor) -> Tensor:

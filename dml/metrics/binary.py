@@ -84,6 +84,19 @@ def map_at_k(ranks: Tensor, k: int) -> Tensor:
     return (precisions(ranks) * (ranks <= k)).sum(dim=1) / count_positives(ranks).clamp(max=k)
 
 
+def mp_at_k(ranks: Tensor, k: int) -> Tensor:
+    """Compute the share of positives among the min(k, rank of the last positive) nearest. (Q, P) -> (Q,) float64
+
+    The mean is mP@k of ROxford5k and RParis6k (revisitop's code). A query without positives gives NaN.
+
+    >>> mp_at_k(torch.tensor([[1.0, 4.0], [2.0, torch.inf]]), k=10).tolist()
+    [0.5, 0.5]
+    """
+    last = ranks.where(ranks < torch.inf, 0).max(dim=1).values if ranks.shape[1] else ranks.new_zeros(len(ranks))
+    depth = last.clamp(max=k).double()
+    return (ranks <= depth[:, None]).sum(dim=1) / depth
+
+
 def trapezoid_ap(ranks: Tensor) -> Tensor:
     """Compute the area below the curve of precision and recall by trapezoids. (Q, P) -> (Q,) float64
 

@@ -77,6 +77,8 @@ def metric_table(
         table.add_column(Text(label), justify="right", no_wrap=True, min_width=max(len(label), NUMBER_WIDTH))
     for i, level in enumerate(levels or [""]):
         prefix = f"level{i}/" if levels else ""
+        if not any(prefix + metric in values for values in rows.values() for metric in metrics):
+            continue
         for j, (name, values) in enumerate(rows.items()):
             head = [level if j == 0 else ""] if len(levels) > 1 else []
             cells = (_format_cell(values.get(prefix + metric), described[metric]) for metric in metrics)

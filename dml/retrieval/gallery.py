@@ -30,7 +30,7 @@ class Gallery:
 
     def __init__(self, rows: Tensor) -> None:
         self.rows = rows
-        originals = _originals(rows.cpu().numpy())
+        originals = _originals(rows)
         copies = np.flatnonzero(originals != np.arange(len(rows)))
         self._copies = torch.from_numpy(copies).to(rows.device)
         self._originals = torch.from_numpy(originals[copies]).to(rows.device)
@@ -63,30 +63,30 @@ class Gallery:
             np.matmul((-queries).numpy(), self.rows.numpy().T, out=distances.numpy())
         if len(self._copies):
             distances[:, self._copies] = distances[:, self._originals]
-        if excluded is not None:
-            rows, columns = (excluded >= 0).nonzero(as_tuple=True)
-            distances[rows, excluded[rows, columns]] = torch.inf
+        if excluded is not None:  # without finding out which are -1, for which a GPU would have to be waited for
+            raised = torch.where(excluded >= 0, torch.inf, -torch.inf).to(distances)
+            distances.scatter_reduce_(1, excluded.clamp(min=0), raised, "amax")
         return distances
 
 
-def _originals(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+def _originals(rows: Tensor) -> npt.NDArray[np.int64]:
     """Find for each row the first row that is equal to it. (G, D) -> (G,)"""
-    hashes = np.empty(len(rows), dtype=np.int32)
-    for start in range(0, len(rows), HASHED_ROWS):
-        block = slice(start, start + HASHED_ROWS)
-        hashes[block] = np.bitwise_xor.reduce(_remove_signs_of_zeros(rows[block]).view(np.int32), axis=1)
-    _, inverse, counts = np.unique(hashes, return_inverse=True, return_counts=True)
+    factors = np.random.default_rng(0).integers(2**31, size=rows.shape[1])  # the sums of integers below are exact
+    on_device = torch.from_numpy(factors).to(rows.device)
+    hashes = torch.cat([(_get_bits(part) * on_device).sum(dim=1) for part in torch.split(rows, HASHED_ROWS)])
+    _, inverse, counts = torch.unique(hashes, return_inverse=True, return_counts=True)
+    suspects = (counts[inverse] > 1).nonzero().flatten()  # few, unless many rows are copies
     originals = np.arange(len(rows))
     first_indices: dict[bytes, int] = {}
-    for index in np.flatnonzero(counts[inverse] > 1).tolist():  # few, unless many rows are copies
-        digest = blake2b(_remove_signs_of_zeros(rows[index]).tobytes(), digest_size=16).digest()
+    for index, bits in zip(suspects.tolist(), _get_bits(rows[suspects]).cpu().numpy(), strict=True):
+        digest = blake2b(bits.tobytes(), digest_size=16).digest()
         originals[index] = first_indices.setdefault(digest, index)
     return originals
 
 
-def _remove_signs_of_zeros(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Return a copy of rows in which -0 is 0, so that equal rows have the same bits."""
-    return rows + np.float32(0)
+def _get_bits(rows: Tensor) -> Tensor:
+    """Return the bits of float32 numbers as integers; -0 has those of 0, so that equal rows have the same bits."""
+    return (rows + 0).view(torch.int32)
 
 
 @contextmanager

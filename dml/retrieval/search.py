@@ -131,7 +131,7 @@ def search_with_ties(
 
 
 def nearest_neighbors(
-    query: Embeddings, k: int, gallery: Embeddings | None = None, *, batch: int = 16_384
+    query: Embeddings, k: int, gallery: Embeddings | None = None, *, batch: int = 16_384, on_device: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Find each query's k nearest neighbors by dot product, exactly, in float32.
 
@@ -148,10 +148,11 @@ def nearest_neighbors(
         k: number of neighbors of each query.
         gallery: (G, D) embeddings; None searches among the queries, where each query is excluded from its neighbors.
         batch: number of queries that are searched at a time; besides inputs and result the memory is O(batch k).
+        on_device: whether the result stays on the device of the queries.
 
     Returns:
-        Scores (Q, k') float32, which are dot products, and indices (Q, k') int64, best first, on CPU. k' is min(k, G),
-        or min(k, Q - 1) without a gallery.
+        Scores (Q, k') float32, which are dot products, and indices (Q, k') int64, best first, on CPU unless they stay
+        on a device. k' is min(k, G), or min(k, Q - 1) without a gallery.
 
     Raises:
         InputError: if an embedding isn't finite, the sizes D differ, k is below 1, or there is a single query and no
@@ -168,12 +169,13 @@ def nearest_neighbors(
         raise InputError("query: 1 embedding and no gallery, at least 2 are needed")
     query_indices = np.arange(len(queries), dtype=np.int64)[:, None]
     search = (BlockSearch if queries.is_cuda else Search)(items, int(k), query_indices if gallery is None else None)
-    scores = np.empty((len(queries), search.k), dtype=np.float32)
-    indices = np.empty((len(queries), search.k), dtype=np.int64)
+    device = queries.device if on_device else torch.device("cpu")
+    scores = torch.empty((len(queries), search.k), device=device)
+    indices = torch.empty((len(queries), search.k), dtype=torch.int64, device=device)
     for start in range(0, len(queries), batch):
         rows = slice(start, start + batch)
         scores[rows], indices[rows] = search(queries[rows], start)
-    return torch.from_numpy(scores), torch.from_numpy(indices)
+    return scores, indices
 
 
 class BlockSearch:
@@ -195,7 +197,7 @@ class BlockSearch:
         self.max_excluded = 0 if excluded is None else excluded.shape[1]
         self.k = min(k, len(rows) - self.max_excluded)
 
-    def __call__(self, queries: Tensor, first: int = 0) -> tuple[Floats, Integers]:
+    def __call__(self, queries: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
         """Search the neighbors of some of the queries.
 
         Args:
@@ -203,7 +205,7 @@ class BlockSearch:
             first: index of the first of them among all queries, for ``excluded``.
 
         Returns:
-            Scores (B, k), which are dot products, and indices (B, k), best first.
+            Scores (B, k), which are dot products, and indices (B, k), best first, on the device of the queries.
 
         Raises:
             InputError: if a dot product overflows float32.
@@ -211,7 +213,7 @@ class BlockSearch:
         size = max(1, MEMORY // (4 * len(self.gallery)))
         starts = range(0, len(queries), size)
         parts = [self._search_block(queries[start : start + size], first + start) for start in starts]
-        distances, indices = (torch.cat(column).cpu().numpy() for column in zip(*parts, strict=True))
+        distances, indices = (torch.cat(column) for column in zip(*parts, strict=True))
         check_products(distances, indices)
         return 0 - distances, indices  # unlike -distances, this never gives -0
 
@@ -244,7 +246,7 @@ class Search(BlockSearch):
             index.add(rows.numpy())
             self._gpu_copy = copy_to_gpus(index)
 
-    def __call__(self, queries: Tensor, first: int = 0) -> tuple[Floats, Integers]:
+    def __call__(self, queries: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
         """Search the neighbors of some of the queries, see `BlockSearch`."""
         knn: Any = faiss.knn  # unlike an index, knn doesn't copy the gallery
         arrays = queries.numpy(), self.gallery.rows.numpy()
@@ -265,7 +267,7 @@ class Search(BlockSearch):
         for start in range(0, len(rows), BLOCK_SIZE):
             part = rows[start : start + BLOCK_SIZE]
             scores[part], indices[part] = self._rank_all(queries[part], first + part)
-        return scores, indices
+        return torch.from_numpy(scores), torch.from_numpy(indices)
 
     def _rank_all(self, queries: Tensor, query_indices: Integers) -> tuple[Floats, Integers]:
         """Find neighbors from the distances to all items, without FAISS. (B, D), (B,) -> (B, k), (B, k)"""
@@ -275,13 +277,13 @@ class Search(BlockSearch):
         return 0 - np.take_along_axis(distances, indices, axis=1), indices  # unlike -distances, never -0
 
 
-def check_products(scores: Floats, indices: Integers) -> None:
-    """Make sure that the neighbors (Q, k) of a search have scores that are numbers.
+def check_products(scores: Any, indices: Any) -> None:
+    """Make sure that the neighbors (Q, k) of a search have scores that are numbers, in arrays or tensors.
 
     Raises:
         InputError: if a dot product overflows float32.
     """
-    if (indices < 0).any() or not np.isfinite(scores).all():  # FAISS gives -1 where a score isn't a number
+    if (indices < 0).any() or not (abs(scores) < np.inf).all():  # FAISS gives -1 where a score isn't a number
         raise InputError("the dot products overflow float32: scale the embeddings down, or to unit length")
 
 

@@ -66,7 +66,7 @@ def key(**facts: Any) -> Any:
 
 
 def added_key(default: Any, **facts: Any) -> Any:
-    """Declare a key that a file of the user's own, such as one of ``conf/dataset``, may lack."""
+    """Declare a key that a run of an older version, or a file of ``conf/dataset`` of the user's own, may lack."""
     return field(default=default, metadata={"key": Key(**facts)}, kw_only=True)
 
 
@@ -88,7 +88,7 @@ class DataSettings:
     max_pixels: Count = key()
     max_list_bytes: Count = key()
     background: str = key(formerly="none")
-    box_margin: Annotated[float, Ge(0)] = key()
+    box_margin: Annotated[float, Ge(0)] = added_key(0.0)
     eval_batch_size: Count = key()
     pin_memory: bool | Literal["auto"] = key()
     cache: str | None = key(is_path=True)

@@ -2,11 +2,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dml.evaluation.ranks import FEW, rank_chosen
+from dml.evaluation.ranks import FEW, _rank_by_search, _rank_by_sorting, rank_chosen
 from dml.retrieval.gallery import nearest
 
 
@@ -26,6 +27,12 @@ def assert_ranked(distances: Any, codes: Any) -> None:
     assert chosen.ranks.tolist() == [rank for rank, _ in found]
     assert chosen.codes.tolist() == [code for _, code in found]
     assert chosen.numbers.tolist() == numbers.tolist()
+    bits, on_device = torch.from_numpy(codes.astype(np.int64)), torch.from_numpy(distances)
+    ways = (_rank_by_sorting(on_device, bits)[:3], _rank_by_search(on_device, bits, bits.count_nonzero(dim=1)))
+    for rows, row_bits, ranks in ways:  # tensor functions, here on CPU
+        assert rows.tolist() == np.repeat(np.arange(len(codes)), numbers).tolist()
+        assert row_bits.tolist() == chosen.codes.tolist()
+        assert ranks.tolist() == chosen.ranks.tolist()
 
 
 def draw_codes(rng: Any, shares: Any, items: int, largest: int) -> Any:

@@ -338,7 +338,11 @@ def test_a_killed_upgrade_leaves_one_space_and_goes_on(
 
 @pytest.mark.pipeline
 def test_finished_parts_are_not_embedded_again(
-    models: tuple[ImageEmbedder, ImageEmbedder], index: dml.Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    models: tuple[ImageEmbedder, ImageEmbedder],
+    index: dml.Index,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(embedding_files, "PART_SIZE", 4)
     saved, path = models[1].save_pretrained(tmp_path / "new"), index.save(tmp_path / "index")
@@ -348,7 +352,9 @@ def test_finished_parts_are_not_embedded_again(
     embed_batch = ImageEmbedder.embed_batch
     monkeypatch.setattr(ImageEmbedder, "embed_batch", lambda *a, **o: embedded.append(1) or embed_batch(*a, **o))
     assert len([*path.glob("replaced-*/*.parquet")]) == 4
-    dispatch(["upgrade", str(path), "--workers", "0"])
+    (tmp_path / "log.txt").write_text(index.items.paths[0])
+    dispatch(["upgrade", str(path), "--workers", "0", "--first", str(tmp_path / "log.txt")])
+    assert "log.txt: without effect, as no adapter was written now" in capfd.readouterr().out
     assert len(embedded) == 2
 
 

@@ -17,6 +17,7 @@ from dml.metrics.binary import (
     map_at_k,
     map_at_r,
     mmp_at_5,
+    mp_at_k,
     positive_ranks,
     r_precision,
     recall_at_k,
@@ -32,6 +33,7 @@ PAIRS: list[tuple[Metric, Callable[[list[bool]], float]]] = [
     (mmp_at_5, oracles.mmp_at_5),
     *[(lambda ranks, k=k: recall_at_k(ranks, k), lambda row, k=k: oracles.recall(row, k)) for k in (1, 3, 50)],
     *[(lambda ranks, k=k: map_at_k(ranks, k), lambda row, k=k: oracles.map_at_k(row, k)) for k in (1, 3, 50)],
+    *[(lambda ranks, k=k: mp_at_k(ranks, k), lambda row, k=k: oracles.mp_at_k(row, k)) for k in (1, 5, 10)],
 ]
 RANKINGS = hnp.arrays(np.bool_, st.tuples(st.integers(0, 6), st.integers(1, 20)))
 
@@ -57,7 +59,8 @@ def test_ranks_are_those_of_the_relevant_items(relevant: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "metric", [average_precision, trapezoid_ap, map_at_r, r_precision, mmp_at_5, partial(map_at_k, k=3)]
+    "metric",
+    [average_precision, trapezoid_ap, map_at_r, r_precision, mmp_at_5, partial(map_at_k, k=3), partial(mp_at_k, k=3)],
 )
 @pytest.mark.parametrize("columns", [0, 3])
 def test_without_positives_there_is_no_value(metric: Metric, columns: int) -> None:
@@ -70,6 +73,12 @@ def test_without_positives_there_is_no_value(metric: Metric, columns: int) -> No
 def test_a_perfect_ranking_scores_one(metric: Metric, oracle: Any) -> None:
     relevant = torch.arange(9) < torch.tensor([[1], [4], [9]])
     assert metric(positive_ranks(relevant)).tolist() == [1, 1, 1]
+
+
+def test_mp_at_k_of_roxford() -> None:
+    """revisitop's mP@1, 5 and 10 of five positives at the ranks 1, 2, 4, 6 and 8, and of three at 1, 3 and 6."""
+    ranks = torch.tensor([[1, 2, 4, 6, 8], [1, 3, 6, torch.inf, torch.inf]])
+    assert [mp_at_k(ranks, k).tolist() for k in (1, 5, 10)] == [[1, 1], [0.6, 0.4], [0.625, 0.5]]
 
 
 def test_padding_changes_nothing() -> None:

@@ -31,6 +31,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory, small_emoji: Path) -> tuple[P
     return old, new
 
 
+def test_the_old_run_may_be_of_a_version_that_lacked_a_key(runs: tuple[Path, Path], here: Here, tmp_path: Path) -> None:
+    old, new = runs
+    checkpoint = torch.load(old / "checkpoints" / "last.ckpt", weights_only=True)
+    del checkpoint["run"]["config"]["data"]["box_margin"]
+    torch.save(checkpoint, tmp_path / "old.ckpt")
+    arguments = [f"checkpoint={new / 'checkpoints' / 'best.ckpt'}", f"evaluation.gallery={tmp_path / 'old.ckpt'}"]
+    here("evaluate", *arguments, f"hydra.run.dir={tmp_path / 'test'}")
+    assert metrics(tmp_path / "test")["gallery_fingerprint"] == metrics(new)["gallery_fingerprint"]
+
+
 def embed(folder: Path) -> tuple[ImageEmbedder, Any, Any]:
     model = dml.load(folder, device="cpu")
     table = read_data_set(model)[1].select_evaluated("test")

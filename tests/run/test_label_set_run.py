@@ -1,12 +1,14 @@
 """Runs on images of several labels, and the test of a run by listed pairs."""
 
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ONE_HEAD, Refused
+import torch
+from conftest import ONE_HEAD, Here, Refused
 from PIL import Image
-from runs import metrics
+from runs import TWO, Ended, last, metrics, run_ranks, stop_at
 
 import dml
 from dml.__main__ import dispatch
@@ -59,6 +61,31 @@ def test_a_run_on_sets_of_labels_and_its_pairs(photos: Path, tmp_path: Path, cap
         assert found[f"pairs/{name}"] == pytest.approx(value, abs=0.05), name
     assert found["pairs"] == 66
     assert (tmp_path / "run" / "report.html").exists()
+
+
+@pytest.mark.parametrize("loss", ["multi_similarity", "rll"])
+def test_a_run_on_sets_of_labels_goes_on_bit_for_bit(photos: Path, tmp_path: Path, here: Here, loss: str) -> None:
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    arguments = [*SHORT, f"dataset.root={photos / 'list.csv'}", f"loss={loss}"]
+    here("train", *arguments, f"hydra.run.dir={whole}")
+    code, _ = stop_at("after a step's metrics are logged", 1, signal.SIGTERM, *arguments, f"hydra.run.dir={stopped}")
+    assert code == 128 + signal.SIGTERM
+    here("train", f"resume={stopped}")
+    expected, resumed = last(whole)["state_dict"], last(stopped)["state_dict"]
+    assert all(torch.equal(weights, resumed[name]) for name, weights in expected.items())
+    assert metrics(stopped) == metrics(whole)
+
+
+@pytest.mark.distributed
+def test_two_processes_train_and_test_on_sets_of_labels(photos: Path, tmp_path: Path, here: Here) -> None:
+    arguments = [*SHORT, f"dataset.root={photos / 'list.csv'}", "loss=multi_similarity"]
+    here("train", *arguments, f"hydra.run.dir={tmp_path / 'one'}")
+    ended = run_ranks(tmp_path, *TWO, *arguments, f"hydra.run.dir={tmp_path / 'two'}")
+    assert ended == [Ended(0, ""), Ended(0, "")]
+    alone, together = metrics(tmp_path / "one"), metrics(tmp_path / "two")
+    assert "level0/map@r" in alone
+    for name in ("level0/recall@1", "level0/map@r", "level0/eer"):
+        assert together[name] == pytest.approx(alone[name], abs=1e-3), name
 
 
 def test_what_needs_single_labels_is_refused_at_the_start(photos: Path, refused: Refused, tmp_path: Path) -> None:
