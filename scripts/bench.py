@@ -30,7 +30,6 @@ from machine import OtherWork, describe_machine
 
 from dml.runtime.errors import InputError
 from dml.runtime.files import write_text
-from dml.runtime.text import replace_between
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "docs" / "benchmarks.json", ROOT / "docs" / "benchmarks.md"
@@ -143,15 +142,22 @@ def _describe_conditions(result: Result) -> str:
 
 
 def write_page(results: Mapping[str, Result]) -> None:
-    """Write what the benchmarks printed between the markers of the page.
+    """Write what the benchmarks printed between the markers of the page."""
+    write_between(PAGE, MARKERS, format_page(results))
+
+
+def write_between(page: Path, markers: tuple[str, str], text: str) -> None:
+    """Replace the lines of a page between two markers, which stay.
 
     Raises:
         InputError: if the page lacks the markers.
     """
-    replaced = replace_between(PAGE.read_text(encoding="utf-8"), MARKERS, format_page(results))
-    if replaced is None:
-        raise InputError(f"{PAGE}: lacks the lines {' and '.join(MARKERS)}")
-    write_text(PAGE, replaced)
+    begin, end = markers
+    before, opened, rest = page.read_text(encoding="utf-8").partition(begin)
+    _, closed, after = rest.partition(end)
+    if not (opened and closed):
+        raise InputError(f"{page}: lacks the lines {' and '.join(markers)}")
+    write_text(page, f"{before}{begin}\n{text}\n{end}{after}")
 
 
 def read_results() -> dict[str, Result]:

@@ -26,12 +26,12 @@ from pathlib import Path
 from time import perf_counter, time
 from typing import Any, NamedTuple
 
+from bench import write_between
 from machine import describe_machine
 from peers.page import MAIN_LOSS, MARKERS, check_agreement, format_page
 from peers.protocol import LOSSES, Job
 
 from dml.runtime.errors import InputError
-from dml.runtime.text import replace_between
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "docs" / "peers.json", ROOT / "docs" / "performance.md"
@@ -199,15 +199,8 @@ def show_run(run: Mapping[str, Any]) -> None:
 
 
 def write_page(measured: Mapping[str, Any], page: Path = PAGE) -> None:
-    """Write the tables between the markers of the page.
-
-    Raises:
-        InputError: if the page lacks the markers.
-    """
-    replaced = replace_between(page.read_text(encoding="utf-8"), MARKERS, format_page(measured))
-    if replaced is None:
-        raise InputError(f"{page}: lacks the lines {' and '.join(MARKERS)}")
-    page.write_text(replaced, encoding="utf-8")
+    """Write the tables between the markers of the page."""
+    write_between(page, MARKERS, format_page(measured))
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:

@@ -67,7 +67,12 @@ def audit(config: DictConfig, _folder: RunFolder, _overrides: list[str]) -> list
     paths = [*dict.fromkeys(table.locations.tolist())]
     shown_paths = make_relative(paths, find_base_folder(settings.dataset.root, table))
     report = AuditReport(
-        facts=_describe_audit(folder.path.name, table, images, network),
+        facts={
+            "Data set": folder.path.name,
+            "Images": f"{len(paths):,}",
+            "Classes": f"{len(np.setdiff1d(images.labels, UNKNOWN)):,}",
+            "Compared by": network.description,
+        },
         images=images,
         findings=findings,
         names=dict(zip(paths, shown_paths, strict=True)),
@@ -91,15 +96,7 @@ def collect_images(
     network: AuditNetwork,
     thresholds: AuditThresholds,
 ) -> AuditedImages:
-    """Embed the images of all splits, each once, and scale them down; both are kept in the cache folder.
-
-    Args:
-        settings: settings of the command.
-        readable: images that can be read.
-        checked: result of the check of each image, by path.
-        folder: folder of the prepared files.
-        network: network that embeds the images.
-        thresholds: the thresholds of the audit.
+    """Embed the readable images of all splits, each once, and scale them down; both are kept in the cache folder.
 
     Raises:
         InputError: if there are fewer than two images.
@@ -151,15 +148,6 @@ def _load_traits(settings: AuditSettings, table: ImageTable, folder: CacheFolder
 
     described = {"traits": {"format": FORMAT, "background": limits.color, **limits.margin}}
     return FeatureCache(folder, warn).load(table, nn.Identity(), described, compute)["traits"]
-
-
-def _describe_audit(name: str, table: ImageTable, images: AuditedImages, network: AuditNetwork) -> dict[str, str]:
-    return {
-        "Data set": name,
-        "Images": f"{len({*table.locations.tolist()}):,}",
-        "Classes": f"{len(np.setdiff1d(images.labels, UNKNOWN)):,}",
-        "Compared by": network.description,
-    }
 
 
 def _print_summary(findings: list[Finding], decided: int, output: Path) -> None:

@@ -1,7 +1,7 @@
 """What the commands that look at a data set as it is have in common: its part, the check of its images, a network."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 import torch
@@ -52,11 +52,7 @@ def check_and_summarize(
 ) -> dict[str, CheckedImage]:
     """Read and decode each image once, and print what the splits hold; ``dml prepare`` and later calls use the results.
 
-    Args:
-        settings: settings of the command.
-        table: the images to check.
-        folder: folder of the prepared files, whose lock is held.
-        whole_table: all images of the data set; only a table of all can be written to ``table.parquet``.
+    The caller holds the lock of the folder. Only a table of the whole data set can be written to ``table.parquet``.
     """
     with progress_bar("verified", len({*table.locations.tolist()})) as advance:
         images = check_images(
@@ -71,14 +67,11 @@ def check_and_summarize(
     dataset = settings.dataset
     is_changed = dataset.corrections or dataset.class_splits or dataset.planted
     if is_whole and not is_changed:
-        write_table(folder, _read_without_folds(settings) if dataset.folds else table, images)
+        # with folds, the splits that its lists give, as dml prepare writes them
+        listed = build_table(replace(settings, dataset=replace(dataset, folds=None))) if dataset.folds else table
+        write_table(folder, listed, images)
     console.print(make_overview_table(table, images))
     return images
-
-
-def _read_without_folds(settings: Settings) -> ImageTable:
-    """Read the data set with the splits that its lists give, as ``dml prepare`` does."""
-    return build_table(replace(settings, dataset=replace(settings.dataset, folds=None)))
 
 
 def take_readable(table: ImageTable, images: dict[str, CheckedImage]) -> ImageTable:
@@ -132,26 +125,12 @@ class AuditNetwork:
     description: str
 
     def embed(self, settings: Settings, table: ImageTable, folder: CacheFolder) -> Tensor:
-        """Return the L2-normalized embeddings (N, D) of images; the features of the backbone are kept in the folder.
-
-        Args:
-            settings: settings of the command, with the data, the transform and the trainer.
-            table: images that can be read.
-            folder: cache folder of the data set.
-        """
+        """Return the L2-normalized embeddings (N, D) of images; the features of the backbone are kept in the folder."""
         source = FeatureSource(settings, self.model_config, self.model, folder)
-        embeddings: Tensor | None = None
-        for splits in GROUPS:
-            rows = table.rows(*splits)
-            if not len(rows):
-                continue
-            part = table.take(rows)
-            embedded = self._embed_by_heads(source, part) if self.is_trained else source.load_raw(part)
-            if embeddings is None:
-                embeddings = torch.empty(len(table), embedded.shape[1])
-            embeddings[torch.from_numpy(rows)] = embedded
-        assert embeddings is not None
-        return embeddings
+        embed = partial(self._embed_by_heads, source) if self.is_trained else source.load_raw
+        rows = [part for splits in GROUPS if len(part := table.rows(*splits))]
+        embeddings = torch.cat([embed(table.take(part)) for part in rows])
+        return embeddings[torch.from_numpy(np.argsort(np.concatenate(rows)))]
 
     @torch.no_grad()
     def _embed_by_heads(self, source: FeatureSource, table: ImageTable) -> Tensor:
@@ -193,8 +172,5 @@ def build_network(config: DictConfig) -> AuditNetwork:
     if not isinstance(trained, EmbeddingModel):
         raise InputError(f"checkpoint={path}: a recurrent network embeds neighborhoods, not images; give another one")
     load_model(trained, path)
-    return AuditNetwork(trained, stage.model, is_trained=True, description=f"the network of {_name_run(path)}")
-
-
-def _name_run(path: Path) -> str:
-    return path.absolute().parents[1].name if path.parent.name == "checkpoints" else path.name
+    name = path.absolute().parents[1].name if path.parent.name == "checkpoints" else path.name
+    return AuditNetwork(trained, stage.model, is_trained=True, description=f"the network of {name}")

@@ -34,13 +34,9 @@ prints the values of a command line. The files in conf/ explain each key.
 
 
 def format_help(command: str, program: str, arguments: Sequence[str], *, shows_all: bool) -> str:
-    """Format the text of ``--help``.
+    """Format the text of ``--help``, with the choices and values of the other arguments.
 
-    Args:
-        command: name of the command, such as "train".
-        program: beginning of the command line, such as "dml train".
-        arguments: arguments beside ``--help``, whose choices and values are shown.
-        shows_all: whether every group and every key is listed.
+    ``program`` is the beginning of the command line, such as "dml train".
     """
     overrides = [argument for argument in arguments if "=" in argument and argument[:1] != "-"]
     with initialize_config_dir(str(CONF), version_base="1.3"):

@@ -3,14 +3,10 @@
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dml.commands.arguments import quote_paths
 from dml.commands.start import import_from_working_folder
 from dml.runtime.errors import suggest
-from dml.runtime.former_keys import rename_override
-from dml.runtime.paths import expand_home
 from dml.runtime.text import printable
 
 if TYPE_CHECKING:
@@ -44,23 +40,6 @@ class CommandParser(argparse.ArgumentParser):
         """Add an option that is a whole number above 0."""
         self.add_argument(
             option, type=positive_number, default=default, metavar="N", help=f"{meaning} (default: %(default)s)"
-        )
-
-    def add_folder(self, option: str, default: str, meaning: str) -> None:
-        """Add an option that is a folder."""
-        self.add_argument(
-            option, type=expand_home, default=Path(default), metavar="FOLDER", help=f"{meaning} (default: %(default)s)"
-        )
-
-    def add_overrides(self, example: str) -> None:
-        """Add the option ``--set``, overrides of the configuration of all trainings."""
-        self.add_argument(
-            "--set",
-            action="append",
-            type=lambda text: quote_paths([rename_override(text)])[0],
-            default=[],
-            metavar="KEY=VALUE",
-            help=f"override of all trainings, such as {example}; may be repeated",
         )
 
     def parse_args(  # type: ignore[override]
@@ -131,11 +110,6 @@ def positive_number(text: str) -> int:
 
 def load_for_many_images(place: str, device: str, *, trust: bool = False) -> "ImageEmbedder":
     """Open a model as `dml.inference.load` does, and keep the memory of each batch for the next one.
-
-    Args:
-        place: model as `dml.inference.load` takes it.
-        device: device that embeds.
-        trust: whether the model's files may run code that dml doesn't know.
 
     Raises:
         InputError: if there is no such model.

@@ -101,11 +101,7 @@ def _measure(model: "ImageEmbedder", other: "ImageEmbedder | None", options: Nam
 
 
 def _choose_folder(place: Path) -> "RunFolder":
-    """Return the folder of a run or of a saved model; that of the run, for a checkpoint.
-
-    Raises:
-        InputError: if there is nothing, or a checkpoint that lies in no run's folder.
-    """
+    """Return the folder of a run or of a saved model; that of the run, for a checkpoint."""
     from dml.runtime.run_folder import RunFolder
 
     if not os.path.exists(place):

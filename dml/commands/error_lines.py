@@ -60,10 +60,11 @@ def one_line_errors(debug: bool = False, *, raises: bool = False) -> Iterator[No
     except signals.Stopped as stopped:
         _end_by_signal(debug, stopped.__context__)
     except Exception as error:
-        if isinstance(error, BrokenPipeError) and is_output_closed():
+        if isinstance(error, BrokenPipeError) and _is_output_closed():
             if ranks.is_joined():
                 ranks.fail(CLOSED_PIPE_CODE, "")
-            end_silently()
+            os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)  # Python writes the rest of its buffer when it exits
+            sys.exit(CLOSED_PIPE_CODE)
         line = _explained(error)
         if line is None and signals.is_requested():
             _end_by_signal(debug, error)  # or a process that was waited for has ended as well
@@ -218,11 +219,7 @@ def is_refusal(error: BaseException, target: str) -> bool:
     """Return whether a class or function refused its arguments, as opposed to a failure in something that it uses.
 
     It refuses them if a ``raise`` of its package raised a ValueError. dml's parts raise `InputError` for that, and
-    Lightning has an exception for its users' mistakes.
-
-    Args:
-        error: exception that Hydra or Lightning raised.
-        target: dotted name of the class or function.
+    Lightning has an exception for its users' mistakes. ``target`` is the dotted name.
     """
     if type(error).__name__ == "MisconfigurationException":
         return True
@@ -237,19 +234,13 @@ def is_refusal(error: BaseException, target: str) -> bool:
     return str(last.tb_frame.f_globals.get("__name__", "")).partition(".")[0] == package
 
 
-def is_output_closed() -> bool:
+def _is_output_closed() -> bool:
     """Return whether this process's output is a pipe whose reader has ended."""
     if not hasattr(select, "poll"):  # on Windows
         return False
     poll = select.poll()
     poll.register(STDOUT, 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))
-
-
-def end_silently() -> NoReturn:
-    """Exit as other programs do at a closed pipe: without a line, and with `CLOSED_PIPE_CODE`."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)  # Python writes the rest of its buffer there when it exits
-    sys.exit(CLOSED_PIPE_CODE)
 
 
 def explain_fault(error: BaseException) -> str | None:

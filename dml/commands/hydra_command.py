@@ -207,7 +207,10 @@ class Task:
         overrides = list_overrides(hydra_config, config)
         in_sweep = self.command == "train" and hydra_config.mode == RunMode.MULTIRUN
         signals.state.hint = sweep_hint if in_sweep else partial(_hint, self.command, folder)
-        do_job = partial(self._do_job, config, folder, overrides)
+
+        def do_job() -> Any:
+            return resolve_name(JOBS[self.command])(config, folder, overrides)
+
         # user errors end within the job: Hydra would announce its failure first
         errors = (
             told_errors(folder.path, self.is_debugged)
@@ -242,9 +245,6 @@ class Task:
         if self.command == "train":
             complete_metric_names(config)
         check_job(self.command, config)
-
-    def _do_job(self, config: DictConfig, folder: RunFolder, overrides: list[str]) -> Any:
-        return resolve_name(JOBS[self.command])(config, folder, overrides)
 
     def _launch(self, trainer: DictConfig, folder: RunFolder) -> NoReturn:
         """Run the command in a process for each device, and exit as they do."""
@@ -343,11 +343,6 @@ def _merge(stored: Sequence[str], arguments: Sequence[str], choices: Mapping[str
     such as ``dataset=csv``, takes the place of all stored overrides in the group: they were made for another choice.
     Of the trainer it replaces the keys of its processes alone, since the others mean the same for every choice.
 
-    Args:
-        stored: overrides of the run.
-        arguments: arguments of the command line.
-        choices: choice of the run in each group, as far as it is known.
-
     Raises:
         InputError: if a stored override may do harm, and the arguments don't trust the file.
     """
@@ -361,14 +356,7 @@ def _merge(stored: Sequence[str], arguments: Sequence[str], choices: Mapping[str
 
 
 def announce_start(command: str, config: DictConfig, choices: Mapping[str, Any], folder: Path) -> None:
-    """Print one line about the run that begins: model, loss, data set and folder.
-
-    Args:
-        command: "train" or "evaluate".
-        config: the composed configuration.
-        choices: choice of each configuration group.
-        folder: folder of the results.
-    """
+    """Print one line about the run that begins: model, loss, data set and folder."""
     root = OmegaConf.select(config, "dataset.root")
     dataset = _name_choice("dataset", config, choices)
     data = dataset if root is None else f"{dataset} ({root})"
@@ -393,19 +381,14 @@ def sweep_hint() -> str:
 @contextmanager
 def stopping_workers(arguments: Sequence[str]) -> Iterator[None]:
     """At a signal, wait for the workers that joblib has started for a sweep: each stops its run after a step."""
-    if not asks_for_sweep(arguments):
-        yield
-        return
-    signals.state.hint = sweep_hint
-    if not {"launcher=joblib", "hydra/launcher=joblib"} & set(arguments):
-        yield
-        return
-    os.environ[signals.SILENT] = "1"  # of the workers
-    try:
-        with processes.waiting_for_processes(_stop_workers):
+    is_sweep = asks_for_sweep(arguments)
+    if is_sweep:
+        signals.state.hint = sweep_hint
+    if is_sweep and {"launcher=joblib", "hydra/launcher=joblib"} & set(arguments):
+        with _environment(signals.SILENT, "1"), processes.waiting_for_processes(_stop_workers):  # of the workers
             yield
-    finally:
-        os.environ.pop(signals.SILENT)
+    else:
+        yield
 
 
 def _stop_workers() -> None:

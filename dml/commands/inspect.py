@@ -164,13 +164,8 @@ def measure_gains(
 ) -> list[float]:
     """Measure by how much a linear map that knows some classes raises the MAP@R of others -> (C,), one a class.
 
-    In each group of classes the images search each other; the map is learned from all other classes.
-
-    Args:
-        settings: settings of the command.
-        table: images of a training.
-        groups: groups of classes that are held out in turn, see `hold_out_classes`.
-        features: (N, F) features of a backbone.
+    In each group of classes the images search each other by ``features`` (N, F); the map is learned from all other
+    classes.
     """
     labels = table.labels[:, 0]
     gains: list[float] = []

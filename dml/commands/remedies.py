@@ -32,10 +32,7 @@ EXAMPLES = {
 def suggest_keys(key: str, beside: Collection[str], root: Any) -> str:
     """Return the end of a line about an unknown key: the keys of that name anywhere, or else the nearest ones.
 
-    Args:
-        key: the unknown key, without those above it.
-        beside: the keys, and perhaps the groups, at the place where it was looked for.
-        root: the whole configuration.
+    ``beside`` are the keys, and perhaps the groups, at the place where it was looked for.
     """
     plain: Any = OmegaConf.to_container(root, resolve=False)
     paths = [path for path in flat({name: value for name, value in plain.items() if name != "hydra"}) if "." in path]

@@ -24,10 +24,6 @@ def select_used_parts(command: str, config: DictConfig) -> DictConfig:
 
     The targets of other parts are not imported: a test of a checkpoint from somebody else doesn't need them, and
     `dml.commands.trust` hasn't looked at them.
-
-    Args:
-        command: "train", "evaluate", "prepare", "inspect", "audit" or "shift".
-        config: the composed configuration.
     """
     if command == "train":
         return config
@@ -40,10 +36,7 @@ def select_used_parts(command: str, config: DictConfig) -> DictConfig:
 def check_parts(command: str, config: DictConfig, runtime: RuntimeConf) -> None:
     """Make sure that nothing is missing which a command reads, such as the group that ``~loss`` takes out.
 
-    Args:
-        command: "train", "evaluate", "prepare", "inspect", "audit" or "shift".
-        config: the composed configuration.
-        runtime: the values of ``hydra.runtime``: the choice of each group, and the folders that it was looked for in.
+    ``runtime`` are Hydra's values of that name: the choice of each group, and the folders that it was looked for in.
 
     Raises:
         InputError: naming the first group or key that is missing, and its default, or a file without a ``_target_``.
@@ -84,27 +77,20 @@ def _list_defaults() -> dict[str, str]:
 
 
 def check_values(command: str, config: DictConfig) -> None:
-    """Make sure that a value has been given for each ``???`` that the run doesn't fill in.
-
-    Args:
-        command: "train", "evaluate", "prepare", "inspect", "audit" or "shift".
-        config: the composed configuration.
+    """Make sure that a value has been given for each ``???`` that the run doesn't fill in, and a tested checkpoint.
 
     Raises:
         InputError: naming the first key without a value, with examples of values if there are some.
     """
-    for stage in list_stages(config) if command == "train" else []:
-        _check_values(stage.config)
-    if command != "train":
-        _check_values(select_used_parts(command, config), needs_checkpoint=command == "evaluate")
-
-
-def _check_values(config: DictConfig, *, needs_checkpoint: bool = False) -> None:
-    plain: Any = OmegaConf.to_container(config, resolve=False)
-    for path, value in flat(plain).items():
-        group, _, key = path.rpartition(".")
-        is_filled_in = group == "scheduler.schedule" or (
-            path.startswith(("loss.", "distill.loss")) and key in FILLED_IN
-        )
-        if (value == "???" and not is_filled_in) or (needs_checkpoint and path == "checkpoint" and value in (None, "")):
-            raise InputError(explain_missing(path, f"{path}: no value; give {path}=..."))
+    is_training = command == "train"
+    configs = [stage.config for stage in list_stages(config)] if is_training else [select_used_parts(command, config)]
+    for part in configs:
+        plain: Any = OmegaConf.to_container(part, resolve=False)
+        for path, value in flat(plain).items():
+            group, _, key = path.rpartition(".")
+            is_filled_in = group == "scheduler.schedule" or (
+                path.startswith(("loss.", "distill.loss")) and key in FILLED_IN
+            )
+            lacks_checkpoint = command == "evaluate" and path == "checkpoint" and value in (None, "")
+            if (value == "???" and not is_filled_in) or lacks_checkpoint:
+                raise InputError(explain_missing(path, f"{path}: no value; give {path}=..."))

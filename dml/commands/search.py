@@ -73,11 +73,7 @@ def search_images(arguments: Sequence[str]) -> None:
 
 
 def _check_outputs(options: Namespace) -> None:
-    """Make sure that ``--picture`` and ``--html`` name files to write, and no image that was meant as a query.
-
-    Raises:
-        InputError: if one has another suffix, or would replace an image.
-    """
+    """Make sure that ``--picture`` and ``--html`` name files to write, and no image that was meant as a query."""
     from dml.report.pictures import is_sheet
 
     for option, path, suffix in (("--picture", options.picture, ".png"), ("--html", options.html, ".html")):
@@ -149,14 +145,7 @@ def _draw(index: "Index", results: Sequence[dict[str, Any]], path: Path) -> None
 
 
 def _write_page(index: "Index", name: str, results: Sequence[dict[str, Any]], path: Path) -> None:
-    """Write a page with each query and its neighbors.
-
-    Args:
-        index: the index that was searched.
-        name: name of the index.
-        results: the results as JSON has them.
-        path: file to write.
-    """
+    """Write a page with each query and its neighbors; the results are as JSON has them."""
     from dml.evaluation.names import format_percent
     from dml.evaluation.threshold import describe_choice
     from dml.report.page import search_report

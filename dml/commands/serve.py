@@ -108,10 +108,6 @@ def list_pages(listener: socket, allowed: Sequence[str]) -> tuple[list[str], str
     """List the names by which the page is opened -> these, and the addresses of the page in words.
 
     No browser opens that of all addresses, such as 0.0.0.0.
-
-    Args:
-        listener: socket that the server listens at.
-        allowed: names by which others call this machine.
     """
     address, port = listener.getsockname()[:2]
     names = [_bracket(address)]

@@ -43,7 +43,9 @@ def shift(config: DictConfig, _folder: RunFolder, _overrides: list[str]) -> list
             divided anew by class, too few swaps increase the distance, or another process prepares the data set.
     """
     settings = read_settings(config, ShiftSettings)
-    _check_options(settings)
+    for key in CHANGES:
+        if value := getattr(settings.dataset, key):
+            raise InputError(f"dataset.{key}={value}: dml shift divides the data set as it is; give it to the training")
     folder = make_cache_folder(settings)
     output = expand_home(settings.output) if settings.output else folder.path
     network = build_backbone_network(settings)
@@ -61,12 +63,6 @@ def shift(config: DictConfig, _folder: RunFolder, _overrides: list[str]) -> list
     _write_levels(levels, labels_by_name, output, _describe(settings, network, reduced))
     _print_levels(levels, output)
     return levels
-
-
-def _check_options(settings: ShiftSettings) -> None:
-    for key in CHANGES:
-        if value := getattr(settings.dataset, key):
-            raise InputError(f"dataset.{key}={value}: dml shift divides the data set as it is; give it to the training")
 
 
 def _check_classes(labels_by_name: dict[str, int], readable: ImageTable) -> None:

@@ -37,8 +37,7 @@ class SweepStart(Callback):
                 library = config.hydra.runtime.choices[f"hydra/{group}"].partition("_")[0]
                 if library in LIBRARIES:
                     check_installed(library, extra=library)
-        if "optuna" in str(config.hydra.sweeper._target_) and config.hydra.job.config_name == "train":
-            with one_line_errors(bool(config.debug)):
+            if "optuna" in str(config.hydra.sweeper._target_) and config.hydra.job.config_name == "train":
                 from dml.commands.training_checks import check_search  # it imports torch
 
                 overrides = [*search_path_overrides(config.hydra), *list_first_values(config.hydra)]
@@ -49,12 +48,7 @@ class SweepStart(Callback):
 
 
 def _check_rate(hydra: Any, first: DictConfig) -> None:
-    """Refuse the search space's own learning rates for weights whose stated rate is far below all of them.
-
-    Args:
-        hydra: the configuration below ``hydra``.
-        first: configuration with the first value of all that are searched.
-    """
+    """Refuse the search space's own learning rates for weights whose stated rate is far below all of them."""
     is_given = any(override.startswith("optimizer.lr=") for override in hydra.overrides.task)
     stated = OmegaConf.select(first, "model.pretraining.lr")
     if is_given or stated is None or first.training.frozen or first.optimizer.lr <= LARGEST_FACTOR * stated:
@@ -67,9 +61,6 @@ def _check_rate(hydra: Any, first: DictConfig) -> None:
 
 def list_first_values(hydra: Any) -> list[str]:
     """Return the overrides of a sweep in which the first value stands for all that are searched.
-
-    Args:
-        hydra: the configuration below ``hydra``.
 
     Raises:
         InputError: if an override is a glob, which Optuna's sweeper can't search.

@@ -19,7 +19,7 @@ from dml.run.building import build
 from dml.run.evaluators import check_evaluation, choose_tested_split, complete_metric_names
 from dml.run.feature_source import check_frozen
 from dml.run.loop import make_loggers
-from dml.run.settings import DatasetSettings, Settings, list_keys, read_settings
+from dml.run.settings import Settings, list_keys, read_settings
 from dml.run.stages import check_stages, list_stages
 from dml.run.sweeps import build_pruner, monitored_metric
 from dml.run.value_types import check_types
@@ -45,17 +45,15 @@ INTERVALS = 1000
 def check_job(command: str, config: DictConfig) -> None:
     """Make sure that a training's strategy, optimizer, schedule, adapter, fold, loggers and crops fit.
 
-    Args:
-        command: "train", "evaluate", "prepare", "inspect", "audit" or "shift".
-        config: the composed configuration.
-
     Raises:
         InputError: if one refuses a setting, isn't installed, or contradicts ``frozen`` or ``stages``.
     """
     if command == "train":
         run_settings = read_settings(config, Settings)
         make_loggers(run_settings)
-        check_fold(run_settings.dataset)
+        fold = run_settings.dataset.fold
+        if fold and not run_settings.dataset.folds:  # a sweep over folds would train on one split
+            raise InputError(f"dataset.fold={fold}: it needs dataset.folds=5, which divides the training classes")
     stages = [] if command == "prepare" else list_stages(config)
     for stage, changes in zip(stages, config.stages.values() or [config], strict=False):
         if config.stages:
@@ -64,9 +62,7 @@ def check_job(command: str, config: DictConfig) -> None:
         check_crops(stage.config.transform, is_trained=command == "evaluate")
         if command == "train":
             check_arguments(settings.trainer)
-            check_strategy(settings.trainer.strategy)
-            check_folding(settings)
-            check_graphs(settings)
+            _check_trainer(settings)
             make_loss_schedule(settings.scheduler.loss)  # it checks its arguments
             check_frozen(settings)
             check_optimizer(settings)
@@ -76,60 +72,31 @@ def check_job(command: str, config: DictConfig) -> None:
         check_stages(config, stages[0])
 
 
-def check_fold(dataset: DatasetSettings) -> None:
-    """Make sure that a data set without folds isn't asked for one: a sweep over folds would train on one split.
+def _check_trainer(settings: Settings) -> None:
+    """Make sure that Lightning knows a strategy by its name, and that the trainer suits normalizations and graphs.
 
     Raises:
-        InputError: if it is.
+        InputError: if ``trainer.sync_batchnorm`` would replace what ``model.backbone.fold_batchnorm`` folds into
+            convolutions, or an option keeps outputs of a network that is compiled to CUDA graphs: its next call
+            overwrites them.
     """
-    if dataset.fold and not dataset.folds:
-        raise InputError(f"dataset.fold={dataset.fold}: it needs dataset.folds=5, which divides the training classes")
-
-
-def check_strategy(strategy: Any) -> None:
-    """Make sure that Lightning knows a strategy that is given by name.
-
-    Raises:
-        InputError: if it doesn't.
-    """
+    trainer, compilation = settings.trainer, settings.training.compile
     known = {"auto", *StrategyRegistry.available_strategies()}
-    if isinstance(strategy, str) and strategy not in known:
-        raise InputError(f"trainer.strategy={strategy}: unknown{suggest(strategy, known)}")
-
-
-def check_folding(settings: Settings) -> None:
-    """Make sure that no normalization is replaced that a convolution computes.
-
-    Raises:
-        InputError: if ``trainer.sync_batchnorm`` would replace those that ``model.backbone.fold_batchnorm`` folds.
-    """
-    if settings.trainer.sync_batchnorm and settings.model.backbone.get("fold_batchnorm"):
+    if isinstance(trainer.strategy, str) and trainer.strategy not in known:
+        raise InputError(f"trainer.strategy={trainer.strategy}: unknown{suggest(trainer.strategy, known)}")
+    if trainer.sync_batchnorm and settings.model.backbone.get("fold_batchnorm"):
         raise InputError(
             "trainer.sync_batchnorm=true: replaces the batch normalizations that convolutions compute too; leave it "
             "out, as they are frozen and have no statistics to share"
         )
-
-
-def check_graphs(settings: Settings) -> None:
-    """Make sure that nothing keeps outputs of a network that is compiled to CUDA graphs: its next call overwrites them.
-
-    Raises:
-        InputError: if ``gradient_cache`` or ``trainer.accumulate_grad_batches`` would.
-    """
-    compilation = settings.training.compile
     mode = compilation.get("mode") if isinstance(compilation, Mapping) else None
-    if mode not in ("max-autotune", "reduce-overhead"):
-        return
-    several_batches = settings.trainer.accumulate_grad_batches not in (None, 1)
-    for key, is_given in (
-        ("gradient_cache", settings.training.gradient_cache),
-        ("accumulate_grad_batches", several_batches),
-    ):
-        if is_given:
-            raise InputError(
-                f"training.compile={{mode: {mode}}}: its CUDA graphs overwrite what {key} keeps; "
-                "training.compile={mode: max-autotune-no-cudagraphs}"
-            )
+    keeping = ["gradient_cache"] if settings.training.gradient_cache else []
+    keeping += ["accumulate_grad_batches"] if trainer.accumulate_grad_batches not in (None, 1) else []
+    if mode in ("max-autotune", "reduce-overhead") and keeping:
+        raise InputError(
+            f"training.compile={{mode: {mode}}}: its CUDA graphs overwrite what {keeping[0]} keeps; "
+            "training.compile={mode: max-autotune-no-cudagraphs}"
+        )
 
 
 def check_optimizer(settings: Settings) -> None:
@@ -137,9 +104,6 @@ def check_optimizer(settings: Settings) -> None:
 
     An optimizer of the user's own that is no `optimizer_by_role`, and a schedule that isn't PyTorch's, are left alone:
     they may need the parameters of the real model.
-
-    Args:
-        settings: settings of a stage.
 
     Raises:
         InputError: if they refuse a setting.
@@ -178,11 +142,7 @@ def check_crops(transform: DictConfig, *, is_trained: bool = False) -> None:
 
     Such a crop comes from a ``transform.size`` that the file's Resize doesn't follow: transform=rll resizes to 256, as
     the paper does. With transform.size=64 the test would see a sixteenth of each image, and with transform.size=336 a
-    black frame around it.
-
-    Args:
-        transform: configuration of the transforms, with the keys ``train`` and ``test``.
-        is_trained: whether a model was trained with it; then a crop that is too large is warned of, too.
+    black frame around it. If a model ``is_trained`` with it, a crop that is too large is warned of, too.
 
     Raises:
         InputError: if a crop is larger than the resized image.
@@ -220,9 +180,6 @@ def check_finite(config: DictConfig) -> None:
 
     Training would begin with it, and end with a line that blames the learning rate.
 
-    Args:
-        config: configuration of a run, or of one of its stages.
-
     Raises:
         InputError: naming the key and the value.
     """
@@ -250,9 +207,6 @@ def _list_floats(node: Any, path: str, package: str) -> Iterator[tuple[str, floa
 
 def check_search(config: DictConfig) -> None:
     """Make sure that the runs of a search validate, that a validation has the metric, and that there is the pruner.
-
-    Args:
-        config: configuration of one of the runs.
 
     Raises:
         InputError: if no run could give the search a value.

@@ -52,10 +52,6 @@ def is_trusted(arguments: Iterable[str]) -> bool:
 def check_overrides(stored: Iterable[str], arguments: Sequence[str]) -> None:
     """Make sure that overrides out of a file give values and choose configurations, and do nothing else.
 
-    Args:
-        stored: overrides out of the file.
-        arguments: arguments of the command line.
-
     Raises:
         InputError: if an override would do more, unless the command line trusts the file.
     """
@@ -110,11 +106,6 @@ def check_targets(command: str, config: DictConfig, arguments: Sequence[str]) ->
     What the command line itself names, by a ``_target_`` or by the choice of a configuration, is not held against the
     file.
 
-    Args:
-        command: "train" or "evaluate".
-        config: the composed configuration.
-        arguments: arguments of the command line.
-
     Returns:
         The unknown objects that may be built: the command line's own, or None, which means all.
 
@@ -131,7 +122,9 @@ def check_targets(command: str, config: DictConfig, arguments: Sequence[str]) ->
     described = describe_unknown(foreign)
     if not is_trusted(arguments):
         raise InputError(f"{source}: {described} comes from this file, is not known and could run any code; {ADVICE}")
-    _print_trusted(source, described)
+    from pytorch_lightning.utilities import rank_zero_only
+
+    rank_zero_only(console.print)(f"[bold]trusted[/]  {in_markup(f'{source}: {described}')}")
     return None
 
 
@@ -159,9 +152,3 @@ def _compose_alone(command: str, arguments: Iterable[str]) -> DictConfig | None:
         return compose(command, overrides=chosen)
     except (HydraException, OmegaConfBaseException):  # they change what only the file chooses
         return None
-
-
-def _print_trusted(source: str, described: str) -> None:
-    from pytorch_lightning.utilities import rank_zero_only
-
-    rank_zero_only(console.print)(f"[bold]trusted[/]  {in_markup(f'{source}: {described}')}")

@@ -55,11 +55,7 @@ class AuditReport:
 
 
 def make_finding_sections(report: AuditReport, tiles: Tiles) -> list[dict[str, Any]]:
-    """Make a section for each kind of finding, also for those of which there is none.
-
-    Args:
-        report: content of the page.
-        tiles: sheet of the page's pictures, to which those of the findings are added.
+    """Make a section for each kind of finding, also for those of which there is none; the tiles get their pictures.
 
     Returns:
         For each kind its "issue", "title" and "explanation", the "count" of all findings, the first "findings", and by

@@ -47,11 +47,10 @@ from dml.runtime.text import printable
 ASSETS = "assets"
 
 
-def run_report(run: ReportedRun, read: ReadPicture | None = None) -> str:
+def run_report(run: ReportedRun) -> str:
     """Make the report of a run: one HTML file that needs no other. The same run gives the same text.
 
-    ``read`` reads the picture of a path; None reads image files, with the limits that the run had. A picture that can't
-    be read is an InputError, here and below.
+    A picture that can't be read is an InputError, here and below.
     """
     tiles, map_tiles, table = Tiles(), Tiles(), run.queries
     content = {
@@ -69,7 +68,7 @@ def run_report(run: ReportedRun, read: ReadPicture | None = None) -> str:
         "map": make_map(table, map_tiles),
         "confusions": find_confusions(table, tiles),
     }
-    return _render("run.html.j2", content, tiles, read or run.read_picture, map_tiles)
+    return _render("run.html.j2", content, tiles, run.read_picture, map_tiles)
 
 
 def report(vectors: Embeddings, table: ImageTable, folder: str | Path, *, neighbors: int = 10) -> Path:
@@ -112,7 +111,7 @@ def _make_queries(
     return join_lists(table, lists, neighbors, **described, made_with=collect_versions(), positions=positions)
 
 
-def comparison_report(a: ReportedRun, b: ReportedRun, read: ReadPicture | None = None) -> str:
+def comparison_report(a: ReportedRun, b: ReportedRun) -> str:
     """Make the report that compares runs A and B, which were tested on the same queries: one HTML file."""
     b, tiles = align_queries(a, b), Tiles()
     summaries = [run.summarize() for run in (a, b)]
@@ -128,7 +127,7 @@ def comparison_report(a: ReportedRun, b: ReportedRun, read: ReadPicture | None =
         "changed": choose_changed_queries(a, b, tiles),
         "settings": compare_settings(a, b),
     }
-    return _render("comparison.html.j2", content, tiles, read or a.read_picture)
+    return _render("comparison.html.j2", content, tiles, a.read_picture)
 
 
 def search_report(searches: ImageSearches, read: ReadPicture = read_image) -> str:

@@ -186,23 +186,21 @@ def _compare_by_group(
             widths[scales[name]] = max(widths.get(scales[name], 0.0), abs(interval.low), abs(interval.high))
     groups: dict[str, list[ComparedMetric]] = {group: [] for group in (*levels, MEAN_OF_LEVELS, ALL_LEVELS)}
     for name, metric in described.items():
-        compared = _compare(metric, metrics_a[name], metrics_b[name])
-        if name in intervals:
-            compared = _add_interval(compared, metric, intervals[name], widths[scales[name]] or 1.0)
+        width = widths.get(scales[name]) or 1.0
+        compared = _compare(metric, metrics_a[name], metrics_b[name], intervals.get(name), width)
         groups[name_group(name, levels)].append(compared)
     return {group: rows for group, rows in groups.items() if rows}
 
 
-def _compare(metric: MetricDescription, value_a: float, value_b: float) -> ComparedMetric:
-    values = (format_metric(value_a, metric), format_metric(value_b, metric))
-    return ComparedMetric(metric.label, values, _format_difference(value_b - value_a, metric))
-
-
-def _add_interval(
-    compared: ComparedMetric, metric: MetricDescription, difference: Difference, width: float
+def _compare(
+    metric: MetricDescription, value_a: float, value_b: float, interval: Difference | None, width: float
 ) -> ComparedMetric:
-    """Add an interval, and its bar from -``width`` to ``width``."""
-    mean, low, high, _ = difference
+    """Compare two values, with a bar of the interval from -``width`` to ``width`` if there is one."""
+    values = (format_metric(value_a, metric), format_metric(value_b, metric))
+    compared = ComparedMetric(metric.label, values, _format_difference(value_b - value_a, metric))
+    if interval is None:
+        return compared
+    mean, low, high, _ = interval
     ends = f"{_format_difference(low, metric)} to {_format_difference(high, metric)}"
     shown = (low, high, mean) if metric.higher_is_better else (-high, -low, -mean)
     start, end, point = (round(50 + 50 * value / width, 2) for value in shown)

@@ -172,13 +172,13 @@ def shorten(values: Iterable[float]) -> list[float]:
     return [int(value) if value.is_integer() else value for value in rounded]
 
 
-def sum_runs_by_class(folders: Sequence[RunFolder], columns: Mapping[str, str] = PER_QUERY) -> ClassSums:
-    """Read the tests of finished runs of one data set, and sum their metrics by class."""
+def sum_runs_by_class(folders: Sequence[RunFolder]) -> ClassSums:
+    """Read the tests of finished runs of one data set, and sum the metrics `PER_QUERY` by class."""
     counts: list[int] = []
-    rows: dict[str, list[list[float]]] = {metric: [] for metric in columns}
+    rows: dict[str, list[list[float]]] = {metric: [] for metric in PER_QUERY}
     for folder in folders:
         queries = read_queries(folder.queries_file)
-        values = {metric: queries.metrics[column] for metric, column in columns.items()}
+        values = {metric: queries.metrics[column] for metric, column in PER_QUERY.items()}
         before = counts
         counts, sums = sum_by_class(queries.labels[:, 0], values)
         if before and counts != before:

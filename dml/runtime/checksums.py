@@ -58,15 +58,10 @@ def unseal_text(sealed: bytes) -> str:
 
 
 def seal_values(values: Mapping[str, Any], name: str, file_checksums: Mapping[str, str]) -> dict[str, Any]:
-    """Add the key `CHECKSUMS` to values by name; its value is the SHA-256 of the values and of other files.
+    """Add the key `CHECKSUMS` to the plain values of the file ``name``: the SHA-256 of the values and of other files.
 
     The checksums are one string, such as "metrics.csv:2c26b4... metrics.json:fcde2b...", because programs that read the
     values expect numbers and strings.
-
-    Args:
-        values: plain values by name.
-        name: name of the file to which the values will be written.
-        file_checksums: SHA-256 of other files, by file name.
     """
     checksum = _checksum({**values, CHECKSUMS: dict(file_checksums)})
     return {
@@ -78,9 +73,7 @@ def seal_values(values: Mapping[str, Any], name: str, file_checksums: Mapping[st
 def unseal_values(sealed: Mapping[str, Any], name: str) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the values and the checksums of other files that `seal_values` combined.
 
-    Args:
-        sealed: values by name. Those from older versions have no checksums and are returned as they are.
-        name: name of the file from which the values were read.
+    Values from older versions have no checksums and are returned as they are.
 
     Raises:
         DamageError: if the values don't have their checksum.

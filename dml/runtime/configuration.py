@@ -18,10 +18,6 @@ def flat(values: Any, prefix: str = "") -> dict[str, Any]:
 
     >>> flat({"loss": {"margin": 0.4}, "callbacks": {}})
     {'loss.margin': 0.4, 'callbacks': {}}
-
-    Args:
-        values: nested dictionaries; other values are kept as they are.
-        prefix: dotted key of ``values``.
     """
     if not isinstance(values, dict) or not values:
         return {prefix: values}
@@ -82,14 +78,11 @@ def check_set_elsewhere(overrides: Iterable[str], setters: Mapping[str, str], be
 
 
 def dotted_name(target: Any) -> str:
-    """Return the dotted name of a class or function, as a configuration gives it.
+    """Return the dotted name of a class or function, of a partial's, or of an object's class, as in a configuration.
 
     >>> from collections import Counter
     >>> dotted_name(Counter), dotted_name(Counter()), dotted_name(partial(Counter, a=1))
     ('collections.Counter', 'collections.Counter', 'collections.Counter')
-
-    Args:
-        target: a class or function, a partial of one, or an object, which gives the name of its class.
     """
     target = target.func if isinstance(target, partial) else target
     named = target if hasattr(target, "__qualname__") else type(target)

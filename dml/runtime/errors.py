@@ -13,12 +13,7 @@ class InputError(ValueError):
 
 
 def check_whole(key: str, value: object, least: int) -> None:
-    """Check that a setting is a whole number.
-
-    Args:
-        key: key of the setting, for the error line.
-        value: value of the setting.
-        least: smallest value allowed.
+    """Check that the setting of a key is a whole number.
 
     Raises:
         InputError: if the value isn't a whole number, or is below ``least``.
@@ -28,12 +23,7 @@ def check_whole(key: str, value: object, least: int) -> None:
 
 
 def check_number(key: str, value: object, least: float = -float("inf")) -> None:
-    """Check that a setting is a finite number.
-
-    Args:
-        key: key of the setting, for the error line.
-        value: value of the setting.
-        least: smallest value allowed.
+    """Check that the setting of a key is a finite number.
 
     Raises:
         InputError: if the value isn't a finite number, or is below ``least``.
@@ -49,10 +39,6 @@ def suggest(name: str, options: Collection[str]) -> str:
     >>> suggest("recal", ["recall", "map", "ndcg"])
     '; nearest: recall'
 
-    Args:
-        name: the unknown name.
-        options: names that would be right.
-
     Returns:
         Up to four options that are similar to the name, or else the first twelve; an empty string without options.
     """
@@ -62,10 +48,6 @@ def suggest(name: str, options: Collection[str]) -> str:
 
 def check_installed(*libraries: str, extra: str) -> None:
     """Check that the libraries of an optional extra are installed.
-
-    Args:
-        libraries: names of the libraries, as Python imports them.
-        extra: name of the extra that installs them.
 
     Raises:
         InputError: if one isn't installed; the line says how to install it.

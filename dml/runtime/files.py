@@ -137,13 +137,7 @@ def wait_for_disk(path: Path) -> None:
 
 
 def write_text(path: Path, text: str, *, on_disk: bool = False) -> None:
-    """Write a text file in one step: the file is never seen half written.
-
-    Args:
-        path: file to write or to replace; a missing folder is made.
-        text: content of the file, which becomes UTF-8.
-        on_disk: whether to wait until the disk has the file, see `replacing`.
-    """
+    """Write a UTF-8 text file in one step, see `replacing`, into a folder that is made if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path, on_disk=on_disk) as partial:
         partial.write_text(text, encoding="utf-8")

@@ -65,10 +65,6 @@ class _LeanLoader(importlib.abc.Loader):
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        created: ModuleType | None = self._loader.create_module(spec)
-        return created
-
     def exec_module(self, module: ModuleType) -> None:
         if module.__spec__ is not None:
             module.__spec__.loader = module.__loader__ = self._loader  # as if there were no other
@@ -149,11 +145,7 @@ def _disable_later() -> Iterator[None]:
 
 @contextmanager
 def hide(*names: str) -> Iterator[None]:
-    """Let libraries that aren't imported yet seem not to be installed, within the ``with`` body.
-
-    Args:
-        names: names of top-level packages.
-    """
+    """Let top-level packages that aren't imported yet seem not to be installed, within the ``with`` body."""
     hidden = {name: None for name in names if name not in sys.modules}
     if not hidden:
         yield

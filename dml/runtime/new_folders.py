@@ -53,15 +53,15 @@ def _list_missing(folder: Path) -> list[Path]:
 def remove_unused_folder(folder: RunFolder, removable: Collection[str] = ()) -> None:
     """Remove the folder of a run or a sweep that this process made, and its new parents, if nothing is in it.
 
-    The file of the lock, and an empty log that Hydra has opened, don't count. The caller holds the lock of a run.
-
-    Args:
-        folder: folder of a run or a sweep.
-        removable: names of files and folders that don't count either.
+    The file of the lock, an empty log that Hydra has opened, and what is named removable don't count. The caller holds
+    the lock of a run.
     """
-    if not is_unused(folder, removable):
+    if folder.path.absolute() not in _made_folders or not folder.path.exists():
         return
-    for path in folder.path.iterdir():
+    content = [*folder.path.iterdir()]
+    if not all(path == folder.lock_file or _is_empty_log(path) or path.name in removable for path in content):
+        return
+    for path in content:
         if path.is_dir():
             shutil.rmtree(path)
         else:
@@ -70,17 +70,6 @@ def remove_unused_folder(folder: RunFolder, removable: Collection[str] = ()) -> 
         if any(path.iterdir()):  # another run is in it
             return
         path.rmdir()
-
-
-def is_unused(folder: RunFolder, removable: Collection[str] = ()) -> bool:
-    """Return whether this process made a folder, and nothing is in it but a lock, empty logs and what is removable."""
-    return (
-        folder.path.absolute() in _made_folders
-        and folder.path.exists()
-        and all(
-            path == folder.lock_file or _is_empty_log(path) or path.name in removable for path in folder.path.iterdir()
-        )
-    )
 
 
 def _is_empty_log(path: Path) -> bool:

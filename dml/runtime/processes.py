@@ -44,9 +44,7 @@ def python_environment(**variables: str) -> dict[str, str]:
 def run_process(command: Sequence[str], **settings: Any) -> int:
     """Run a program -> its exit code; within `waiting_for_processes` it is stopped with this process.
 
-    Args:
-        command: the program and its arguments.
-        settings: arguments of `subprocess.Popen`.
+    The settings are arguments of `subprocess.Popen`.
     """
     process = subprocess.Popen(command, **settings)  # noqa: S603
     _started.add(process)
@@ -68,11 +66,7 @@ def stop_processes() -> None:
 
 @contextmanager
 def waiting_for_processes(stop: Callable[[], None] = stop_processes) -> Iterator[None]:
-    """At a signal stop the processes that this one has started, wait for their end, and then raise `signals.Stopped`.
-
-    Args:
-        stop: function that is called at each signal.
-    """
+    """At each signal stop the processes that this one has started; wait for their end, then raise `signals.Stopped`."""
     signals.defer("stopping the runs under way after their steps", stop)
     try:
         yield

@@ -35,11 +35,7 @@ _rank = 0
 
 
 def count_processes(trainer: Mapping[str, Any]) -> int:
-    """Return the number of processes on this machine that a training takes, one for each device.
-
-    Args:
-        trainer: the values below ``trainer`` in the configuration.
-    """
+    """Return the number of processes on this machine that a training takes, one for each device."""
     devices = trainer.get("devices")
     if devices is None or str(devices) in ("auto", "-1"):
         import torch
@@ -52,11 +48,7 @@ def count_processes(trainer: Mapping[str, Any]) -> int:
 
 
 def is_launched(trainer: Mapping[str, Any]) -> bool:
-    """Return whether a launcher has started this process as one of a job, or the configuration implies it.
-
-    Args:
-        trainer: the values below ``trainer`` in the configuration.
-    """
+    """Return whether a launcher has started this process as one of a job, or the configuration implies it."""
     strategy = trainer.get("strategy")
     has_environment = isinstance(strategy, Mapping) and "cluster_environment" in strategy
     is_srun = int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1
@@ -66,18 +58,15 @@ def is_launched(trainer: Mapping[str, Any]) -> bool:
 def launch(command: Sequence[str], count: int, **variables: str) -> int:
     """Run a program in several processes on this machine, and wait for their end -> exit code.
 
-    If one fails, the others are ended, and the exit code is that of the first. SIGINT and SIGTERM are passed on.
-
-    Args:
-        command: the program and its arguments.
-        count: number of processes.
-        variables: environment variables of the processes.
+    If one fails, the others are ended, and the exit code is that of the first. SIGINT and SIGTERM are passed on. The
+    variables are added to the environment of the processes.
     """
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    _silence_elastic()
+    logger = logging.getLogger("torch.distributed.elastic")
+    logger.handlers, logger.propagate = [logging.NullHandler()], False  # the processes have told the user
     handled = ",".join(signum.name for signum in signals.list_handled())
     newer_options: dict[str, Any] = {"signals_to_handle": handled, "shutdown_timeout": STOPPED_WITHIN}
     config = LaunchConfig(
@@ -194,9 +183,3 @@ def _report_killed(rank: int, count: int, signum: int) -> None:
     name = signal.Signals(signum).name
     reason = ": most often memory is short" if signum == signal.SIGKILL else ""
     sys.stderr.write(f"error: process {rank} of {count} was killed by {name}{reason}{rest}\n")
-
-
-def _silence_elastic() -> None:
-    """Keep elastic from logging what the processes have told the user."""
-    logger = logging.getLogger("torch.distributed.elastic")
-    logger.handlers, logger.propagate = [logging.NullHandler()], False

@@ -57,12 +57,7 @@ def check_regular(path: str | Path) -> os.stat_result:
 
 
 def read_regular(path: str | Path, max_bytes: int, option: str) -> bytes:
-    """Read the bytes of a regular file.
-
-    Args:
-        path: path of the file; links are followed.
-        max_bytes: largest size that the file may have.
-        option: key of the configuration that sets ``max_bytes``, for the error message.
+    """Read the bytes of a regular file; ``option`` is the key of the configuration that sets ``max_bytes``.
 
     Raises:
         RefusedFileError: if the path doesn't lead to a regular file, or the file is larger than ``max_bytes``.
@@ -97,12 +92,7 @@ def _read_rest(descriptor: int, size: int, max_bytes: int, option: str) -> bytes
 
 
 def check_size(size: int, max_bytes: int, option: str) -> None:
-    """Make sure that a content of ``size`` bytes may be read.
-
-    Args:
-        size: number of bytes of the content.
-        max_bytes: largest number of bytes that may be read.
-        option: key of the configuration that sets ``max_bytes``.
+    """Make sure that a content of ``size`` bytes may be read; ``option`` is the key that sets ``max_bytes``.
 
     Raises:
         RefusedFileError: if the content is larger; the message names the option and the value that it needs.
@@ -112,16 +102,7 @@ def check_size(size: int, max_bytes: int, option: str) -> None:
 
 
 def check_unpacked(size: int, max_bytes: int, option: str) -> None:
-    """Make sure that a content of which ``size`` bytes are known may be read; its full size isn't known yet.
-
-    Args:
-        size: number of bytes that have been read or unpacked.
-        max_bytes: largest number of bytes that may be read.
-        option: key of the configuration that sets ``max_bytes``.
-
-    Raises:
-        RefusedFileError: if the content is larger; the message names the option.
-    """
+    """Do as `check_size` for a content of which ``size`` bytes have been read or unpacked, and more may follow."""
     if size > max_bytes:
         raise RefusedFileError(f"more than {max_bytes:,} bytes", f"{option} with a larger number reads it")
 

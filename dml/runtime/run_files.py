@@ -4,7 +4,7 @@ import csv
 import json
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,91 +25,24 @@ class RunPaths:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-
-    @property
-    def last_checkpoint(self) -> Path:
-        """The path of the checkpoint from which the run is resumed."""
-        return self.path / "checkpoints" / "last.ckpt"
-
-    @property
-    def best_checkpoint(self) -> Path:
-        """The path of the checkpoint with the best validation."""
-        return self.path / "checkpoints" / "best.ckpt"
-
-    @property
-    def first_checkpoint(self) -> Path:
-        """The path of the checkpoint from before the first step."""
-        return self.path / "checkpoints" / "first.ckpt"
-
-    @property
-    def metrics_file(self) -> Path:
-        """The path of the final metrics, which are written after all other files."""
-        return self.path / "metrics.json"
-
-    @property
-    def history_file(self) -> Path:
-        """The path of the history: the metrics over the steps."""
-        return self.path / "metrics.csv"
-
-    @property
-    def raw_metrics_file(self) -> Path:
-        """The path of the metrics of the backbone's features, which are computed before the first step."""
-        return self.path / "raw_metrics.json"
-
-    @property
-    def queries_file(self) -> Path:
-        """The path of the table of each test query's metrics and nearest neighbors."""
-        return self.path / "per_query.parquet"
-
-    @property
-    def report_file(self) -> Path:
-        """The path of the report."""
-        return self.path / "report.html"
-
-    @property
-    def picture_file(self) -> Path:
-        """The path of the picture of some queries and their nearest neighbors."""
-        return self.path / "retrieval.png"
-
-    @property
-    def threshold_curves_file(self) -> Path:
-        """The path of the error rates of all thresholds, which the report draws."""
-        return self.path / "threshold_curves.json"
-
-    @property
-    def compression_file(self) -> Path:
-        """The path of the metrics of smaller vectors, which ``dml compress`` writes."""
-        return self.path / "compression.json"
-
-    @property
-    def fixed_neighbors_file(self) -> Path:
-        """The path of the test images' neighbors before the last stage (``evaluation.fixed_neighbors``)."""
-        return self.path / "fixed_neighbors.npz"
-
-    @property
-    def evaluations_folder(self) -> Path:
-        """The path of the folder of the evaluations of the run's checkpoints."""
-        return self.path / "evaluations"
-
-    @property
-    def splits_file(self) -> Path:
-        """The path of the summary of the data set that the run began with."""
-        return self.path / "splits.json"
-
-    @property
-    def config_file(self) -> Path:
-        """The path of the configuration, in which interpolations aren't resolved."""
-        return self.path / ".hydra" / "config.yaml"
-
-    @property
-    def hydra_file(self) -> Path:
-        """The path of Hydra's configuration, which holds the choice of each configuration group."""
-        return self.path / ".hydra" / "hydra.yaml"
-
-    @property
-    def overrides_file(self) -> Path:
-        """The path of the overrides: the arguments of the command line."""
-        return self.path / ".hydra" / "overrides.yaml"
+        self.lock_file = self.path / ".lock"
+        self.last_checkpoint = self.path / "checkpoints" / "last.ckpt"  # from which the run is resumed
+        self.best_checkpoint = self.path / "checkpoints" / "best.ckpt"  # with the best validation
+        self.first_checkpoint = self.path / "checkpoints" / "first.ckpt"  # from before the first step
+        self.metrics_file = self.path / "metrics.json"  # the final metrics, written after all other files
+        self.history_file = self.path / "metrics.csv"  # the metrics over the steps
+        self.raw_metrics_file = self.path / "raw_metrics.json"  # of the backbone's features, before the first step
+        self.queries_file = self.path / "per_query.parquet"  # each test query's metrics and nearest neighbors
+        self.report_file = self.path / "report.html"
+        self.picture_file = self.path / "retrieval.png"  # some queries and their nearest neighbors
+        self.threshold_curves_file = self.path / "threshold_curves.json"  # error rates, which the report draws
+        self.compression_file = self.path / "compression.json"  # the metrics of smaller vectors, by dml compress
+        self.fixed_neighbors_file = self.path / "fixed_neighbors.npz"  # before the last stage
+        self.evaluations_folder = self.path / "evaluations"  # of the run's checkpoints
+        self.splits_file = self.path / "splits.json"  # the summary of the data set that the run began with
+        self.config_file = self.path / ".hydra" / "config.yaml"  # in which interpolations aren't resolved
+        self.hydra_file = self.path / ".hydra" / "hydra.yaml"  # the choice of each configuration group
+        self.overrides_file = self.path / ".hydra" / "overrides.yaml"  # the arguments of the command line
 
 
 T = TypeVar("T")
@@ -188,13 +121,9 @@ def check_metrics(values: Mapping[str, Any]) -> None:
 
 
 def write_values(path: Path, values: Mapping[str, Any], checksums: Mapping[str, str], *, on_disk: bool = False) -> None:
-    """Write values by name to a JSON file, together with checksums.
+    """Write plain values by name to a JSON file, with the checksum of the values and those of other files by name.
 
-    Args:
-        path: path of the file.
-        values: plain values by name. NaN becomes null, because JSON has no NaN.
-        checksums: checksums of other files, by file name; the checksum of the values is added to them.
-        on_disk: whether to wait until the disk has the file, see `replacing`.
+    NaN becomes null, because JSON has no NaN. With ``on_disk`` it waits until the disk has the file, see `replacing`.
     """
     with replacing(path, on_disk=on_disk) as partial:
         text = json.dumps(seal_values(replace_nan(values), path.name, checksums), indent=2)
@@ -232,13 +161,8 @@ def restore_nan(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: math.nan if value is None else value for name, value in values.items()}
 
 
-def write_splits(path: Path, splits: Mapping[str, Mapping[str, str]]) -> None:
-    """Write a text for each class of each split to a JSON file, under keys such as "train/apple"."""
-    write_values(path, {f"{split}/{name}": text for split, part in splits.items() for name, text in part.items()}, {})
-
-
 def read_splits(path: Path) -> dict[str, dict[str, str]]:
-    """Read the texts by split and class that `write_splits` wrote.
+    """Read the texts by split and class that `dml.runtime.run_folder.RunFolder.write_splits` wrote.
 
     Raises:
         DamageError: if the file isn't as it was written, or holds anything else.
@@ -252,18 +176,8 @@ def read_splits(path: Path) -> dict[str, dict[str, str]]:
     return splits
 
 
-def write_curves(path: Path, curves: Mapping[str, Sequence[Sequence[float]]]) -> None:
-    """Write curves, each of which has rows of numbers, to a JSON file, under keys such as "test/0"."""
-    rows = {
-        f"{name}/{row}": " ".join(map(repr, map(float, numbers)))
-        for name, part in curves.items()
-        for row, numbers in enumerate(part)
-    }
-    write_values(path, rows, {})
-
-
 def read_curves(path: Path) -> dict[str, list[list[float]]]:
-    """Read the curves by name that `write_curves` wrote.
+    """Read the curves by name that `dml.runtime.run_folder.RunFolder.write_threshold_curves` wrote.
 
     Raises:
         DamageError: if the file isn't as it was written, or holds anything else.
@@ -319,26 +233,17 @@ def _check_row(row: Mapping[str, str], previous_step: int) -> int:
 
 
 def remedy_for(path: Path, run: Path, *, is_resumable: bool) -> str:
-    """Return the end of an error line that tells what a user can do about a damaged file of a run.
-
-    Args:
-        path: path of the damaged file.
-        run: path of the run folder.
-        is_resumable: whether the run has a checkpoint from which it can be resumed.
-    """
+    """Return the end of an error line that tells what a user can do about a damaged file of a run."""
     resuming = shlex.quote(f"resume={run}")
     if path.parent.name == ".hydra":
         if is_resumable:
             return f"delete {path.parent}, and {resuming} takes the overrides from checkpoints/last.ckpt"
         return f"delete {run} and start the run again"
-    if path.name == "metrics.csv":
-        return "delete it to do without the history; nothing else is lost"
-    if path.name == "raw_metrics.json":
-        return f"delete it, and {resuming} computes it again"
-    if path.name == "compression.json":
-        return f"delete it, and dml compress {run} writes it anew"
-    if path.name == "splits.json":
-        return "delete it to go on without a comparison of the data with what it was"
-    if is_resumable:
-        return f"{resuming} tests the run again and writes it anew"
-    return "test the checkpoint again"
+    remedies = {
+        "metrics.csv": "delete it to do without the history; nothing else is lost",
+        "raw_metrics.json": f"delete it, and {resuming} computes it again",
+        "compression.json": f"delete it, and dml compress {run} writes it anew",
+        "splits.json": "delete it to go on without a comparison of the data with what it was",
+    }
+    tested = f"{resuming} tests the run again and writes it anew" if is_resumable else "test the checkpoint again"
+    return remedies.get(path.name, tested)

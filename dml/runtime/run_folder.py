@@ -27,9 +27,7 @@ from dml.runtime.run_files import (
     read_values,
     read_yaml,
     remedy_for,
-    write_curves,
     write_sealed_text,
-    write_splits,
     write_values,
 )
 
@@ -61,14 +59,11 @@ class RunFolder(RunPaths):
     `.hydra/` holds the configuration with which the run was last started. The process that holds the lock writes it,
     after all settings have been checked. A run is finished if metrics.json holds the metrics of this configuration.
 
+    What reads a file raises an `InputError` if the file can't be read, or isn't as it was written.
+
     Args:
         path: path of the folder, which needn't exist.
     """
-
-    @property
-    def lock_file(self) -> Path:
-        """The file of the lock."""
-        return self.path / ".lock"
 
     @contextmanager
     def hold(self, *, wait: bool = False) -> Iterator[None]:
@@ -121,7 +116,7 @@ class RunFolder(RunPaths):
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """Read the configuration without `RUN_KEYS`; it raises an `InputError` if the file is damaged."""
+        """Read the configuration without `RUN_KEYS`."""
         return rename_keys(self._stored_config)
 
     @cached_property
@@ -130,7 +125,7 @@ class RunFolder(RunPaths):
 
     @property
     def config_text(self) -> str:
-        """Read the whole configuration as a YAML text; it raises an `InputError` if the file is damaged."""
+        """Read the whole configuration as a YAML text."""
         self._read(self.config_file, read_configuration)
         return self._read(self.config_file, read_sealed_text)
 
@@ -190,11 +185,7 @@ class RunFolder(RunPaths):
         return bool(self.metrics().get("pruned", False))
 
     def metrics(self) -> dict[str, Any]:
-        """Read metrics.json without its checksums.
-
-        Raises:
-            InputError: if the file can't be read, or isn't as it was written.
-        """
+        """Read metrics.json without its checksums."""
         return self._read(self.metrics_file, read_metrics)[0]
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
@@ -231,14 +222,7 @@ class RunFolder(RunPaths):
             self._check_file(name, checksums[name])
 
     def raw_metrics(self, configuration: str) -> dict[str, Any] | None:
-        """Read the metrics of the backbone's features; return None if there are none for this configuration.
-
-        Args:
-            configuration: identifier of the configuration, see `configuration_id`.
-
-        Raises:
-            InputError: if the file can't be read, or isn't as it was written.
-        """
+        """Read the metrics of the backbone's features; None if there are none of this `configuration_id`."""
         if not self.raw_metrics_file.exists():
             return None
         metrics, _ = self._read(self.raw_metrics_file, read_metrics)
@@ -249,47 +233,37 @@ class RunFolder(RunPaths):
         write_values(self.raw_metrics_file, {**metrics, CONFIGURATION: configuration}, {})
 
     def threshold_curves(self) -> dict[str, list[list[float]]]:
-        """Read the curves of the thresholds, {split: rows of numbers}; no curve if the test wrote none.
-
-        Raises:
-            InputError: if the file can't be read, or isn't as it was written.
-        """
+        """Read the curves of the thresholds, {split: rows of numbers}; no curve if the test wrote none."""
         return self._read(self.threshold_curves_file, read_curves) if self.threshold_curves_file.exists() else {}
 
     def write_threshold_curves(self, curves: Mapping[str, Sequence[Sequence[float]]]) -> None:
-        """Write the curves of the thresholds; without any, remove those of an earlier test."""
-        if curves:
-            write_curves(self.threshold_curves_file, curves)
+        """Write the rows of the thresholds' curves, under keys such as "test/0"; without any, remove earlier ones."""
+        rows = {
+            f"{name}/{row}": " ".join(map(repr, map(float, numbers)))
+            for name, curve in curves.items()
+            for row, numbers in enumerate(curve)
+        }
+        if rows:
+            write_values(self.threshold_curves_file, rows, {})
         else:
             self.threshold_curves_file.unlink(missing_ok=True)
 
     def compression(self) -> dict[str, Any]:
-        """Read the metrics of smaller vectors by name; no value if ``dml compress`` hasn't measured them.
-
-        Raises:
-            InputError: if the file can't be read, or isn't as it was written.
-        """
+        """Read the metrics of smaller vectors by name; no value if ``dml compress`` hasn't measured them."""
         return self._read(self.compression_file, read_metrics)[0] if self.compression_file.exists() else {}
 
     def splits(self) -> dict[str, dict[str, str]] | None:
-        """Read the summary of the data set, {split: {class: summary of its images}}; None for runs without the file.
-
-        Raises:
-            InputError: if the file can't be read, or isn't as it was written.
-        """
+        """Read the summary of the data set, {split: {class: summary of its images}}; None for runs without the file."""
         return self._read(self.splits_file, read_splits) if self.splits_file.exists() else None
 
     def write_splits(self, splits: Mapping[str, Mapping[str, str]]) -> None:
-        """Write the summary of the data set."""
+        """Write the summary of the data set, under keys such as "train/apple"."""
         self.path.mkdir(parents=True, exist_ok=True)
-        write_splits(self.splits_file, splits)
+        texts = {f"{split}/{name}": text for split, part in splits.items() for name, text in part.items()}
+        write_values(self.splits_file, texts, {})
 
     def history(self) -> list[dict[str, str]]:
-        """Read the rows of metrics.csv, each without the columns in which it is empty; no rows if there is no file.
-
-        Raises:
-            InputError: if a row can't be read.
-        """
+        """Read the rows of metrics.csv, each without the columns in which it is empty; no rows if there is no file."""
         return self._read(self.history_file, read_rows) if self.history_file.exists() else []
 
     def values(self, metric: str) -> dict[int, float]:

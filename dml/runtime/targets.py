@@ -16,17 +16,15 @@ TARGET = "_target_"
 
 _READER = "dml.data.readers.*.read"
 _GIVEN = "dml.run.given.take"  # it returns what the user's own Python gave to dml.train or dml.load
+_LIGHTNINGS_CALLBACKS = tuple(
+    f"pytorch_lightning.callbacks.{name}"
+    for name in ("DeviceStatsMonitor", "EarlyStopping", "LearningRateMonitor", "Timer")
+)
 
 KNOWN = {
     "adapter": ("dml.models.adapters.*",),
     "audit": ("dml.evaluation.audit.findings.AuditSettings",),
-    "callbacks": (
-        "dml.training.callbacks.*.*",
-        "pytorch_lightning.callbacks.DeviceStatsMonitor",
-        "pytorch_lightning.callbacks.EarlyStopping",
-        "pytorch_lightning.callbacks.LearningRateMonitor",
-        "pytorch_lightning.callbacks.Timer",
-    ),
+    "callbacks": ("dml.training.callbacks.*.*", *_LIGHTNINGS_CALLBACKS),
     "dataset": (_READER, "dml.run.given.take_table"),
     "distill": ("dml.losses.*.*",),
     "evaluation": ("dml.evaluation.Metric", _READER),
@@ -58,20 +56,14 @@ KNOWN = {
     ),
     "optimizer": (_GIVEN, "dml.training.optimizers.optimizer_by_role", "torch.optim.*"),
     "recurrent": ("dml.models.recurrent.*",),
-    "sampler": (
-        _GIVEN,
-        "dml.samplers.*.*",
-    ),
+    "sampler": (_GIVEN, "dml.samplers.*.*"),
     "scheduler": ("torch.optim.lr_scheduler.*",),
     "sweep": ("optuna.pruners.MedianPruner",),
     "trainer": (
         "datetime.timedelta",
         "dml.training.hardware.slurm",
         "pytorch_lightning.Trainer",
-        "pytorch_lightning.callbacks.DeviceStatsMonitor",
-        "pytorch_lightning.callbacks.EarlyStopping",
-        "pytorch_lightning.callbacks.LearningRateMonitor",
-        "pytorch_lightning.callbacks.Timer",
+        *_LIGHTNINGS_CALLBACKS,
         "pytorch_lightning.strategies.DDPStrategy",
     ),
     "transform": (
@@ -139,7 +131,10 @@ def is_known(target: Any, part: str) -> bool:
         return pattern == target or _is_defined_there(target)
     module = target.rpartition(".")[0]
     base = BASES.get(module) or BASES.get(module.partition(".")[0])
-    return _is_defined_there(target) if base is None else _is_subclass(target, base)
+    if base is None:
+        return _is_defined_there(target)
+    named, base_class = import_object(target), import_object(base)
+    return isinstance(named, type) and isinstance(base_class, type) and issubclass(named, base_class)
 
 
 def _matches(target: str, name: str) -> bool:
@@ -152,11 +147,6 @@ def _is_defined_there(target: str) -> bool:
     return (isinstance(named, type) or isfunction(named)) and named.__module__ == target.rpartition(".")[0]
 
 
-def _is_subclass(target: str, base: str) -> bool:
-    named, base_class = import_object(target), import_object(base)
-    return isinstance(named, type) and isinstance(base_class, type) and issubclass(named, base_class)
-
-
 def unknown_targets(config: Any, path: str = "") -> Iterator[Unknown]:
     """Find the values in a configuration that name unknown objects or set arguments that aren't safe.
 
@@ -164,10 +154,6 @@ def unknown_targets(config: Any, path: str = "") -> Iterator[Unknown]:
     [Unknown(path='loss._target_', value='torch.load')]
 
     A text that is still an interpolation after all were resolved counts too: building would resolve it.
-
-    Args:
-        config: nested mappings, lists and plain values, with interpolations resolved.
-        path: dotted key of ``config``.
     """
     if isinstance(config, Mapping):
         yield from _unknown_arguments(config, path)

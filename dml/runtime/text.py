@@ -50,15 +50,10 @@ def in_markup(text: object) -> str:
 
 
 def format_count(number: int, noun: str, plural: str = "") -> str:
-    """Return a number and its noun.
+    """Return a number and its noun; without a plural, it adds an s.
 
     >>> format_count(1, "class", "classes"), format_count(2000, "image")
     ('1 class', '2,000 images')
-
-    Args:
-        number: number of things.
-        noun: name of one of them.
-        plural: name of several of them; "" adds an s.
     """
     return f"1 {noun}" if number == 1 else f"{number:,} {plural or f'{noun}s'}"
 
@@ -79,18 +74,17 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], right: 
     Raises:
         ValueError: if a row has more or fewer cells than the header.
     """
-    rule = ["---:" if column in right else "---" for column in range(len(header))]
-    lines = [_line(cell.replace("|", r"\|") for cell in cells) for cells in (header, *_same_width(rows, len(header)))]
-    return "\n".join([lines[0], _line(rule), *lines[1:]])
+    lines = [header, ["---:" if column in right else "---" for column in range(len(header))]]
+    for row in rows:
+        if len(row) != len(header):
+            raise ValueError(f"a row of {len(row)} cells in a table of {len(header)} columns: {list(row)}")
+        lines.append(row)
+    escaped = ([cell.replace("|", r"\|") for cell in line] for line in lines)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in escaped)
 
 
 def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
-    """Write rows, the header first, to a CSV file in one step: the file is never seen half written.
-
-    Args:
-        path: file to write or to replace; a missing folder is made.
-        rows: cells of each row, in the order of the columns.
-    """
+    """Write rows, the header first, to a CSV file in one step: the file is never seen half written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows(rows)
@@ -110,34 +104,6 @@ def format_csv(rows: Iterable[Sequence[object]]) -> str:
         csv.writer(line, lineterminator="\r\n").writerow(row)
         lines.append(line.getvalue().removesuffix("\r\n") + "\n")
     return "".join(lines)
-
-
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _same_width(rows: Iterable[Sequence[str]], width: int) -> Iterable[Sequence[str]]:
-    for row in rows:
-        if len(row) != width:
-            raise ValueError(f"a row of {len(row)} cells in a table of {width} columns: {list(row)}")
-        yield row
-
-
-def replace_between(page: str, markers: tuple[str, str], text: str) -> str | None:
-    r"""Replace the lines of a page between two markers; None if the page lacks one.
-
-    >>> replace_between("a <!-- b --> c <!-- /b -->", ("<!-- b -->", "<!-- /b -->"), "d")
-    'a <!-- b -->\nd\n<!-- /b -->'
-
-    Args:
-        page: the whole page.
-        markers: the marker before the lines, and that behind them; both stay.
-        text: the new lines.
-    """
-    begin, end = markers
-    before, opened, rest = page.partition(begin)
-    _, closed, after = rest.partition(end)
-    return f"{before}{begin}\n{text}\n{end}{after}" if opened and closed else None
 
 
 LINE_EVERY = 30.0
@@ -178,11 +144,7 @@ class ProgressMeter:
         self.last_line += seconds
 
     def line(self, left: int) -> str:
-        """Return a line of progress: the images a second since the last line, and the estimated time left.
-
-        Args:
-            left: number of units of work that aren't finished.
-        """
+        """Return a line of progress: the images a second since the last line, and the time that the units left take."""
         now = self.clock()
         speed = self.images / max(now - self.last_line, 1e-9)
         seconds = left * (now - self.began) / max(1, self.done)

@@ -90,9 +90,7 @@ def read_figures(data: Path | None) -> Iterator[Study]:
 def _find_setting(folders: Sequence[str] | None, data: Path | None) -> tuple[str, tuple[str, ...]]:
     """Find the setting to draw a figure in, and the override that names the folder of its data, if one is needed.
 
-    Args:
-        folders: folders of which any may hold the paper's data; None if the runs find the data by themselves.
-        data: folder that holds these folders.
+    ``folders`` may hold the paper's data below ``data``; without any, the runs find the data by themselves.
     """
     if data is None:
         return "small", ()

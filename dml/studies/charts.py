@@ -23,19 +23,18 @@ ROW_SHIFT = 0.2
 
 
 @contextmanager
-def new_chart(path: Path, *, size: tuple[float, float], dpi: int = 150) -> Iterator["Figure"]:
-    """Yield an empty figure, which is written to ``path`` after the body of the ``with`` statement.
+def new_chart(path: Path, *, size: tuple[float, float], dpi: int = 150, title: str = "") -> Iterator["Figure"]:
+    """Yield an empty figure, which is written to a PNG file after the body of the ``with`` statement.
 
-    Args:
-        path: PNG file to write; a missing folder is made.
-        size: width and height in inches.
-        dpi: pixels per inch.
+    A missing folder is made. ``size`` is in inches, ``dpi`` in pixels per inch.
     """
     from matplotlib import style
     from matplotlib.figure import Figure
 
     with style.context("default", after_reset=True):  # a user's matplotlibrc must not change the bytes
         figure = Figure(figsize=size, dpi=dpi, layout="constrained")
+        if title:
+            figure.suptitle(title)
         yield figure
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as partial:
@@ -43,13 +42,7 @@ def new_chart(path: Path, *, size: tuple[float, float], dpi: int = 150) -> Itera
 
 
 def add_difference_axes(figure: "Figure", names: Sequence[str], description: str) -> "Axes":
-    """Add axes with a row for each name, the first at the top, and a line at a difference of 0.
-
-    Args:
-        figure: figure that the axes fill.
-        names: names of the rows, whose heights are 0, 1, 2 and so on.
-        description: text below the axis of the differences.
-    """
+    """Add axes with a row for each name, at the heights 0, 1, 2, ... from the top, and a line at a difference of 0."""
     axes = figure.add_subplot()
     axes.axvline(0, color="#20262c", linewidth=1)
     axes.set_yticks(range(len(names)), names)

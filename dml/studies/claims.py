@@ -124,13 +124,9 @@ class Claim:
 
 
 def decide(differences: Sequence[float], margin: float = 0.0) -> Verdict:
-    """Decide a comparison by the 95 % interval of its mean difference.
+    """Decide a comparison by the 95 % interval of its mean difference, in percent points over the seeds.
 
     The comparison is confirmed if the interval lies above -margin, reversed if it lies below.
-
-    Args:
-        differences: (n,) differences in percent points, one for each seed.
-        margin: percent points by which the better side may fall behind.
     """
     if len(differences) < FEWEST_SEEDS:
         return Verdict.OPEN
@@ -150,11 +146,6 @@ def combine_verdicts(verdicts: Sequence[Verdict]) -> Verdict:
     if Verdict.OPEN in verdicts:
         return Verdict.OPEN
     return verdicts[0] if len(set(verdicts)) == 1 else Verdict.NOT_CONFIRMED
-
-
-def combine(outcomes: Sequence[Outcome]) -> Verdict:
-    """Return the verdict on a claim with these outcomes."""
-    return combine_verdicts([outcome.verdict for outcome in outcomes])
 
 
 def label(metric: str) -> str:
@@ -232,7 +223,7 @@ def render_claims(study: Study, results: Results) -> str:
         study,
         results,
         filters={
-            "verdict": combine,
+            "verdict": lambda outcomes: combine_verdicts([outcome.verdict for outcome in outcomes]),
             "label": label,
             "steps": lambda cell: sum(count_steps(stage.config) for stage in list_stages(compose(cell.training))),
             "best": _find_best,
@@ -260,11 +251,9 @@ def draw_claims(study: Study, results: Results, docs: Path) -> None:
 
 
 def draw_outcomes(outcomes: Sequence[Outcome], path: Path) -> None:
-    """Draw a row for each comparison: the differences seed by seed, their mean and its interval.
+    """Draw a row for each comparison, the first at the top: the differences seed by seed, their mean and its interval.
 
-    Args:
-        outcomes: outcomes to draw, the first in the top row; the row of an outcome without differences stays empty.
-        path: PNG file to write; a missing folder is made.
+    The row of an outcome without differences stays empty.
     """
     names = [str(outcome.comparison) for outcome in outcomes]
     with new_chart(path, size=(8.0, 1.0 + 0.42 * len(outcomes))) as figure:

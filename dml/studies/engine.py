@@ -309,9 +309,7 @@ class Engine:
 def describe_run(run: Run, heads: tuple[str, ...] = ()) -> dict[str, str]:
     """Return what the metrics of a finished run are of: the facts that it stored, else those by its configuration.
 
-    Args:
-        run: the finished run.
-        heads: heads whose embeddings the metrics are of; none stands for those of the whole embedding.
+    With heads, they are of the embeddings of these; else of the whole embedding.
     """
     config = read_described_keys(run.training, heads)
     stored = describe_measurement(run.metrics, config)
@@ -346,10 +344,7 @@ def _scale(rows: Vectors) -> Vectors:
 
 
 def rank_ensemble(folders: Sequence[RunFolder]) -> ClassSums:
-    """Embed the test split by the models of finished runs, join the embeddings, and rank by them.
-
-    Args:
-        folders: folders of runs of one seed, one for each fold, with their checkpoints.
+    """Embed the test split by the models of runs of one seed, one a fold, join the embeddings, and rank by them.
 
     Raises:
         InputError: if a checkpoint is missing.

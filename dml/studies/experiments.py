@@ -100,12 +100,7 @@ def identify(config: DictConfig, root: Path | None = None) -> str:
 
 
 def describe_training(training: Training, heads: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return what the metrics of a training are of by the name of the fact, without training it.
-
-    Args:
-        training: an experiment with its overrides.
-        heads: heads whose embeddings the metrics are of; none stands for those of the whole embedding.
-    """
+    """Return what the metrics of a training, or of some of its heads, are of by the name of the fact."""
     return describe_configuration(read_described_keys(training, heads))
 
 

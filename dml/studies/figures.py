@@ -2,8 +2,7 @@
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -38,7 +37,6 @@ from dml.studies.study import Study
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes  # importing matplotlib is slow
-    from matplotlib.figure import Figure
 
 PLANE_MAP = "plane/ap"
 """The mAP of two-dimensional embeddings that aren't normalized; it isn't in metrics.json, but computed here."""
@@ -52,7 +50,7 @@ QUERIES_PER_BLOCK = 500
 CELLS, THUMBNAIL = 50, 64
 """Cells across a map of pictures, and the largest side of a picture in pixels."""
 
-MARKERS = "osD^vP"
+MARKERS, DPI = "osD^vP", 110
 
 
 class Value(NamedTuple):
@@ -102,7 +100,7 @@ def draw_figure(study: Study, results: Results, plan: Plan, path: Path) -> list[
         return values
     has_transfer = study.content.get("draws") == "transfer"
     panels = len(parts) + 2 * has_transfer
-    with _new_figure(title, path, size=(4.6 * panels, 4.0)) as figure:
+    with new_chart(path, size=(4.6 * panels, 4.0), dpi=DPI, title=title) as figure:
         axes_row = figure.subplots(1, panels, squeeze=False)[0]
         if has_transfer:
             _draw_transfer(axes_row[0], axes_row[1], map(float, next(iter(parts.values()))["points"]))
@@ -163,7 +161,7 @@ def draw_planes(
     """
     names = sorted({name for plane in planes.values() if plane for name in plane.classes.tolist()})
     columns, rows = min(2, len(planes)), -(-len(planes) // 2)
-    with _new_figure(title, path, size=(size[0] * columns, size[1] * rows)) as figure:
+    with new_chart(path, size=(size[0] * columns, size[1] * rows), dpi=DPI, title=title) as figure:
         panels, last_drawn = figure.subplots(rows, columns, squeeze=False).flat, None
         for (name, plane), axes in zip(planes.items(), panels, strict=False):
             axes.set_title(plane.title if plane else name, fontsize="medium")
@@ -298,24 +296,12 @@ def _format_title(row: str, values: Sequence[Value]) -> str:
     return f"{row}, mAP {percents[0]:.1f} %{mean_line}"
 
 
-@contextmanager
-def _new_figure(title: str, path: Path, *, size: tuple[float, float]) -> "Iterator[Figure]":
-    with new_chart(path, size=size, dpi=110) as figure:
-        figure.suptitle(title)
-        yield figure
-
-
 QUERIES_PER_SHEET = 8
 """The largest number of queries on a sheet."""
 
 
 def draw_run_figures(figures: Mapping[str, Mapping[str, Any]], folders: Sequence[Path], images: Path) -> None:
-    """Draw figures of runs, and print the path of each picture.
-
-    Args:
-        figures: {name: entry of reference/figures.yaml}.
-        folders: folders of the runs.
-        images: folder of the pictures.
+    """Draw figures, {name: entry of reference/figures.yaml}, of runs, and print the path of each picture.
 
     Raises:
         InputError: if a figure can't be drawn of these runs.

@@ -237,9 +237,7 @@ def describe_runs(rows: Sequence[RowResult], noun: str = "seed") -> str:
 def compute_p_values(tests: Mapping[str, ClassSums], metric: str) -> dict[tuple[str, str], float]:
     """Compute the p-value of each pair of rows, corrected for the number of pairs -> {(row, other row): p}.
 
-    Args:
-        tests: {row: its test}, all on the same queries.
-        metric: name of the metric.
+    ``tests`` are {row: its test}, all on the same queries.
     """
     pairs = list(combinations(tests, 2))
     p_values = [bootstrap_p_value(tests[first].draw_means(metric, tests[second], RESAMPLES)) for first, second in pairs]

@@ -181,17 +181,14 @@ def read_tables() -> tuple[Table, ...]:
 @cache
 def read_numbers() -> tuple[PrintedNumber, ...]:
     """Read every number of every table, quoted ones included."""
-    return tuple(number for name in NUMBERS for number in _read_file(REFERENCE / name))
-
-
-def _read_file(path: Path) -> list[PrintedNumber]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return [_read_number(line) for line in csv.DictReader(file)]
-
-
-def _read_number(line: dict[str, str]) -> PrintedNumber:
-    dataset, printed, origin = (line.pop(column) for column in ("dataset", "value", "own"))
-    return PrintedNumber(dataset=DATASETS.get(dataset, dataset), printed=printed, origin=origin, **line)
+    numbers = []
+    for name in NUMBERS:
+        with (REFERENCE / name).open(newline="", encoding="utf-8") as file:
+            for line in csv.DictReader(file):
+                dataset, printed, origin = (line.pop(column) for column in ("dataset", "value", "own"))
+                dataset = DATASETS.get(dataset, dataset)
+                numbers.append(PrintedNumber(dataset=dataset, printed=printed, origin=origin, **line))
+    return tuple(numbers)
 
 
 @cache

@@ -127,7 +127,11 @@ def read_file(experiment: str) -> ExperimentFile:
         path,
         includes=tuple(group.removeprefix(EXPERIMENT) for group, choice in defaults if choice is None and "/" in group),
         keys=frozenset({group for group, choice in defaults if choice is not None} | set(flat(values))),
-        differences=tuple(_read_difference(match) for match, _ in paragraphs if match),
+        differences=tuple(
+            Difference(match["text"], tuple((match["metrics"] or "").replace(",", " ").split()))
+            for match, _ in paragraphs
+            if match
+        ),
         unstated=tuple(unstated),
     )
 
@@ -136,10 +140,6 @@ def _read_default(entry: Any) -> tuple[str, str | None]:
     """Read an entry of Hydra's defaults list -> (group, choice): {"override /loss": "nra"} -> ("loss", "nra")."""
     group, choice = next(iter(entry.items())) if isinstance(entry, dict) else (entry, None)
     return str(group).removeprefix("override ").removeprefix("/").rpartition("@")[2], choice
-
-
-def _read_difference(match: re.Match[str]) -> Difference:
-    return Difference(match["text"], tuple((match["metrics"] or "").replace(",", " ").split()))
 
 
 def _comment_paragraphs(lines: Iterable[str]) -> Iterator[str]:

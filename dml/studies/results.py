@@ -3,8 +3,8 @@
 import json
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -182,11 +182,12 @@ def write_results(path: Path, results: Sequence[Result]) -> None:
     rows = np.repeat(np.arange(len(ordered)), [1 + len(result.counts) for result in ordered])
     table = {name: pa.array([getattr(result, name) for result in ordered]).take(pa.array(rows)) for name in KEYS}
     table["facts"] = pa.array([json.dumps(dict(result.facts)) for result in ordered]).take(pa.array(rows))
-    table[CLASS] = pa.array(_join([None, *range(len(result.counts))] for result in ordered), pa.int32())
-    table[QUERIES] = pa.array(_join([None, *result.counts] for result in ordered), pa.int32())
+    join = chain.from_iterable
+    table[CLASS] = pa.array(join([None, *range(len(result.counts))] for result in ordered), pa.int32())
+    table[QUERIES] = pa.array(join([None, *result.counts] for result in ordered), pa.int32())
     for name in sorted({name for result in ordered for name in (*result.metrics, *result.sums)}):
-        values = [[result.metrics.get(name), *_find_sums(result, name)] for result in ordered]
-        table[name] = pa.array(_join(values), pa.float64())
+        values = ((result.metrics.get(name), *result.sums.get(name, [None] * len(result.counts))) for result in ordered)
+        table[name] = pa.array(join(values), pa.float64())
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as partial:
         pq.write_table(pa.table(table), partial, compression="zstd", compression_level=19)
@@ -213,11 +214,3 @@ def store_results(path: Path, new: Iterable[Result]) -> list[Result]:
         if new:
             write_results(path, merged)
     return merged
-
-
-def _find_sums(result: Result, name: str) -> Sequence[float | None]:
-    return result.sums.get(name, [None] * len(result.counts))
-
-
-def _join(parts: Iterable[Iterable[Any]]) -> list[Any]:
-    return [value for part in parts for value in part]

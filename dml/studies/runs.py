@@ -230,12 +230,7 @@ def find_input_paths(training: Training, data: Path) -> dict[str, Path]:
 
 
 def check_data(name: str, runs: Iterable[Run], data: Path | None) -> None:
-    """Check that the data of runs that are going to be made exists.
-
-    Args:
-        name: name of the study, for the error message.
-        runs: runs that are going to be made.
-        data: folder that holds the folders of the data sets; None if the user gave none.
+    """Check that the data of runs that are going to be made exists; the name of the study is for the error message.
 
     Raises:
         InputError: if a folder or a file is missing.

@@ -75,11 +75,7 @@ class Search:
         return [*(override.partition("=")[0] for override in overrides), *(searched.key for searched in self.ranges)]
 
     def propose(self, tried: Sequence[Scored]) -> list[Overrides]:
-        """Return the overrides to try next; none once the search is complete.
-
-        Args:
-            tried: the overrides that were proposed before, in their order.
-        """
+        """Return the overrides to try after those that were tried, in their order; none once the search is complete."""
         if self.ranges:
             return [_propose_by_optuna(self, tuple(tried))] if len(tried) < self.trials else []
         done = 0

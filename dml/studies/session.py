@@ -74,11 +74,7 @@ class Session:
         print_line(self._render(results))
 
     def write_page(self, *, may_be_empty: bool = False) -> None:
-        """Store the results, and write the page with its charts.
-
-        Args:
-            may_be_empty: whether nothing is written, and no error raised, if there are no results.
-        """
+        """Store the results, and write the page with its charts; without results nothing, if that may be."""
         if self._has_charts:
             check_installed("matplotlib", extra="figures")
         study, results = self.study, self._select(store_results(self._file, self._collect()))

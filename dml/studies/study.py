@@ -146,8 +146,7 @@ class Study:
     def name_results(self, departures: Sequence[str] = ()) -> str:
         """Return the name of the files of results: those of a changed study don't replace its own.
 
-        Args:
-            departures: overrides of all trainings that the user gave.
+        The departures are overrides of all trainings that the user gave.
         """
         changed = sorted([*self.changes, *departures])
         return f"{self.name}-{sha256(shlex.join(changed).encode()).hexdigest()[:8]}" if changed else self.name

@@ -5,10 +5,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from dml.commands.arguments import quote_paths
 from dml.commands.command_parser import CommandParser, positive_number
 from dml.commands.error_lines import one_line_errors, print_line
 from dml.runtime.errors import InputError, check_installed, suggest
 from dml.runtime.files import write_text
+from dml.runtime.former_keys import rename_override
 from dml.runtime.paths import expand_home
 from dml.studies.catalog import find_studies, format_list
 from dml.studies.study import Study
@@ -42,11 +44,7 @@ EXAMPLES = {
 
 
 def run_study(arguments: Sequence[str]) -> None:
-    """Run ``dml study``; the exit code is 2 if a run failed.
-
-    Args:
-        arguments: arguments of the command line.
-    """
+    """Run ``dml study``; the exit code is 2 if a run failed."""
     options = parse_options(arguments)
     has_failed = False
     with one_line_errors():
@@ -78,11 +76,7 @@ def run_study(arguments: Sequence[str]) -> None:
 
 
 def _are_of_runs(studies: Sequence[Study], folders: Sequence[Path], name: str) -> bool:
-    """Return whether studies are figures of runs.
-
-    Raises:
-        InputError: if they have no folders of runs, or others have.
-    """
+    """Return whether studies are figures of runs; these, and no others, have folders of runs."""
     are_of_runs = [study.kind == "run_figure" for study in studies]
     if not (folders and all(are_of_runs)) and (folders or any(are_of_runs)):
         text = " ".join([name, *map(str, folders)])
@@ -117,11 +111,7 @@ def _run_action(study: Study, options: argparse.Namespace) -> bool:
 
 
 def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the arguments of the command; without an action, the study is shown, and without a name all are listed.
-
-    Args:
-        arguments: arguments of the command line.
-    """
+    """Parse the arguments of the command; without an action, the study is shown, and without a name all are listed."""
     parser = CommandParser("study", DESCRIPTION, EXAMPLES)
     parser.add_argument(
         "name", nargs="?", default="list", metavar="STUDY", help="name of a study, or the path of its file"
@@ -134,7 +124,14 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
         metavar="N",
         help="runs at a time; with several, each has one thread (default: 1, for studies of a file 2)",
     )
-    parser.add_overrides("trainer.precision=bf16-mixed")
+    parser.add_argument(
+        "--set",
+        action="append",
+        type=lambda text: quote_paths([rename_override(text)])[0],
+        default=[],
+        metavar="KEY=VALUE",
+        help="override of all trainings, such as trainer.precision=bf16-mixed; may be repeated",
+    )
     parser.add_argument(
         "--preset", choices=["smoke"], help="train small on the embedded data, a thousandth of the steps"
     )
@@ -142,7 +139,13 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--outputs", type=expand_home, metavar="FOLDER", help="folder for runs (default: outputs/STUDY)"
     )
-    parser.add_folder("--docs", "docs", "folder for the page and its results; those of tables are in --outputs")
+    parser.add_argument(
+        "--docs",
+        type=expand_home,
+        default=Path("docs"),
+        metavar="FOLDER",
+        help="folder for the page and its results; those of tables are in --outputs (default: %(default)s)",
+    )
     parser.add_argument(
         "-n", "--commands", action="store_true", help="print the commands of the next runs, and run none"
     )

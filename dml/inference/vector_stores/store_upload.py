@@ -32,6 +32,9 @@ from dml.runtime.text import printable
 
 NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "dml:images")
 
+IDS_AT_A_TIME = 1000
+"""Number of ids that the database is asked for at a time."""
+
 Batch = tuple[list[int], NDArray[np.float32]]
 """The positions of B images among those that are embedded, and their vectors (B, D)."""
 
@@ -54,8 +57,8 @@ class StoredImages:
         return len(self.paths)
 
     def id(self, row: int) -> str:
-        """Return the id of an image, a UUID that depends on its stored path alone."""
-        return hash_to_uuid(self.names[row])
+        """Return the id of an image, a UUID of version 5 that depends on its stored path alone."""
+        return str(uuid.uuid5(NAMESPACE, self.names[row]))
 
     def choose(self, shard: Shard) -> "StoredImages":
         """Return the images of a shard. An image's id alone decides, so that it is in the same shard of any list."""
@@ -83,15 +86,6 @@ class StoredImages:
         )
 
 
-def hash_to_uuid(path: str) -> str:
-    """Return the UUID, version 5, of a path, in the namespace of dml.
-
-    >>> hash_to_uuid("photos/1.jpg") == hash_to_uuid("photos/1.jpg")
-    True
-    """
-    return str(uuid.uuid5(NAMESPACE, path))
-
-
 def relative_names(paths: Sequence[str], root: str | Path | None) -> list[str]:
     """Return the paths to store: as they are, or relative to a folder, with forward slashes.
 
@@ -108,10 +102,6 @@ def relative_names(paths: Sequence[str], root: str | Path | None) -> list[str]:
             raise InputError(f"--root {printable(root)}: {printable(path)} isn't in this folder")
         names.append(Path(name).as_posix())
     return names
-
-
-IDS_AT_A_TIME = 1000
-"""Number of ids that the database is asked for at a time."""
 
 
 @dataclass(frozen=True)
@@ -282,8 +272,15 @@ def _open_collection(store: VectorStore, facts: CollectionFacts, name: str, live
 
 def _find_missing(store: VectorStore, collection: str, images: StoredImages) -> list[int]:
     """Return the rows of the images that the collection doesn't hold as they are now."""
-    contents = _read_contents(store, collection, images)
-    return [row for row, content in contents if not _is_unchanged(images, row, content)]
+    missing = []
+    for row, stored in _read_contents(store, collection, images):
+        try:
+            is_unchanged = stored is not None and images.content(row) == stored
+        except UNREADABLE:  # the embedding tells what is wrong with the file, or leaves it out
+            is_unchanged = False
+        if not is_unchanged:
+            missing.append(row)
+    return missing
 
 
 def _read_contents(store: VectorStore, collection: str, images: StoredImages) -> Iterator[tuple[int, str | None]]:
@@ -292,15 +289,6 @@ def _read_contents(store: VectorStore, collection: str, images: StoredImages) ->
         ids = {row: images.id(row) for row in range(first, min(first + IDS_AT_A_TIME, len(images)))}
         stored = store.call(store.read_contents, collection, [*ids.values()])
         yield from ((row, stored.get(identifier)) for row, identifier in ids.items())
-
-
-def _is_unchanged(images: StoredImages, row: int, stored: str | None) -> bool:
-    if stored is None:
-        return False
-    try:
-        return images.content(row) == stored
-    except UNREADABLE:  # the embedding tells what is wrong with the file, or leaves it out
-        return False
 
 
 def _upload(
