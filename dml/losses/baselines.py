@@ -196,7 +196,6 @@ class ProxyLoss(Loss):
     """
 
     needs_classes = True
-    needs_positives: ClassVar[bool] = False
 
     def __init__(self, loss: Callable[..., nn.Module], num_classes: int, embedding_dim: int) -> None:
         super().__init__()

@@ -161,7 +161,6 @@ class ClusterLoss(Loss):
     """
 
     needs_classes = True
-    needs_positives: ClassVar[bool] = False
     takes_queries: ClassVar[bool] = True
 
     def __init__(self, num_classes: int, embedding_dim: int, temperature: float = 0.05) -> None:
@@ -298,8 +297,8 @@ def _levels(similarities: Tensor, lists: GradedLists) -> Iterator[_Level]:
     depth = lists.relevance.shape[1] - 1
     counts = level_counts(lists.levels, depth)
     total = (lists.relevance * counts).sum(dim=1, keepdim=True).clamp(min=torch.finfo(similarities.dtype).tiny)
-    relevance = _item_relevance(lists)
-    ranks, h_ranks = _constant_ranks(similarities, lists, counts)
+    relevance = lists.relevance.gather(1, lists.levels.clamp(min=0))  # of each item
+    ranks, h_ranks = _constant_ranks(similarities, lists, counts, relevance)
     order = lists.levels.argsort(dim=1, descending=True, stable=True)
     for level in range(1, depth + 1):
         items, inside = _select_levels(order, counts, level, level)
@@ -372,18 +371,14 @@ def _select_levels(order: Tensor, counts: Tensor, lowest: int, highest: int) -> 
     return order.gather(1, (first + offsets).clamp(max=order.shape[1] - 1)), offsets < number
 
 
-def _item_relevance(lists: GradedLists) -> Tensor:
-    """Look up the relevance of each item -> (Q, N)."""
-    return lists.relevance.gather(1, lists.levels.clamp(min=0))
-
-
-def _constant_ranks(similarities: Tensor, lists: GradedLists, counts: Tensor) -> tuple[Tensor, Tensor]:
+def _constant_ranks(
+    similarities: Tensor, lists: GradedLists, counts: Tensor, relevance: Tensor
+) -> tuple[Tensor, Tensor]:
     """Compute the parts of each item's rank and Hrank that have no gradient. (Q, N) -> (Q, N), (Q, N)
 
     These parts count the item itself and the items j without a step function. Sorting tells how many of them are
     before each item, without a tensor of all pairs.
     """
-    relevance = _item_relevance(lists)
     ranks, h_ranks = torch.ones_like(similarities), relevance.clone()
     ascending, order = similarities.sort(dim=1)
     behind = torch.searchsorted(ascending, similarities - tie(similarities.dtype))

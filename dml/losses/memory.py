@@ -77,13 +77,8 @@ class CrossBatchMemory(Loss):
         if self.labels.shape[1:] != classes.shape[1:]:  # the memory is empty, and images have several labels
             self.labels = self.labels.new_full((self.size, *classes.shape[1:]), -1)
         filled = min(queued, len(self.embeddings))
-        value: Tensor
-        if filled == 0:
-            value = self.loss(embeddings, labels)
-        else:
-            value = self.loss(
-                embeddings, labels, gallery=self.embeddings[:filled], gallery_labels=self.labels[:filled, None]
-            )
+        memory = {"gallery": self.embeddings[:filled], "gallery_labels": self.labels[:filled, None]} if filled else {}
+        value: Tensor = self.loss(embeddings, labels, **memory)
         if self.training:
             if steps >= self.start:
                 self._enqueue(embeddings, classes, queued)

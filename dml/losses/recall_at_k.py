@@ -1,7 +1,7 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from numbers import Real
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -89,9 +89,8 @@ class RecallAtKLoss(Loss):
         items, classes = F.normalize(embeddings, dim=1), finest(labels)
         if self.mixup:
             items, classes = similarity_mixup(items, classes, self._draw_weights(items, classes))
-        settings = _Settings(self.recall_at, self.temperature, self.recall_temperature, self.count_query)
         chosen = _choose_queries(queries, len(embeddings), len(items)).to(items.device)
-        value: Tensor = _RecallSurrogate.apply(items, classes, chosen, settings)
+        value: Tensor = _RecallSurrogate.apply(items, classes, chosen, self)
         start, stop, _ = queries.indices(len(embeddings))
         return value * (len(embeddings) / (stop - start))
 
@@ -156,15 +155,6 @@ def _choose_queries(queries: slice, num_real: int, num_items: int) -> Tensor:
     return torch.cat([torch.arange(start, stop), torch.arange(first, last)])
 
 
-class _Settings(NamedTuple):
-    """The arguments of `RecallAtKLoss`."""
-
-    recall_at: tuple[int, ...]
-    temperature: float
-    recall_temperature: float
-    count_query: bool
-
-
 class _RecallSurrogate(torch.autograd.Function):
     """Computes the terms of queries (Q,) among items (N, D) with labels (N,), and their gradient in the same pass.
 
@@ -172,7 +162,7 @@ class _RecallSurrogate(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, items: Tensor, labels: Tensor, chosen: Tensor, settings: _Settings) -> Tensor:
+    def forward(ctx: Any, items: Tensor, labels: Tensor, chosen: Tensor, settings: RecallAtKLoss) -> Tensor:
         total, gradient = items.new_zeros(()), torch.zeros_like(items)
         for queries, positives, is_positive in _query_blocks(labels, chosen):
             similarities = items[queries] @ items.T
@@ -215,7 +205,7 @@ def _query_blocks(labels: Tensor, chosen: Tensor) -> Iterator[tuple[Tensor, Tens
 
 
 def _block_losses(
-    similarities: Tensor, queries: Tensor, positives: Tensor, is_positive: Tensor, settings: _Settings
+    similarities: Tensor, queries: Tensor, positives: Tensor, is_positive: Tensor, settings: RecallAtKLoss
 ) -> tuple[Tensor, Tensor]:
     """Compute the losses (b,) of a block of queries and the gradients by their similarities (b, N).
 
@@ -224,7 +214,7 @@ def _block_losses(
         queries: (b,) indices of the queries among the items.
         positives: (b, P) indices of the positives among the items.
         is_positive: (b, P) bool, which of the positives aren't padding.
-        settings: arguments of the loss.
+        settings: the loss, which holds its arguments.
     """
     positive_similarities = similarities.gather(1, positives)
     if not settings.count_query:
@@ -241,7 +231,9 @@ def _block_losses(
     return losses, slopes
 
 
-def _recall_losses(ranks: Tensor, is_positive: Tensor, num_items: int, settings: _Settings) -> tuple[Tensor, Tensor]:
+def _recall_losses(
+    ranks: Tensor, is_positive: Tensor, num_items: int, settings: RecallAtKLoss
+) -> tuple[Tensor, Tensor]:
     """Compute the losses (b,) of queries and the gradients (b, P) by the ranks (b, P) of their positives."""
     losses, slopes = torch.zeros_like(ranks[:, 0]), torch.zeros_like(ranks)
     count, scale = is_positive.sum(dim=1), len(settings.recall_at)

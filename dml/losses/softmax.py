@@ -1,5 +1,3 @@
-from typing import ClassVar
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -26,7 +24,6 @@ class SoftmaxLoss(Loss):
     """
 
     needs_classes = True
-    needs_positives: ClassVar[bool] = False
 
     def __init__(self, num_classes: int, embedding_dim: int) -> None:
         super().__init__()

@@ -48,9 +48,7 @@ class TupletLoss(Loss):
         self.form = form
         self.needs_indices = form == "k_nearest"
         self.neighbors = torch.empty(0, 0, dtype=torch.long)
-        if (
-            self.needs_indices
-        ):  # only with this attribute it is a `UsesEmbeddingBank`, which costs a pass over all images
+        if self.needs_indices:  # only then it is a `UsesEmbeddingBank`, which costs a pass over all images
             self.num_bank_neighbors = 0  # as many as the sampler needs
 
     def set_embedding_bank(self, bank: EmbeddingBank) -> None:
@@ -73,12 +71,14 @@ class TupletLoss(Loss):
             positives, negatives = positives & drawn, negatives & drawn
         centers = positives.any(dim=1)
         count = positives.sum(dim=1, dtype=similarities.dtype).clamp(min=1)
-        if self.form in ("centralized", "k_nearest"):
-            terms = _centralized(similarities, positives, negatives, count)
-        elif self.form == "pairwise":
-            terms = _pairwise(similarities, positives, negatives, count)
+        of_all = masked_logsumexp(similarities, positives | negatives)
+        if self.form == "pairwise":  # the double sum of Eq. 3.1 is the product of two sums
+            pairs = masked_logsumexp(similarities, negatives) + masked_logsumexp(-similarities, positives)
+            terms = softplus(pairs - count.log())
+        elif self.form == "cross_entropy":  # whose targets are 1/|P_i| on the positives
+            terms = of_all - (similarities * positives).sum(dim=1) / count
         else:
-            terms = _cross_entropy(similarities, positives, negatives, count)
+            terms = of_all - (masked_logsumexp(similarities, positives) - count.log())
         return torch.where(centers, terms, 0.0).sum() / centers.sum().clamp(min=1)
 
 
@@ -92,20 +92,3 @@ def _find_drawn_neighbors(rows: list[int], neighbors: Tensor) -> Tensor:
         else:
             center, neighborhood = position, {*neighbors[row].tolist()}
     return is_drawn
-
-
-def _centralized(similarities: Tensor, positives: Tensor, negatives: Tensor, count: Tensor) -> Tensor:
-    """Compute Eq. 3.5 for each center -> (B,)."""
-    mean_of_positives = masked_logsumexp(similarities, positives) - count.log()
-    return masked_logsumexp(similarities, positives | negatives) - mean_of_positives
-
-
-def _pairwise(similarities: Tensor, positives: Tensor, negatives: Tensor, count: Tensor) -> Tensor:
-    """Compute Eq. 3.1 for each center -> (B,); the double sum is the product of two sums."""
-    pairs = masked_logsumexp(similarities, negatives) + masked_logsumexp(-similarities, positives)
-    return softplus(pairs - count.log())
-
-
-def _cross_entropy(similarities: Tensor, positives: Tensor, negatives: Tensor, count: Tensor) -> Tensor:
-    """Compute Eq. 3.3 for each center -> (B,): a cross entropy whose targets are 1/|P_i| on the positives."""
-    return masked_logsumexp(similarities, positives | negatives) - (similarities * positives).sum(dim=1) / count
