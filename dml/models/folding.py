@@ -7,7 +7,7 @@ those of the network without folding, and a normalization that learns its statis
 
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -20,13 +20,6 @@ ACTIVE_NORM = "BatchNormAct2d"
 
 SAME_CONVOLUTION = "Conv2dSame"
 """timm's convolution that pads as TensorFlow does."""
-
-
-class _Pair(NamedTuple):
-    """The names of a convolution and of the batch normalization behind it."""
-
-    convolution: str
-    norm: str
 
 
 class FoldedConvolution(nn.Conv2d):
@@ -90,10 +83,10 @@ def fold_batchnorms(network: nn.Module, tapped: Iterable[str] = ()) -> int:
     unfold_batchnorms(network)
     used = {*tapped}
     number = 0
-    for pair in _find_pairs(network):
-        convolution: Any = network.get_submodule(pair.convolution)
-        norm: Any = network.get_submodule(pair.norm)
-        if pair.convolution in used or not _can_fold(convolution, norm):
+    for name, norm_name in _find_pairs(network):
+        convolution: Any = network.get_submodule(name)
+        norm: Any = network.get_submodule(norm_name)
+        if name in used or not _can_fold(convolution, norm):
             continue
         is_same = type(convolution).__name__ == SAME_CONVOLUTION
         convolution.unfolded, convolution.norm = type(convolution), (norm,)
@@ -108,10 +101,9 @@ def unfold_batchnorms(network: nn.Module) -> None:
     """Undo `fold_batchnorms`, in place."""
     for module in network.modules():
         if isinstance(module, FoldedConvolution | FoldedNorm):
-            attributes = [name for name in ("norm", "convolve", "unfolded") if name in vars(module)]
             original = module.unfolded
-            for name in attributes:
-                delattr(module, name)
+            for name in ("norm", "convolve", "unfolded"):
+                vars(module).pop(name, None)
             module.__class__ = original  # type: ignore[assignment]  # the class that it had
 
 
@@ -156,8 +148,8 @@ class _Tracer(fx.Tracer):
         return is_updated or isinstance(m, nn.BatchNorm2d) or not any(True for _ in m.children())
 
 
-def _find_pairs(network: nn.Module) -> Iterator[_Pair]:
-    """Yield each convolution with the only batch normalization that uses it, if each of both is called once."""
+def _find_pairs(network: nn.Module) -> Iterator[tuple[str, str]]:
+    """Yield each convolution and the only batch normalization that uses it, by name, if each of both is called once."""
     copied = deepcopy(network)
     for module in copied.modules():  # hooks would store what the tracer passes
         module._forward_hooks.clear()
@@ -180,4 +172,4 @@ def _find_pairs(network: nn.Module) -> Iterator[_Pair]:
             and len(source.users) == 1
             and names.count(node.target) == names.count(source.target) == 1
         ):
-            yield _Pair(str(source.target), node.target)
+            yield str(source.target), node.target

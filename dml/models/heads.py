@@ -35,7 +35,6 @@ class TwoStepHead(nn.Module):
 class PoolHead(TwoStepHead):
     """RLL's head H: a global average pool and a linear layer without bias.
 
-    >>> import torch
     >>> PoolHead((16, 4, 4), embed_dim=8)(torch.zeros(2, 16, 4, 4)).shape
     torch.Size([2, 8])
 
@@ -65,7 +64,6 @@ class PoolHead(TwoStepHead):
 class NormalizedPoolHead(TwoStepHead):
     """HAPPIER's head: a global average pool, a layer norm without parameters, and a linear layer.
 
-    >>> import torch
     >>> NormalizedPoolHead((16, 4, 4), embed_dim=8)(torch.zeros(2, 16, 4, 4)).shape
     torch.Size([2, 8])
 
@@ -95,7 +93,6 @@ class ClassTokenHead(TwoStepHead):
     As in Hyp-ViT, the layer begins as an orthogonal matrix with a bias of 0. With ``embed_dim`` C, an untrained head
     therefore leaves the cosine similarities of the class tokens as they are.
 
-    >>> import torch
     >>> ClassTokenHead((16, 1 + 4, 1), embed_dim=8)(torch.zeros(2, 1 + 4, 16)).shape
     torch.Size([2, 8])
 
@@ -121,7 +118,6 @@ class TokenMeanHead(TwoStepHead):
     DINOv2's model card (Oquab et al., 2023) recommends these features for linear classifiers. The layer begins as an
     orthogonal matrix.
 
-    >>> import torch
     >>> TokenMeanHead((16, 1 + 4, 1), embed_dim=8)(torch.zeros(2, 1 + 4, 16)).shape
     torch.Size([2, 8])
 
@@ -148,7 +144,6 @@ class GeMHead(nn.Module):
     retrieval with no human annotation", 2019, Eq. 4): the mean for p = 1, and nearly the maximum for a large p. The
     exponent p is trained with the head. Negative values count as 1e-6.
 
-    >>> import torch
     >>> GeMHead((16, 4, 4), embed_dim=8)(torch.zeros(2, 16, 4, 4)).shape
     torch.Size([2, 8])
 
@@ -186,7 +181,6 @@ class PooledHead(TwoStepHead):
     These are what the network's authors take for an image's embedding: the pooled attention of SigLIP 2 and Perception
     Encoder, or the normalized mean of ConvNeXt. The layer begins as an orthogonal matrix.
 
-    >>> import torch
     >>> PooledHead((16, 1, 1), embed_dim=8)(torch.zeros(2, 16, 1, 1)).shape
     torch.Size([2, 8])
 
@@ -236,7 +230,6 @@ class AuxiliaryHead(TwoStepHead):
     The layers are an average pool, a 1x1 convolution to 128 channels with BN and ReLU, a linear layer to 1024 units
     with BN and ReLU, and a linear layer.
 
-    >>> import torch
     >>> AuxiliaryHead((16, 14, 14), embed_dim=8)(torch.zeros(2, 16, 14, 14)).shape
     torch.Size([2, 8])
 

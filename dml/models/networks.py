@@ -180,7 +180,6 @@ def number_layers(network: Any, stages: Sequence[str]) -> dict[str, int]:
 def resnet(name: str, weights: str | None = None, **settings: Any) -> Backbone:
     """Build a ResNet of torchvision (He et al., 2016), such as "resnet50".
 
-    >>> import torch
     >>> resnet("resnet18")(torch.zeros(2, 3, 32, 32))[0].shape
     torch.Size([2, 512])
 
@@ -220,7 +219,6 @@ def googlenet(weights: str | None = None, **settings: Any) -> Backbone:
     torchvision's weights were converted from TensorFlow and expect pixels from -1 to 1. Mean and standard deviation
     are therefore 0.5.
 
-    >>> import torch
     >>> googlenet()(torch.zeros(2, 3, 32, 32))[0].shape
     torch.Size([2, 1024])
     """
@@ -238,7 +236,6 @@ def branched_googlenet(weights: str | None = None, **settings: Any) -> Backbone:
     weights, which ``download`` gives too, contain no trained branches. Untrained branches cause a warning. See
     `BranchedGoogLeNet`.
 
-    >>> import torch
     >>> backbone = branched_googlenet()
     >>> backbone.tap({"L": "aux1"})
     >>> backbone(torch.zeros(2, 3, 32, 32))[1]["L"].shape
@@ -265,7 +262,6 @@ def branched_googlenet(weights: str | None = None, **settings: Any) -> Backbone:
 def bn_inception(weights: str | None = None, *, branches: bool = False, **settings: Any) -> Backbone:
     """Build BN-Inception, which RLL calls "GoogLeNet V2"; see `BNInception` for its weights files and its branches.
 
-    >>> import torch
     >>> bn_inception()(torch.zeros(2, 3, 32, 32))[0].shape
     torch.Size([2, 1024])
     """

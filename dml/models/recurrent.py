@@ -193,13 +193,7 @@ class RecurrentModel(nn.Module):
     def forward(
         self, images: Tensor, neighbor_embeddings: Mapping[str, Tensor], generator: torch.Generator | None = None
     ) -> dict[str, Tensor]:
-        """Compute each head's refined embeddings g (B, D).
-
-        Args:
-            images: (B, 3, H, W) RGB images, 0-255.
-            neighbor_embeddings: (B, K, D) embeddings of the images' neighbors, nearest first, by head.
-            generator: source of the random order of the neighbors, if the order is random.
-        """
+        """Compute each head's refined embeddings g (B, D) of RGB images (B, 3, H, W), 0-255, as `read` does."""
         return self.read(self.cnn(images), neighbor_embeddings, generator)
 
     def read(

@@ -104,7 +104,9 @@ def run_test(
         metrics |= search_other_gallery(other_run, settings, evaluator, embeddings, rows, images)
     if distractors is not None:
         metrics |= _rank_among(distractors, evaluator, embeddings)
-    facts = {"split": split, "device": _name_device(trainer.strategy.root_device)}
+    device = trainer.strategy.root_device  # a GPU's rounding is another than a CPU's, and so are trained networks
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type.upper()
+    facts = {"split": split, "device": name}
     metrics = description | metrics | _describe_embeddings(model, evaluator.config.curvature) | facts
     limits = settings.data.limits
     rank_zero_only(write_pictures)(
@@ -196,11 +198,6 @@ def _verify_pairs(settings: Settings, trainer: Trainer, embedder: ModelEmbedder)
     line = f"{is_read.sum():,} pairs: accuracy {metrics['accuracy']:.1%}, AUC {metrics['auc']:.1%}"
     rank_zero_only(console.print)(f"[bold]pairs[/]    {in_markup(line)}")
     return {"pairs": int(is_read.sum())} | {f"pairs/{name}": value for name, value in metrics.items()}
-
-
-def _name_device(device: torch.device) -> str:
-    """Return the name of the GPU, or "CPU": its rounding is another, and so are trained networks."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type.upper()
 
 
 def _compute_test_metrics(

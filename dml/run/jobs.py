@@ -9,7 +9,7 @@ from typing import Any
 
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig
-from pytorch_lightning import Callback, Trainer, seed_everything
+from pytorch_lightning import Trainer, seed_everything
 from pytorch_lightning.utilities import rank_zero_only
 
 from dml.data.copies import count_queries_in_gallery
@@ -52,7 +52,7 @@ from dml.runtime.errors import InputError
 from dml.runtime.paths import expand_home
 from dml.runtime.run_folder import CONFIGURATION, RunFolder, configuration_id
 from dml.runtime.text import in_markup
-from dml.training.callbacks.checkpoints import AtomicCheckpointIO, RunEnder
+from dml.training.callbacks.checkpoints import AtomicCheckpointIO, is_run_ended
 from dml.training.checkpoints import FrozenWeights, TrainingProgress, load_model
 from dml.training.data import DataModule
 from dml.training.frozen import FrozenDataModule, FrozenLearner
@@ -133,7 +133,7 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
             print_setup(parts.settings, parts.images, parts.learner, folder.path, stage.name)
             trainer = _fit(parts, folder, run, progress)
             progress = TrainingProgress.read(folder.last_checkpoint)
-            if is_pruned := _is_run_ended(trainer):
+            if is_pruned := is_run_ended(trainer):
                 break
     assert progress is not None  # a run has a stage at least
     if len(stages) == 1 and choose_selection(settings, table) == "val" and not is_pruned:
@@ -184,9 +184,8 @@ def _check_folder(config: DictConfig, settings: Settings, folder: RunFolder, ove
 def _list_stages(config: DictConfig, *, is_quick: bool) -> list[Stage]:
     """Return the stages of the run; those of a quick run are short."""
     stages = list_stages(config)
-    if is_quick:
-        for stage in stages:
-            shorten(stage.config)
+    for stage in stages if is_quick else ():
+        shorten(stage.config)
     return stages
 
 
@@ -275,7 +274,8 @@ def _load_weights(parts: StageParts, last: Path, progress: TrainingProgress | No
 def _fit(parts: StageParts, folder: RunFolder, run: dict[str, Any], progress: TrainingProgress) -> Trainer:
     """Train a stage from where it has got to."""
     settings, images = parts.settings, parts.images
-    parts.learner.run_description = run | progress.stage_entries | parts.epoch_length
+    place = {"stage": progress.stage, "first_step": progress.first_step}
+    parts.learner.run_description = run | place | parts.epoch_length
     trainer = loop.build_trainer(
         settings,
         default_root_dir=folder.path,
@@ -297,12 +297,6 @@ def _fit(parts: StageParts, folder: RunFolder, run: dict[str, Any], progress: Tr
     signals.state.checkpoint_note = ""
     print_training(trainer, images, time.perf_counter() - started)
     return trainer
-
-
-def _is_run_ended(trainer: Trainer) -> bool:
-    """Return whether a callback has ended the run for good, its later stages too."""
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    return any(isinstance(callback, RunEnder) and callback.has_ended_run for callback in callbacks)
 
 
 def _choose_checkpoint(

@@ -112,9 +112,5 @@ def resize_for(size: int) -> int:
     return round(size * 256 / 224)
 
 
-OmegaConf.register_new_resolver("resize_for", resize_for, replace=True)
-OmegaConf.register_new_resolver("learning_rate", learning_rate, replace=True)
-OmegaConf.register_new_resolver("unless", unless, replace=True)
-OmegaConf.register_new_resolver("evaluations_folder", evaluations_folder, replace=True)
-OmegaConf.register_new_resolver("new_folder", new_folder, replace=True)
-OmegaConf.register_new_resolver("sweep_subfolder", sweep_subfolder, replace=True)
+for resolver in (resize_for, learning_rate, unless, evaluations_folder, new_folder, sweep_subfolder):
+    OmegaConf.register_new_resolver(resolver.__name__, resolver, replace=True)

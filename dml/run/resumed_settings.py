@@ -49,22 +49,18 @@ def check_resumed_settings(
     _check_finished_stages(config, before, progress.stage)
     _check_losses(stage, stage_before, remedy)
     for key in list_fixed(BEGINNING) if progress.total_steps else ():
-        old, new = (OmegaConf.select(part, key) for part in (stage_before, stage))
-        _check_same(key, old, new, f"trained {progress.total_steps} steps", remedy)
-    key = "trainer.accumulate_grad_batches"
-    old, new = (OmegaConf.select(part, key) for part in (stage_before, stage))
+        _check_same(key, stage_before, stage, f"trained {progress.total_steps} steps", remedy)
     counted = f"{remedy}; training.gradient_cache saves memory without other steps"
-    _check_same(key, old, new, "counted its steps and epochs", counted)
+    _check_same("trainer.accumulate_grad_batches", stage_before, stage, "counted its steps and epochs", counted)
     if not folder.best_checkpoint.exists() or stage.evaluation.selection == "last":
         return
     if TrainingProgress.read(folder.best_checkpoint).stage != progress.stage:
         return  # of an earlier stage, which this one doesn't go on with
-    for key in list_fixed(CHOICE):
-        old, new = (OmegaConf.select(part, key) for part in (stage_before, stage))
-        _check_same(key, old, new, "chosen its best checkpoint", remedy)
-    old, new = (part.evaluation.selection for part in (stage_before, stage))
-    if "test" in (old, new):
-        _check_same("evaluation.selection", old, new, "chosen its best checkpoint", remedy)
+    keys = [*list_fixed(CHOICE)]
+    if "test" in (stage_before.evaluation.selection, stage.evaluation.selection):
+        keys.append("evaluation.selection")
+    for key in keys:
+        _check_same(key, stage_before, stage, "chosen its best checkpoint", remedy)
 
 
 def check_trained_settings(
@@ -108,8 +104,9 @@ def _list_values(stage: DictConfig) -> dict[str, Any]:
     return flat(resolve_values(plain, unresolved="resume") | {"callbacks": list_callbacks(plain)})
 
 
-def _check_same(key: str, old: Any, new: Any, done: str, remedy: str) -> None:
+def _check_same(key: str, before: DictConfig, stage: DictConfig, done: str, remedy: str) -> None:
     """Make sure that a key has the value with which the run has done something so far."""
+    old, new = (OmegaConf.select(part, key) for part in (before, stage))
     if (old or None) != (new or None):  # a configuration of an older version lacks heads.choose, which means false
         raise InputError(f"{key}={new}: the run has {done} with {old} so far; {remedy}")
 

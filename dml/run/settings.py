@@ -442,17 +442,11 @@ def read_settings(config: DictConfig, kind: type[SettingsOf]) -> SettingsOf:
         config: configuration of a command, of a stage of a run, or of a part of it; later changes to it don't show.
         kind: settings of the command, or of the part that the node is.
     """
-    settings: SettingsOf = _read_group(config, kind)
-    return settings
-
-
-def _read_group(node: Any, kind: Any) -> Any:
     values = {}
     for name, declared in list_declared(kind).items():
-        default = None if declared.default is NO_DEFAULT else declared.default
-        value = node.get(name, default)
+        value = config.get(name, None if declared.default is NO_DEFAULT else declared.default)
         group = find_group(declared.type)
-        values[declared.name] = _read_group(value, group) if group and OmegaConf.is_dict(value) else value
+        values[declared.name] = read_settings(value, group) if group and OmegaConf.is_dict(value) else value
     return kind(**values)
 
 

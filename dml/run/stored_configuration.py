@@ -48,17 +48,13 @@ def _fill_in(node: Any, key: Any, plain: Any, path: str) -> Any:
     """Return the plain value of a key in a node, with the environment's values in it; ``path`` is its dotted key."""
     if is_below(path, RUN_KEYS + list_keys("keeps_environment")):
         return plain
-    if _reads_environment(plain):
+    if isinstance(plain, str) and ENVIRONMENT.search(plain):
         return _resolve_entry(node, key, plain)
     if isinstance(plain, dict):
         return {inner: _fill_in(node[key], inner, value, f"{path}.{inner}") for inner, value in plain.items()}
     if isinstance(plain, list):
         return [_fill_in(node[key], index, value, f"{path}.{index}") for index, value in enumerate(plain)]
     return plain
-
-
-def _reads_environment(value: Any) -> bool:
-    return isinstance(value, str) and bool(ENVIRONMENT.search(value))
 
 
 def resolve_values(config: dict[str, Any], unresolved: str) -> dict[str, Any]:

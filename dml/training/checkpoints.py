@@ -160,11 +160,6 @@ class TrainingProgress:
             return described
         return {"epoch": self.step * run["batches_per_step"] // run["batches_per_epoch"]} | described
 
-    @property
-    def stage_entries(self) -> dict[str, Any]:
-        """The entries about the stage that its checkpoints hold below "run"."""
-        return {"stage": self.stage, "first_step": self.first_step}
-
 
 def find_checkpoint(folder: RunFolder) -> Path:
     """Return the checkpoint of a run that its test took, or would take.

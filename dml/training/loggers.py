@@ -284,6 +284,3 @@ def log_final_metrics(loggers: Iterable[Logger], metrics: Mapping[str, Any], fol
                 ImageLimits.from_settings(folder.config.get("data") or {}),
             )
             logger.close()
-
-
-"""Loggers of a training, and what a finished run logs."""

@@ -77,6 +77,12 @@ class RunEnder(Callback):
     has_ended_run = False
 
 
+def is_run_ended(trainer: Trainer) -> bool:
+    """Return whether a callback has ended the run for good, its later stages too."""
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    return any(isinstance(callback, RunEnder) and callback.has_ended_run for callback in callbacks)
+
+
 class LastCheckpoint(Checkpoint):
     """Write ``checkpoints/last.ckpt`` every n steps or seconds, after each validation and at the end of the training.
 
@@ -160,10 +166,8 @@ class LastCheckpoint(Checkpoint):
             self._save(trainer)
 
     def _save(self, trainer: Trainer) -> None:
-        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        is_decided_anew = any(isinstance(callback, RunEnder) and callback.has_ended_run for callback in callbacks)
         description = _describe_run(trainer.lightning_module)
-        if _ends_early(trainer) and trainer.global_step < trainer.max_steps and not is_decided_anew:
+        if _ends_early(trainer) and trainer.global_step < trainer.max_steps and not is_run_ended(trainer):
             self._ended_with = description.get("config")
         trainer.save_checkpoint(RunFolder(trainer.default_root_dir).last_checkpoint)
         self._last_write = monotonic()

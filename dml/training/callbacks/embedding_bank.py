@@ -35,19 +35,6 @@ class HeadBank:
     embeddings: dict[str, Tensor]
     neighbors: Tensor
 
-    @property
-    def num_images(self) -> int:
-        """The number of images of the split."""
-        return len(self.neighbors)
-
-    def for_head(self, head: str) -> EmbeddingBank:
-        """Return the bank that the loss of a head gets."""
-        return EmbeddingBank(self.embeddings[head], self.neighbors, self.embeddings)
-
-    def for_all_heads(self, model: AnyModel) -> EmbeddingBank:
-        """Return the bank that samplers and models get."""
-        return EmbeddingBank(model.concatenate(self.embeddings), self.neighbors, self.embeddings)
-
     def neighbor_embeddings(self, rows: Tensor, device: torch.device) -> dict[str, Tensor]:
         """Look up the neighbors' embeddings (B, K, D) by each head for rows (B,) of the split, on the device."""
         neighbors = self.neighbors[rows.cpu()]
@@ -117,7 +104,9 @@ class EmbeddingBankUpdates(Callback):
             if self.bank is None or self._is_outdated:
                 self._compute_bank(trainer, pl_module)
                 self._is_outdated = False
-            elif self.bank.neighbors.shape[1] < min(self._num_neighbors(trainer, pl_module), self.bank.num_images - 1):
+            elif self.bank.neighbors.shape[1] < min(
+                self._num_neighbors(trainer, pl_module), len(self.bank.neighbors) - 1
+            ):
                 self._find_neighbors(trainer, pl_module, self.bank.embeddings)
             self._set_bank(trainer, pl_module)
 
@@ -172,9 +161,10 @@ class EmbeddingBankUpdates(Callback):
 
     def _set_bank(self, trainer: Trainer, module: MetricLearner) -> None:
         assert self.bank is not None
-        bank = self.bank.for_all_heads(module.model)
+        embeddings, neighbors = self.bank.embeddings, self.bank.neighbors
+        joined = module.model.concatenate(embeddings)  # for samplers and models; a loss gets those of its head
         for user, head in self._users(trainer, module):
-            user.set_embedding_bank(bank if head is None else self.bank.for_head(head))
+            user.set_embedding_bank(EmbeddingBank(joined if head is None else embeddings[head], neighbors, embeddings))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the bank for the checkpoint, and whether its update fell on the last step and was left out."""

@@ -63,9 +63,7 @@ class Float32Precision(Callback):
         """Set the precision of training steps."""
         self._set_precision(trainer, self.precision)
 
-    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        """Set full precision."""
-        self._set_precision(trainer, "highest")
+    on_train_batch_end = setup
 
     def _set_precision(self, trainer: Trainer, precision: str | None) -> None:
         if trainer.strategy.root_device.type == "cuda":
@@ -80,14 +78,8 @@ class SignalHandling(Callback):
     Lightning's handler exchanges tensors while other processes may be exchanging others, which can hang.
     """
 
-    def on_train_start(self, *_: Any) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """Handle signals again."""
         signals.handle_again()
 
-    def on_validation_start(self, *_: Any) -> None:
-        """Handle signals again."""
-        signals.handle_again()
-
-    def on_test_start(self, *_: Any) -> None:
-        """Handle signals again."""
-        signals.handle_again()
+    on_validation_start = on_test_start = on_train_start
