@@ -116,11 +116,7 @@ def take_some_classes(table: ImageTable, *, classes: int, images: int) -> ImageT
     Test images, queries and galleries keep the same classes, so that a query still finds its positives. A row that is
     evaluated at one level alone counts by its class of that level.
 
-    Args:
-        table: the data set.
-        classes: largest number of classes of each data set that are kept of train, of val, and of the test splits
-            together.
-        images: largest number of images that are kept of each class in each split.
+    At most ``classes`` of each data set are kept of train, of val, and of the test splits together.
     """
     labels = _labels_of_evaluated_level(table.separate_unlabeled())
     is_kept = np.zeros(len(table), dtype=np.bool_)
@@ -139,11 +135,8 @@ def take_some_classes(table: ImageTable, *, classes: int, images: int) -> ImageT
 def draw_share_of_classes(table: ImageTable, max_images: int | None, seed: int = 0) -> ImageTable:
     """Draw the same share of the images of each class in each split, but at least two, so that queries find positives.
 
-    Args:
-        table: the data set.
-        max_images: number of images that decides the share, ``max_images / len(table)``. The result has more images if
-            many classes have few. None keeps all images.
-        seed: seed of the draw.
+    The share is ``max_images / len(table)``, and None keeps all images. The result has more images than that if many
+    classes have few.
     """
     if max_images is None or len(table) <= max_images:
         return table

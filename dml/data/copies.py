@@ -14,7 +14,7 @@ from dml.data.image_files.contents import MISSING, hash_content, read_sizes, rea
 from dml.data.image_files.images import LIMITS, ImageFile, UnreadableImageError
 from dml.data.image_files.limits import ImageLimits
 from dml.data.prepared.cache import CacheFolder
-from dml.data.prepared.verification import CheckedImage, read_verified
+from dml.data.prepared.verification import CheckedImage, find_copies, read_verified
 from dml.data.table import EVERY_LEVEL, SPLITS, TEST_SPLITS, TRAINING_SPLITS, UNKNOWN, ImageTable, find_equal
 from dml.data.worker_processes import run_in_processes
 from dml.runtime.text import format_count, printable
@@ -110,11 +110,8 @@ def _find_hashes(paths: Sequence[str], folder: CacheFolder | None, limits: Image
 def describe_copies(table: ImageTable, images: Mapping[str, CheckedImage]) -> Iterator[str]:
     """Yield a line for each pair of splits with files of the same content, and one about copies of two classes."""
     for first, second in combinations([split for split in SPLITS if len(table.rows(split))], 2):
-        paths = {images[path].sha256: path for path in reversed(table.subset(first).locations.tolist())}
-        paths.pop("", None)  # the SHA-256 of files that can't be read
-        shared = [path for path in dict.fromkeys(table.subset(second).locations) if images[path].sha256 in paths]
-        if shared:
-            example = f"{printable(shared[0])} is {printable(paths[images[shared[0]].sha256])}"
+        if shared := find_copies(table.subset(first), table.subset(second), images):
+            example = " is ".join(map(printable, next(iter(shared.items()))))
             finding = f"{format_count(len(shared), 'file')} in {second} with the content of a file in {first}"
             yield f"{finding}, such as {example}{_advise(first, second)}"
     yield from _describe_double_labels(table, images)

@@ -180,9 +180,6 @@ def number_classes(names: Iterable[str]) -> tuple[NDArray[np.int64], tuple[str, 
     >>> labels.tolist(), classes
     ([1, 0, 1], ('ant', 'cat'))
 
-    Args:
-        names: class name of each image, N strings.
-
     Returns:
         The labels (N,) and the class names, indexed by label.
     """

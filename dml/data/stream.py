@@ -96,11 +96,6 @@ class BatchStream:
             **loader,
         )
 
-    @property
-    def epoch(self) -> int:
-        """Return the sampler's epoch that the next batch belongs to."""
-        return self.position // self.batches.batches_per_epoch
-
     def __len__(self) -> int:
         return 2**60
 

@@ -151,12 +151,7 @@ class ImageTable:
         """Give empty columns the values that stand for none."""
         if not len(self.content) and (self.boxes != UNKNOWN).any():
             object.__setattr__(self, "content", np.unique(self.paths, return_inverse=True)[1])
-        none: dict[str, Any] = {
-            "boxes": [UNKNOWN] * 4,
-            "content": UNKNOWN,
-            "benchmark": EVERY_LEVEL,
-            "domain": "",
-        }
+        none: dict[str, Any] = {"boxes": [UNKNOWN] * 4, "content": UNKNOWN, "benchmark": EVERY_LEVEL, "domain": ""}
         for column, value in none.items():
             if not len(getattr(self, column)):
                 object.__setattr__(self, column, np.full((len(self.paths), *np.shape(value)), value))
@@ -389,11 +384,7 @@ def hold_out_classes(table: ImageTable, *, folds: int = 5, fold: int = 0, seed: 
 
     Classes that were in ``val`` before count as training classes, so that a table can be divided again.
 
-    Args:
-        table: the table of the data set.
-        folds: number of parts into which the training classes are divided at random.
-        fold: number of the part that becomes ``val``, from 0.
-        seed: seed of the division.
+    The seed decides the division; the folds are numbered from 0.
 
     Raises:
         InputError: if ``folds`` is below 2, there is no such fold, or there are fewer training classes than folds.

@@ -21,11 +21,8 @@ Result = TypeVar("Result")
 def run_in_processes(work: Callable[[Job], Result], jobs: Sequence[Job], processes: int | None) -> Iterator[Result]:
     """Call ``work`` with each job in parallel processes, and yield each result as soon as it is there.
 
-    Args:
-        work: a function of a module, because another process can import no other function.
-        jobs: arguments of the calls.
-        processes: number of processes, each of one thread; None for one for each core. 1 calls ``work`` in this
-            process, in the order of the jobs.
+    ``work`` is a function of a module, because another process can import no other function. Each process has one
+    thread. None is one for each core, and 1 calls ``work`` in this process, in the order of the jobs.
 
     Raises:
         InputError: if one of the processes is killed.

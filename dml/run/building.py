@@ -35,10 +35,8 @@ def build(config: Any, *arguments: Any, **settings: Any) -> Any:
     The node is resolved first. Exactly these plain values are checked and then built, so that nothing is built that
     wasn't looked at. Without `trusting`, all objects have to be known, because the configuration may be a stranger's.
 
-    Args:
-        config: node of a configuration; other values are returned as they are.
-        arguments: positional arguments of the object.
-        settings: arguments of the object that replace those of the node; ``_convert_`` is Hydra's.
+    Other values than nodes are returned as they are. The settings replace arguments of the node; ``_convert_`` is
+    Hydra's.
 
     Raises:
         InputError: if the node names an unknown object.

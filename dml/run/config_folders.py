@@ -101,18 +101,18 @@ def _make_absolute(folder: str) -> str:
     return f"{FILE}{Path(path).resolve()}" if scheme == "file" else folder
 
 
-def format_value(value: Any) -> str:
-    """Return a value in the grammar of Hydra's overrides.
+def format_value(value: Any, *, in_quotes: bool = True) -> str:
+    """Return a value in the grammar of Hydra's overrides, with quotes around texts that need them.
 
     >>> format_value({"lr": 1e-4, "names": ["sop", "two words", "1"], "root": None})
     "{lr:0.0001,names:[sop,'two words','1'],root:null}"
     """
     if isinstance(value, dict):
-        return f"{{{','.join(f'{key}:{format_value(inner)}' for key, inner in value.items())}}}"
+        return f"{{{','.join(f'{key}:{format_value(inner, in_quotes=in_quotes)}' for key, inner in value.items())}}}"
     if isinstance(value, list):
-        return f"[{','.join(map(format_value, value))}]"
+        return f"[{','.join(format_value(inner, in_quotes=in_quotes) for inner in value)}]"
     if isinstance(value, str):
-        return value if PLAIN_WORD.fullmatch(value) else quote(value)
+        return quote(value) if in_quotes and not PLAIN_WORD.fullmatch(value) else value
     return "null" if value is None else str(value).lower()
 
 

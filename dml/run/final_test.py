@@ -65,15 +65,9 @@ def run_test(
 ) -> Metrics:
     """Embed and evaluate a split; write the metrics and pictures, log the metrics, and print them.
 
-    Args:
-        stage: the tested stage.
-        trainer: trainer of the pass over the split, and of the loggers that get the metrics.
-        embedder: model that embeds the split.
-        images: images of the split.
-        folder: folder of retrieval.png, per_query.parquet, report.html and, last of all, metrics.json.
-        split: name of the tested split, such as "test"; "" if no image has a label, and nothing can be measured.
-        description: values in metrics.json beside the metrics of the split.
-        run: folder of the tested run, with the neighbors for evaluation.fixed_neighbors.
+    The loggers of the trainer get the metrics, and ``folder`` metrics.json last of all, which has the values of
+    ``description`` too. Without a ``split`` no image has a label, and nothing can be measured. ``run`` has the
+    neighbors for evaluation.fixed_neighbors.
 
     Returns:
         The contents of metrics.json.

@@ -28,10 +28,8 @@ from dml.training.trainer_arguments import check_arguments
 def build_trainer(settings: Settings, *, callbacks: Sequence[Callback] | None = None, **changes: Any) -> Trainer:
     """Build Lightning's Trainer.
 
-    Args:
-        settings: settings of the stage; a value below ``trainer`` that is null stands for Lightning's default.
-        callbacks: callbacks of a training, which the user's own join; None for a trainer of tests alone.
-        changes: arguments that replace those of ``trainer.*``.
+    A value below ``trainer`` that is null stands for Lightning's default, and ``changes`` replace such values. Without
+    ``callbacks``, which the user's own join, it is a trainer of tests alone.
 
     Raises:
         InputError: if an argument is one that dml sets itself.

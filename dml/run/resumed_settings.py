@@ -22,6 +22,7 @@ from dml.run.stored_configuration import (
     resolve_values,
     without_unset,
 )
+from dml.run.value_types import iterate_nodes
 from dml.runtime.configuration import flat
 from dml.runtime.errors import InputError
 from dml.runtime.paths import expand_home
@@ -113,11 +114,14 @@ def _check_same(key: str, before: DictConfig, stage: DictConfig, done: str, reme
 
 def _check_losses(stage: DictConfig, before: DictConfig, remedy: str) -> None:
     """Make sure that the loss is built of the same classes."""
-    losses, losses_before = (dict(_list_targets(OmegaConf.to_container(part.loss))) for part in (stage, before))
+    losses, losses_before = (
+        {path: node["_target_"] for path, node in iterate_nodes(OmegaConf.to_container(part.loss), "loss")}
+        for part in (stage, before)
+    )
     if losses != losses_before:
-        key = min(key for key in {*losses, *losses_before} if losses.get(key) != losses_before.get(key))
-        old, new = (targets.get(key, "none") for targets in (losses_before, losses))
-        raise InputError(f"resume: the run was trained with another loss, loss.{key}={old}, now {new}; {remedy}")
+        path = min(path for path in {*losses, *losses_before} if losses.get(path) != losses_before.get(path))
+        old, new = (targets.get(path, "none") for targets in (losses_before, losses))
+        raise InputError(f"resume: the run was trained with another loss, {path}._target_={old}, now {new}; {remedy}")
 
 
 def _check_finished_stages(config: DictConfig, before: DictConfig, current: str) -> None:
@@ -136,16 +140,6 @@ def _list_changes(config: DictConfig, current: str) -> list[tuple[str, Any]]:
     stages = plain_config(config)["stages"]
     names = [str(name) for name in stages]
     return [(str(name), stages[name] or {}) for name in [*stages][: names.index(current) if current in names else 0]]
-
-
-def _list_targets(part: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (dotted key, class) of each object that a part of a configuration builds."""
-    entries = part.items() if isinstance(part, Mapping) else enumerate(part) if isinstance(part, list) else ()
-    for key, value in entries:
-        if key == "_target_":
-            yield f"{path}{key}", str(value)
-        else:
-            yield from _list_targets(value, f"{path}{key}.")
 
 
 ADVICE = "accept_changed_data=true goes on with the data as it is now"

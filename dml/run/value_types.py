@@ -6,7 +6,7 @@ import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from pkgutil import resolve_name
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from annotated_types import Ge, Gt, Interval, Le, Lt
 from omegaconf import DictConfig, OmegaConf
 
+from dml.run.config_folders import format_value
 from dml.run.settings import SETTINGS, DatasetSettings, find_group, list_declared
 from dml.runtime.configuration import is_below
 from dml.runtime.errors import InputError, suggest
@@ -35,9 +36,12 @@ OTHER_VALUES = {
     **dict.fromkeys(("bf16mixed", "bfloat16"), "bf16-mixed"),
 }
 """Values that have other names elsewhere, and the choices here."""
+BOUNDS = {Ge: "{0.ge} or more", Gt: "above {0.gt}", Lt: "below {0.lt}", Le: "{0.le} at most"}
 SCALARS = (int, float, bool, str, type(None))
 LISTED = (list, tuple, set, frozenset, Sequence, Collection, Iterable)
 MAPPED = (dict, Mapping)
+
+_show = partial(format_value, in_quotes=False)
 
 
 def check_types(config: DictConfig, *also: DictConfig, command: str = "train") -> None:
@@ -82,7 +86,7 @@ def check_value(key: str, value: Any, annotation: Any) -> Any:
     try:
         return _make_adapter(annotation).validate_python(value)
     except ValidationError as error:
-        raise InputError(f"{key}={show(value)}: must be {_describe(key, value, annotation)}") from error
+        raise InputError(f"{key}={_show(value)}: must be {_describe(key, value, annotation)}") from error
 
 
 @cache
@@ -95,15 +99,6 @@ def _make_adapter(annotation: Any) -> Any:
 def is_reference(value: Any) -> bool:
     """Return whether a value is an interpolation, or one that is filled in later."""
     return isinstance(value, str) and ("${" in value or value == "???")
-
-
-def show(value: Any) -> str:
-    """Return a value as it is written on the command line."""
-    if isinstance(value, list):
-        return f"[{','.join(map(show, value))}]"
-    if isinstance(value, dict):
-        return f"{{{','.join(f'{key}:{show(inner)}' for key, inner in value.items())}}}"
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _list_settings(plain: Mapping[str, Any], kind: type[Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -129,21 +124,21 @@ def _list_settings(plain: Mapping[str, Any], kind: type[Any], prefix: str = "") 
             yield f"{prefix}{name}", value, dict[Any, Any] | None if may_be_null else dict[Any, Any]
 
 
-def _nodes_with_target(node: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+def iterate_nodes(node: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each node that has a ``_target_``, with its dotted path."""
     if isinstance(node, dict):
         if isinstance(node.get("_target_"), str):
             yield path, node
         for key, value in node.items():
-            yield from _nodes_with_target(value, f"{path}.{key}" if path else str(key))
+            yield from iterate_nodes(value, f"{path}.{key}" if path else str(key))
     elif isinstance(node, list):
         for index, value in enumerate(node):
-            yield from _nodes_with_target(value, f"{path}[{index}]")
+            yield from iterate_nodes(value, f"{path}[{index}]")
 
 
 def _list_parameters(plain: Any) -> Iterator[tuple[str, Any, Any]]:
     """Yield the key, the value and the annotation of each value below a ``_target_`` whose type is known."""
-    for path, node in _nodes_with_target(plain):
+    for path, node in iterate_nodes(plain):
         parameters = _find_parameters(node["_target_"])
         for name, value in node.items():
             is_default = path == "trainer" and value is None  # null is Lightning's default there
@@ -215,12 +210,12 @@ def _describe(key: str, value: Any, annotation: Any) -> str:
     kinds = [*_list_kinds(annotation)]
     expected = [word for kind, word in WORDS.items() if kind in kinds and not (kind is int and float in kinds)]
     if choices:
-        meant = OTHER_VALUES.get(show(value))
-        nearest = [meant] if meant in choices else get_close_matches(show(value), choices, n=1, cutoff=0.6)
+        meant = OTHER_VALUES.get(_show(value))
+        nearest = [meant] if meant in choices else get_close_matches(_show(value), choices, n=1, cutoff=0.6)
         hint = f"; is it {nearest[0]}?" if nearest else ""
         return f"one of {', '.join([*dict.fromkeys(choices), *expected])}{hint}"
     if list in kinds and dict not in kinds:
-        return f"a list, such as '{key}=[{show(value)}]'"
+        return f"a list, such as '{key}=[{_show(value)}]'"
     bounds = [bound for part in parts if get_origin(part) is Annotated for bound in part.__metadata__]
     if limits := _describe_bounds(bounds):
         other_kinds = expected[1:]
@@ -230,14 +225,5 @@ def _describe(key: str, value: Any, annotation: Any) -> str:
 
 def _describe_bounds(bounds: list[Any]) -> str:
     """Return the bounds of a number, such as "0 or more"."""
-    words = []
-    for bound in (part for entry in bounds for part in (entry if isinstance(entry, Interval) else [entry])):
-        if isinstance(bound, Ge):
-            words.append(f"{bound.ge} or more")
-        elif isinstance(bound, Gt):
-            words.append(f"above {bound.gt}")
-        elif isinstance(bound, Lt):
-            words.append(f"below {bound.lt}")
-        elif isinstance(bound, Le):
-            words.append(f"{bound.le} at most")
-    return " and ".join(words)
+    parts = (part for entry in bounds for part in (entry if isinstance(entry, Interval) else [entry]))
+    return " and ".join(BOUNDS[type(part)].format(part) for part in parts)

@@ -32,12 +32,7 @@ CHOSEN_HEADS = "chosen"
 
 @dataclass
 class Embedded:
-    """The embeddings of a split, on CPU.
-
-    Args:
-        embeddings: embeddings (N, D) by name, in the order of the table.
-        rows: (N,) rows of the images in the table.
-    """
+    """The embeddings (N, D) of a split by name, in the order of the table, and the rows (N,) of its images, on CPU."""
 
     embeddings: dict[str, Tensor]
     rows: Tensor

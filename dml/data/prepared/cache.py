@@ -41,9 +41,6 @@ class PixelFile:
     It isn't mapped into memory: where files are larger than the memory, a system that maps them reads up to forty times
     as much as is asked for. The file is closed when the object is gone.
 
-    Args:
-        path: path of the file.
-
     Raises:
         UnfitFileError: if there is no such file, or it can't be read.
         InputError: if the path is a link or a folder.
@@ -215,10 +212,7 @@ class CacheFolder:
     def find(self, table: ImageTable, resize: Resize | None, limits: ImageLimits = LIMITS) -> ImageCache | None:
         """Open the cache of the table's images, resized by ``resize``; return None if there is no such cache.
 
-        Args:
-            table: the table of the images.
-            resize: the first step of the transform; None if the transform doesn't begin with a `Resize`.
-            limits: the background that the images must have been laid over, and the margin of parts.
+        ``limits`` has the background that the images must have been laid over, and the margin of parts.
 
         Raises:
             InputError: if the cache lacks an image or has another background or margin, an image file has changed since

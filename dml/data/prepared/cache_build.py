@@ -61,15 +61,10 @@ def build_cache(
 
     The pixels of an unfinished or finished cache are compared with their checksums; damaged images are decoded again.
 
-    Args:
-        folder: folder of the cache. It must exist, and no other process may build a cache in it.
-        resize: the step that resizes the images.
-        images: result of the check of each image, by path; the cache holds no pixels of unreadable images.
-        processes: number of processes that share the work; None for one for each core.
-        advance: function that is called with a number of images whenever so many more images are done.
-        warn: function that is called with a line for each damaged file, and for each image that would be too large when
-            it is resized; the cache holds no pixels of such an image.
-        limits: largest size of an image file, and of an image.
+    The folder must exist, and no other process may build a cache in it. ``advance`` is called with a number of images
+    whenever so many more are done, and ``warn`` with a line for each damaged file, and for each image that would be too
+    large when it is resized. The cache holds no pixels of such images and of unreadable ones. The work is shared by the
+    processes, None for one for each core.
 
     Raises:
         InputError: if the disk is too small, an image has changed since it was checked, or there are links in the

@@ -8,7 +8,7 @@ have checksums, and an image whose result is damaged is read again.
 import functools
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -75,15 +75,10 @@ def check_images(
 ) -> dict[str, CheckedImage]:
     """Read and decode each image of a table, unless an earlier verification has read the same file.
 
-    Args:
-        table: the table of the data set.
-        folder: folder of the prepared files. It must exist, and no other process may prepare the data set.
-        processes: number of processes that share the work; None for one for each core.
-        advance: function that is called with a number of images whenever so many more images are done.
-        compare_contents: whether a file of unchanged size and time is read too, and decoded if its SHA-256 has changed.
-        warn: function that is called with a line for each damaged file, and with a line about images whose content has
-            changed while size and time stayed the same.
-        limits: largest size of an image file.
+    The folder must exist, and no other process may prepare the data set. With ``compare_contents`` a file of unchanged
+    size and time is read too, and decoded if its SHA-256 has changed. ``advance`` is called with a number of images
+    whenever so many more are done, and ``warn`` with a line for each damaged file, and about images whose content has
+    changed while size and time stayed the same. The work is shared by the processes, None for one for each core.
 
     Returns:
         The result for each path, in the order of the table.
@@ -212,6 +207,7 @@ def list_faults(
         Lines that describe one fault each, by the kind of fault, in words that stand behind the number of the lines.
     """
     unreadable = {path: image.error for path, image in images.items() if image.error not in ("", NO_FILE)}
+    shared = find_copies(table.subset(*TRAINING_SPLITS), table.select_evaluated("test"), images)
     kinds = {
         ("in the lists", "in the lists"): [*find_faults(table, counts, disjoint=disjoint)],
         ("missing file", "missing files"): [
@@ -220,16 +216,15 @@ def list_faults(
         ("image that can't be decoded", "images that can't be decoded"): [
             f"{printable(path)} ({error})" for path, error in unreadable.items()
         ],
-        ("image in training and in test", "images in training and in test"): [*_find_shared_contents(table, images)],
+        ("image in training and in test", "images in training and in test"): [
+            f"{printable(path)} is {printable(training_path)}" for path, training_path in shared.items()
+        ],
     }
     return {singular if len(lines) == 1 else plural: lines for (singular, plural), lines in kinds.items() if lines}
 
 
-def _find_shared_contents(table: ImageTable, images: Mapping[str, CheckedImage]) -> Iterator[str]:
-    training_paths: dict[str, str] = {}
-    for path in table.subset(*TRAINING_SPLITS).locations.tolist():
-        if images[path].sha256:
-            training_paths.setdefault(images[path].sha256, path)
-    for path in dict.fromkeys(table.select_evaluated("test").locations.tolist()):
-        if (training_path := training_paths.get(images[path].sha256)) is not None:
-            yield f"{printable(path)} is {printable(training_path)}"
+def find_copies(first: ImageTable, second: ImageTable, images: Mapping[str, CheckedImage]) -> dict[str, str]:
+    """Return the images of the second table with the content of one of the first -> the first such one by its copy."""
+    paths = {images[path].sha256: path for path in reversed(first.locations.tolist())}
+    paths.pop("", None)  # the SHA-256 of files that can't be read
+    return {path: paths[images[path].sha256] for path in second.locations.tolist() if images[path].sha256 in paths}

@@ -20,22 +20,7 @@ SHARES = ("copy_cosine", "mixed", "divided")
 
 @dataclass(frozen=True)
 class AuditSettings:
-    """The thresholds of a data audit; conf/audit.yaml explains each of them.
-
-    Args:
-        components: number of principal components that embeddings are compared by.
-        neighbors: number of nearest neighbors by which copies are looked for and classes are compared.
-        images_per_class: number of nearest images of each class that decide how likely the class is.
-        temperature: cosine similarity by which one class has to be closer to be e times as likely.
-        copy_bits: largest number of different bits, of 256, between the perceptual hashes of copies.
-        copy_cosine: smallest cosine similarity of copies.
-        mixed: smallest mixing of two classes that are worth merging, 1 for classes that can't be told apart.
-        divided: smallest distance of the two halves of a class that is worth splitting, 1 for that of other classes.
-        smallest_class: number of images below which a class is too small.
-        smallest_side: number of pixels below which the shorter side of an image is odd.
-        largest_ratio: ratio of the sides above which an image is odd.
-        smallest_contrast: standard deviation of the gray values, 0 to 255, below which an image is of one color.
-        isolation: number of robust standard deviations by which an odd image is farther from its neighbors than usual.
+    """The thresholds of a data audit; conf/audit.yaml explains each of them, and its unit.
 
     Raises:
         InputError: if a threshold can't be used.

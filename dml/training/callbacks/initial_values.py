@@ -88,10 +88,7 @@ def choose_whitening(layer: nn.Linear, inputs: Tensor, labels: npt.NDArray[np.in
     Components of a few images that are whitened more than a little lose some of what a network knows well; of other
     images they find more so. Each group of `hold_out_classes` is embedded by the components of the other classes.
 
-    Args:
-        layer: linear layer from C inputs to D outputs, which stays as it is.
-        inputs: (N, C) inputs of the layer.
-        labels: (N,) class of each input.
+    ``inputs`` (N, C) are those of a layer, which stays as it is, and ``labels`` (N,) their classes.
 
     Returns:
         The one of `SHARES` with the best MAP@R; the largest if there are too few classes.
@@ -126,12 +123,7 @@ WHITENING = {
 
 
 def make_principal_heads(initial_heads: str | None, init: str | None = None) -> "PrincipalHeads | None":
-    """Make the callback of ``heads.initial``; return None if the heads keep the weights that they have.
-
-    Args:
-        initial_heads: a key of `WHITENING`, or None.
-        init: checkpoint whose weights the run begins with, its heads too; None for a run that begins anew.
-    """
+    """Make the callback of ``heads.initial``; return None if it is None, or if the heads begin as in a checkpoint."""
     return None if initial_heads is None or init else PrincipalHeads(WHITENING[initial_heads])
 
 
