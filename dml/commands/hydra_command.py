@@ -40,7 +40,7 @@ from dml.run import building, sweeps
 from dml.run.config_folders import CONF, GROUPS, list_network_overrides, list_overrides, pretrained_name, quote
 from dml.run.settings import list_keys
 from dml.run.stored_configuration import (
-    keep_transform,
+    keep_choices,
     read_checkpoint_configuration,
     read_stored_configuration,
 )
@@ -332,7 +332,7 @@ def _with_stored_overrides(arguments: Sequence[str]) -> list[str]:
         if (name := pretrained_name(checkpoint)) is not None:
             return put_options_first(_merge(["transform=imagenet", *list_network_overrides(name)], arguments, {}))
         stored = read_checkpoint_configuration(checkpoint)
-        return put_options_first([*_merge(stored.overrides, arguments, {}), *keep_transform(stored, arguments)])
+        return put_options_first([*_merge(stored.overrides, arguments, {}), *keep_choices(stored, arguments)])
     return list(arguments)
 
 

@@ -147,30 +147,32 @@ def read_checkpoint_configuration(path: Path) -> StoredConfiguration:
     return extract_configuration(read_checkpoint(path, lazily=True))
 
 
-def keep_transform(stored: StoredConfiguration, arguments: Sequence[str]) -> list[str]:
-    """Return the override that tests a run on other data with the run's transform, which its data set may have chosen.
+def keep_choices(stored: StoredConfiguration, arguments: Sequence[str]) -> list[str]:
+    """Return the overrides that test a run on other data with the run's choices that its data set may have made.
 
     Args:
         stored: overrides and configuration that the run stored.
-        arguments: the overrides of the test; without ``dataset``, or with ``transform``, nothing is needed.
+        arguments: the overrides of the test; without ``dataset`` nothing is needed.
 
     Raises:
         InputError: if the overrides give another transform than the run had, because ``conf/`` has changed since.
     """
     keys = {key_of(argument) for argument in arguments}
-    if "dataset" not in keys or "transform" in keys:
+    groups = [group for group in ("transform", "sampler", "loss") if group not in keys]
+    if "dataset" not in keys or not groups:
         return []
     searched = [argument for argument in arguments if key_of(argument) == "hydra.searchpath"]
     overrides = [override for override in stored.overrides if not is_below(key_of(override), ["hydra"])]
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("train", overrides=[*searched, *overrides], return_hydra_config=True)
-    choice = config.hydra.runtime.choices.transform
-    if plain_config(OmegaConf.masked_copy(config, "transform"))["transform"] != stored.config.get("transform"):
+    choices = config.hydra.runtime.choices
+    transform = plain_config(OmegaConf.masked_copy(config, "transform"))["transform"]
+    if "transform" in groups and transform != stored.config.get("transform"):
         raise InputError(
-            f"transform: the run's is not transform={choice} as conf/ has it now; give the one that it was trained "
-            "with, such as transform=emoji"
+            f"transform: the run's is not transform={choices.transform} as conf/ has it now; give the one that it was "
+            "trained with, such as transform=emoji"
         )
-    return [f"transform={choice}"]
+    return [f"{group}={choice}" for group in groups if (choice := choices[group]) is not None]
 
 
 def extract_configuration(checkpoint: Mapping[str, Any]) -> StoredConfiguration:

@@ -25,7 +25,6 @@ def choose(small_emoji: Path) -> list[str]:
     roots = [f"dataset.sets.emoji.root={small_emoji}", "dataset.sets.emoji.counts=null"]
     return [
         "dataset=many",
-        "sampler=many",
         "dataset.sets.emoji=emoji",
         "dataset.sets.digits=digits",
         *roots,

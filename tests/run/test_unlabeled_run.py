@@ -38,11 +38,16 @@ def test_without_labels_nothing_is_measured(
 
 
 def test_the_labels_that_there_are_test_it(tmp_path: Path, here: Here, photos: Path) -> None:
-    here(
-        "train", "dataset=unlabeled", f"dataset.root={photos / 'list.csv'}", *VIEWS, f"hydra.run.dir={tmp_path / 'run'}"
-    )
-    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    run, words = tmp_path / "run", ["loss.loss.temperature=0.2", f"hydra.run.dir={tmp_path / 'run'}"]
+    here("train", "dataset=unlabeled", f"dataset.root={photos / 'list.csv'}", *VIEWS, *words)
+    metrics = json.loads((run / "metrics.json").read_text())
     assert "level0/recall@1" in metrics
+    # on other data, with the loss that the data set of the training has chosen
+    checkpoint = f"checkpoint={run / 'checkpoints' / 'last.ckpt'}"
+    (photos / "tested.csv").write_text("path,label\n20.png,a\n21.png,a\n22.png,b\n23.png,b")
+    other = ["dataset=csv", f"dataset.root={photos / 'tested.csv'}", "dataset.reader.test_fraction=null"]
+    here("evaluate", checkpoint, *other, f"hydra.run.dir={tmp_path / 'test'}")
+    assert "level0/recall@1" in json.loads((tmp_path / "test" / "metrics.json").read_text())
 
 
 @pytest.mark.parametrize(

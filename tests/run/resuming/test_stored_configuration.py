@@ -12,7 +12,7 @@ from dml.run.stored_configuration import (
     StoredConfiguration,
     check_unchanged,
     extract_configuration,
-    keep_transform,
+    keep_choices,
     plain_config,
 )
 from dml.runtime.configuration import key_of
@@ -169,9 +169,11 @@ def test_the_default_rate_is_that_of_older_versions_unless_the_heads_alone_learn
 def test_a_test_on_other_data_keeps_the_transform_if_it_is_still_that_of_the_run() -> None:
     stored = StoredConfiguration(["dataset=folder", "transform.size=64"], plain_config(compose("transform=imagenet")))
     stored.config["transform"]["size"] = 64
-    assert keep_transform(stored, ["dataset=emoji"]) == ["transform=imagenet"]
-    assert keep_transform(stored, ["dataset=emoji", "transform=rll"]) == []
-    assert keep_transform(stored, ["split=val"]) == []
+    others = ["sampler=class_balanced", "loss=rll"]
+    assert keep_choices(stored, ["dataset=emoji"]) == ["transform=imagenet", *others]
+    assert keep_choices(stored, ["dataset=emoji", "transform=rll"]) == others
+    assert keep_choices(stored, ["dataset=emoji", "transform=rll", "sampler=hierarchical", "loss=nra"]) == []
+    assert keep_choices(stored, ["split=val"]) == []
     stored.config["transform"] = plain_config(compose("transform=emoji"))["transform"]  # the former default of a folder
     with pytest.raises(InputError, match="transform: the run's is not transform=imagenet as conf/ has it now"):
-        keep_transform(stored, ["dataset=emoji"])
+        keep_choices(stored, ["dataset=emoji"])
