@@ -20,7 +20,7 @@ FILES_AT_ONCE = 32
 
 
 def decodes_on_device(key: str, value: str, *, has_gpu: bool) -> bool:
-    """Return whether the value of a key says that the network's device decodes; refuse that where it can't."""
+    """Return whether the device decodes by the value of a key; refuse that where it can't."""
     if value not in ("workers", "device") or (value == "device" and not has_gpu):
         raise InputError(f"{key}={value}: {'no CUDA device; workers' if value == 'device' else 'workers or device'}")
     if value == "device":

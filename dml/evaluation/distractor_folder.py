@@ -58,8 +58,8 @@ class DistractorFolder:
         """Make sure that no file is of another model, by its fingerprint -> whether every file has a fingerprint."""
         for shard in self._shards:
             if shard.fingerprint not in ("", fingerprint):
-                of_model = f"of the model {printable(shard.fingerprint)}, expected the tested one, {fingerprint}"
-                raise InputError(f"{printable(shard.file)}: {of_model}")
+                origin = f"of the model {printable(shard.fingerprint)}, expected the tested one, {fingerprint}"
+                raise InputError(f"{printable(shard.file)}: {origin}")
         return all(shard.fingerprint for shard in self._shards)
 
     def count_files(self, count: Count, identity: bytes) -> Integers:
@@ -82,13 +82,13 @@ class DistractorFolder:
             return count(shard.read(), printable(shard.file))
         facts = shard.file.stat()
         version = f"{shard.file.name} {facts.st_size} {facts.st_mtime_ns}".encode()
-        kept = self.state / f"{sha256(identity + version).hexdigest()[:32]}.npz"
+        stored = self.state / f"{sha256(identity + version).hexdigest()[:32]}.npz"
         with suppress(FileNotFoundError, DamageError):  # the file is counted, or counted again
-            check_zip(kept)
-            return cast("Integers", np.load(kept)["counts"])
+            check_zip(stored)
+            return cast("Integers", np.load(stored)["counts"])
         counts = count(shard.read(), printable(shard.file))
         self.state.mkdir(parents=True, exist_ok=True)
-        with replacing(kept) as partial, partial.open("wb") as opened:
+        with replacing(stored) as partial, partial.open("wb") as opened:
             np.savez(opened, counts=counts)
         return counts
 

@@ -97,9 +97,9 @@ class _Counter:
 def _count_below(distances: Tensor, bounds: npt.NDArray[np.float32]) -> Integers:
     """Count the distances of each query below each of its bounds, none below -infinity. (B, N), (B, P) -> (B, P)"""
     if distances.is_cuda:
-        wanted = torch.from_numpy(bounds).to(distances.device)
-        found: Integers = torch.searchsorted(distances.sort(dim=1).values, wanted).cpu().numpy()
-        return found
+        thresholds = torch.from_numpy(bounds).to(distances.device)
+        counted: Integers = torch.searchsorted(distances.sort(dim=1).values, thresholds).cpu().numpy()
+        return counted
     counts = np.zeros(bounds.shape, dtype=np.int64)
     for row, row_bounds, row_counts in zip(distances.numpy(), bounds, counts, strict=True):
         number = np.count_nonzero(row_bounds > -np.inf)

@@ -335,8 +335,8 @@ def are_heads(names: Sequence[str], heads: Iterable[str]) -> bool:
 
 def choose_first_metric(metrics: Mapping[str, Any]) -> str | None:
     """Return the name of the metric that stands first in `summary_table`; None without any."""
-    of_first_level = _list_level_metrics(metrics)
-    names = [of_first_level[name] for name in choose_level_metrics(metrics)] + choose_joint_metrics(metrics)
+    full_names = _list_level_metrics(metrics)
+    names = [full_names[name] for name in choose_level_metrics(metrics)] + choose_joint_metrics(metrics)
     return names[0] if names else None
 
 

@@ -53,12 +53,12 @@ class PairQuestions:
     def choose(self, answers: Sequence[Answer]) -> tuple[int, int] | None:
         """Choose the next pair of images to ask about; None if nothing is left to ask."""
         groups = self._join_same(answers)
-        others, skipped = (_to_pairs(answers, kind) for kind in (False, None))
+        different, skipped = (_to_pairs(answers, kind) for kind in (False, None))
         for count in _iterate_counts(len(groups), answers):
             clusters, pairs = self._find_clusters(count)
             images = self._choose_exemplars(clusters, answers)[pairs]
             is_open = groups[images[:, 0]] != groups[images[:, 1]]
-            is_open &= ~np.isin(_number_pairs(groups[images]), _number_pairs(groups[others]))
+            is_open &= ~np.isin(_number_pairs(groups[images]), _number_pairs(groups[different]))
             is_open &= ~np.isin(_number_pairs(images), _number_pairs(skipped))
             if is_open.any():
                 first, second = images[is_open.argmax()].tolist()
@@ -80,7 +80,7 @@ class PairQuestions:
         return np.where(sizes[classes] > 1, names[classes], UNKNOWN)
 
     def _join_same(self, answers: Sequence[Answer]) -> Ints:
-        """Return the group of each image (N,): images are in one if answers "same" join them, also by others."""
+        """Return the group of each image (N,): images that answers "same" join, also by a third, are in one."""
         first, second = _to_pairs(answers, True).T
         size = len(self.embeddings)
         joined = sparse.coo_matrix((np.ones(len(first)), (first, second)), (size, size))
@@ -95,7 +95,7 @@ class PairQuestions:
         ward = AgglomerativeClustering(count, linkage="ward", connectivity=self.graph)
         clusters: Ints = ward.fit_predict(self.embeddings.numpy()).astype(np.int64)
         centers = self._find_centers(clusters)
-        scores, rivals = (found.numpy() for found in nearest_neighbors(centers, min(RIVALS, count - 1)))
+        scores, rivals = (part.numpy() for part in nearest_neighbors(centers, min(RIVALS, count - 1)))
         pairs = np.stack([np.repeat(np.arange(count), rivals.shape[1]), rivals.ravel()], axis=1)
         return clusters, pairs[np.argsort(-scores.ravel(), kind="stable")]
 
@@ -134,7 +134,7 @@ def _iterate_counts(images: int, answers: Sequence[Answer]) -> Iterator[int]:
 
 def _join_neighbors(embeddings: Tensor) -> sparse.csr_array:
     """Join each image with its nearest neighbors -> the normalized weights of label spreading (N, N)."""
-    scores, neighbors = (found.numpy() for found in nearest_neighbors(embeddings, NEIGHBORS))
+    scores, neighbors = (part.numpy() for part in nearest_neighbors(embeddings, NEIGHBORS))
     rows = np.repeat(np.arange(len(neighbors)), neighbors.shape[1])
     weights = sparse.csr_array((np.exp(10 * (scores.ravel() - 1)), (rows, neighbors.ravel())), (len(neighbors),) * 2)
     weights = weights.maximum(weights.T)
