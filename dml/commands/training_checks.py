@@ -77,8 +77,8 @@ def _check_trainer(settings: Settings) -> None:
 
     Raises:
         InputError: if ``trainer.sync_batchnorm`` would replace what ``model.backbone.fold_batchnorm`` folds into
-            convolutions, or an option keeps outputs of a network that is compiled to CUDA graphs: its next call
-            overwrites them.
+            convolutions, or an option keeps outputs of a network that is compiled to CUDA graphs, which overwrites
+            them when it is called again.
     """
     trainer, compilation = settings.trainer, settings.training.compile
     known = {"auto", *StrategyRegistry.available_strategies()}

@@ -74,7 +74,7 @@ def _upgrade(options: Namespace, path: Path) -> None:
 
     index = Index.load(path, device=options.device, trust=options.trust)
     name, embedding = printable(options.index), embedding_options(options)
-    asked = {*map(absolute_path, list_source(options.first)[0])} if options.first else set()
+    requested = {*map(absolute_path, list_source(options.first)[0])} if options.first else set()
     if options.model is None and not index.adapter:
         raise InputError(f"NEW_MODEL: missing; {name} has no upgrade with an adapter that could go on")
     model = load_for_many_images(options.model, options.device, trust=options.trust) if options.model else index.model
@@ -91,10 +91,12 @@ def _upgrade(options: Namespace, path: Path) -> None:
         print_line(str(report))
         if report.adapter and not options.dry_run:
             index.model, index.adapter = model, report.adapter
-            if asked := asked.intersection(index.items.absolute_paths()):
-                index.upsert(sorted(asked), **embedding)
+            if requested := requested.intersection(index.items.absolute_paths()):
+                index.upsert(sorted(requested), **embedding)
             index.write(path)
-            note = f"mapped by the adapter; {len(asked):,} vectors are new" if asked else "mapped by the adapter"
+            note = (
+                f"mapped by the adapter; {len(requested):,} vectors are new" if requested else "mapped by the adapter"
+            )
             print_line(f"{name}: from now on queries are of the model {model.fingerprint}, {note}")
     if options.dry_run:
         return

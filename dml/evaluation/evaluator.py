@@ -257,12 +257,12 @@ def add_means(metrics: Metrics, lists: Sequence[BenchmarkList]) -> Metrics:
         by_domain[part.domain] = values if part.level is None else values | _level_means(values)
     if [*by_domain] == [""]:
         return by_domain[""]
-    first, *others = by_domain.values()
+    first, *further = by_domain.values()
     means: Metrics = {}
     for name in first:
-        if all(name in other for other in others):
+        if all(name in other for other in further):
             reduce = np.sum if name.endswith(QUERIES_WITHOUT_POSITIVES) else np.mean
-            means[name] = float(reduce([values[name] for values in (first, *others)]))
+            means[name] = float(reduce([values[name] for values in (first, *further)]))
     return means | {f"{domain}/{name}": value for domain, part in by_domain.items() for name, value in part.items()}
 
 

@@ -12,7 +12,7 @@ from dml.evaluation.metric import Kind, MetricConfig
 from dml.metrics.binary import count_positives, pad_ranks
 from dml.metrics.graded import GradedRanks
 from dml.ops.pairs import related
-from dml.retrieval.gallery import k_nearest, nearest, sort_with_ties
+from dml.retrieval.gallery import get_bits, k_nearest, nearest, sort_with_ties
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
@@ -205,7 +205,7 @@ def _rank_chosen(distances: npt.NDArray[np.float32], positives: Positives, first
 
 
 MOST_COUNTED = 0.3
-"""The largest share of chosen items for which `_rank_by_search` sorts so much less than the whole row that it pays."""
+"""The largest share of chosen items for which `_rank_by_bisection` pays, as it sorts so much less than the row."""
 
 SPREAD = 64
 """The number of counters of a row for the items behind all chosen ones: the threads of a GPU wait for a single one."""
@@ -220,10 +220,11 @@ def rank_block(
     """
     bits = _mark_shared(distances, query_labels, gallery_labels)
     numbers = bits.count_nonzero(dim=1)
-    if numbers.max() > MOST_COUNTED * bits.shape[1]:
+    width = int(numbers.max())
+    if width > MOST_COUNTED * bits.shape[1]:
         rows, positive_bits, ranks, neighbors = _rank_by_sorting(distances, bits)
     else:
-        rows, positive_bits, ranks = _rank_by_search(distances, bits, numbers)
+        rows, positive_bits, ranks = _rank_by_bisection(distances, bits, numbers, width)
         neighbors = k_nearest(distances, k, rows_at_once=len(distances))[1]
     ranks = ranks if nearer is None else ranks + torch.from_numpy(nearer).to(ranks.device)
     same = [(positive_bits >> level) & 1 for level in range(query_labels.shape[1])]
@@ -248,18 +249,18 @@ def _rank_by_sorting(distances: Tensor, bits: Tensor) -> tuple[Tensor, Tensor, T
     return rows, bits_in_order[rows, columns], columns + 1, order
 
 
-def _rank_by_search(distances: Tensor, bits: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _rank_by_bisection(distances: Tensor, bits: Tensor, numbers: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
     """Rank the items (Q, G) whose bits aren't 0, (Q,) of each row -> their rows, bits and ranks (P,), row by row.
 
-    Only they are sorted. Each item of a row is searched for among them, and the items between two of them are counted.
+    Only they, ``width`` at most in a row, are sorted. Each item of the row is searched for among them, and the items
+    between two of them are counted.
     """
     # A key is a distance with the item's index behind it, so that no two are equal; see `_make_keys` for the distance.
-    keys = (distances + 0).view(torch.int32)
+    keys = get_bits(distances)
     keys = (keys ^ ((keys >> 31) & LAST)).long() << 32
     keys |= torch.arange(keys.shape[1], device=keys.device)
     rows, columns = bits.nonzero(as_tuple=True)
     places = torch.arange(len(rows), device=rows.device) - (numbers.cumsum(0) - numbers)[rows]
-    width = int(numbers.max())
     chosen = keys.new_full((len(keys), width), torch.iinfo(keys.dtype).max)
     chosen[rows, places] = keys[rows, columns]
     chosen = chosen.sort(dim=1).values

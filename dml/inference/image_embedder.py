@@ -246,7 +246,7 @@ class ImageEmbedder:
             precision: "32", or "bf16" and "16" for a faster forward pass on hardware that has it.
             on_corrupt: treatment of unreadable images: "raise" raises an error; "skip" makes the row NaN, and a
                 warning names the image.
-            decode: where JPEG files are decoded: "workers", or "device" for the model's GPU, see docs/performance.md.
+            decode: what decodes JPEG files: "workers" or "device", the GPU of the model; see docs/performance.md.
             progress: whether to show how far it is.
 
         Raises:

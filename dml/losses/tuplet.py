@@ -71,14 +71,14 @@ class TupletLoss(Loss):
             positives, negatives = positives & drawn, negatives & drawn
         centers = positives.any(dim=1)
         count = positives.sum(dim=1, dtype=similarities.dtype).clamp(min=1)
-        of_all = masked_logsumexp(similarities, positives | negatives)
+        log_sum = masked_logsumexp(similarities, positives | negatives)
         if self.form == "pairwise":  # the double sum of Eq. 3.1 is the product of two sums
             pairs = masked_logsumexp(similarities, negatives) + masked_logsumexp(-similarities, positives)
             terms = softplus(pairs - count.log())
         elif self.form == "cross_entropy":  # whose targets are 1/|P_i| on the positives
-            terms = of_all - (similarities * positives).sum(dim=1) / count
+            terms = log_sum - (similarities * positives).sum(dim=1) / count
         else:
-            terms = of_all - (masked_logsumexp(similarities, positives) - count.log())
+            terms = log_sum - (masked_logsumexp(similarities, positives) - count.log())
         return torch.where(centers, terms, 0.0).sum() / centers.sum().clamp(min=1)
 
 

@@ -73,18 +73,18 @@ def _originals(rows: Tensor) -> npt.NDArray[np.int64]:
     """Find for each row the first row that is equal to it. (G, D) -> (G,)"""
     factors = np.random.default_rng(0).integers(2**31, size=rows.shape[1])  # the sums of integers below are exact
     on_device = torch.from_numpy(factors).to(rows.device)
-    hashes = torch.cat([(_get_bits(part) * on_device).sum(dim=1) for part in torch.split(rows, HASHED_ROWS)])
+    hashes = torch.cat([(get_bits(part) * on_device).sum(dim=1) for part in torch.split(rows, HASHED_ROWS)])
     _, inverse, counts = torch.unique(hashes, return_inverse=True, return_counts=True)
     suspects = (counts[inverse] > 1).nonzero().flatten()  # few, unless many rows are copies
     originals = np.arange(len(rows))
     first_indices: dict[bytes, int] = {}
-    for index, bits in zip(suspects.tolist(), _get_bits(rows[suspects]).cpu().numpy(), strict=True):
+    for index, bits in zip(suspects.tolist(), get_bits(rows[suspects]).cpu().numpy(), strict=True):
         digest = blake2b(bits.tobytes(), digest_size=16).digest()
         originals[index] = first_indices.setdefault(digest, index)
     return originals
 
 
-def _get_bits(rows: Tensor) -> Tensor:
+def get_bits(rows: Tensor) -> Tensor:
     """Return the bits of float32 numbers as integers; -0 has those of 0, so that equal rows have the same bits."""
     return (rows + 0).view(torch.int32)
 

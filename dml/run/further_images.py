@@ -1,6 +1,5 @@
 """Images beside the tested ones, which the tested model embeds too: distractors, and the images of pairs."""
 
-import os
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from pytorch_lightning import Trainer
 
+from dml.data.image_files.contents import read_stamps
 from dml.data.image_listing import list_images
 from dml.data.table import ImageTable
 from dml.run import builders
@@ -43,9 +43,7 @@ def embed_distractors(
     """
     paths = list_images(folder)
     identity = sha256(f"{fingerprint} {settings.trainer.precision} {settings.trainer.limit_test_batches}".encode())
-    for path in paths:
-        facts = os.stat(path)
-        identity.update(f"\0{path}\0{facts.st_size} {facts.st_mtime_ns}".encode(errors="surrogateescape"))
+    identity.update("\0".join(paths).encode(errors="surrogateescape") + read_stamps(paths).tobytes())
     target = state / f"images-{identity.hexdigest()[:32]}"
     for start in range(0, len(paths), PART):
         if not (file := target / f"{start:012}.npy").exists():

@@ -7,7 +7,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dml.evaluation.ranks import FEW, _rank_by_search, _rank_by_sorting, rank_chosen
+from dml.evaluation.ranks import FEW, _rank_by_bisection, _rank_by_sorting, rank_chosen
 from dml.retrieval.gallery import nearest
 
 
@@ -28,7 +28,10 @@ def assert_ranked(distances: Any, codes: Any) -> None:
     assert chosen.codes.tolist() == [code for _, code in found]
     assert chosen.numbers.tolist() == numbers.tolist()
     bits, on_device = torch.from_numpy(codes.astype(np.int64)), torch.from_numpy(distances)
-    ways = (_rank_by_sorting(on_device, bits)[:3], _rank_by_search(on_device, bits, bits.count_nonzero(dim=1)))
+    ways = (
+        _rank_by_sorting(on_device, bits)[:3],
+        _rank_by_bisection(on_device, bits, torch.from_numpy(numbers), numbers.max()),
+    )
     for rows, row_bits, ranks in ways:  # tensor functions, here on CPU
         assert rows.tolist() == np.repeat(np.arange(len(codes)), numbers).tolist()
         assert row_bits.tolist() == chosen.codes.tolist()

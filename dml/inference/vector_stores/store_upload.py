@@ -230,8 +230,8 @@ def _count_held(store: VectorStore, collection: str, images: StoredImages, left_
     contents = _read_contents(store, collection, images)
     held = sum(content is not None for row, content in contents if row not in left_out)
     if held != (expected := len(images) - len(left_out)):
-        found = f"{collection} holds {held:,} of the {expected:,} images uploaded or found there"
-        raise StoreError(f"{store.address}: {found}; the same command uploads the rest")
+        problem = f"{collection} holds {held:,} of the {expected:,} images uploaded or found there"
+        raise StoreError(f"{store.address}: {problem}; the same command uploads the rest")
     return held
 
 

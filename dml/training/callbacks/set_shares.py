@@ -10,9 +10,9 @@ from dml.samplers.many import ManySetsSampler
 from dml.training.callbacks.embedding_bank import get_training_data
 
 
-def make_set_share_updates(shares: Any, given: str | None = None) -> "SetShareUpdates | None":
-    """Make the callback for ``sampler.shares=loss``, and for a sampler from Python, whose shares no key says."""
-    return SetShareUpdates() if shares == "loss" or given is not None else None
+def make_set_share_updates(shares: Any, sampler_object: str | None = None) -> "SetShareUpdates | None":
+    """Make the callback if the shares follow the losses, or if a sampler from Python may have such shares."""
+    return SetShareUpdates() if shares == "loss" or sampler_object is not None else None
 
 
 class SetShareUpdates(Callback):
