@@ -8,6 +8,7 @@ Such a test starts `sys.executable`.
 
 import logging
 import os
+import re
 import runpy
 import signal
 import sys
@@ -74,6 +75,15 @@ class ForkedScript:
     def poll(self) -> int | None:
         """Return the exit code; None while the process runs."""
         return self._process.exitcode
+
+    def served_port(self, timeout: float = 60) -> int:
+        """Wait until the script has printed the address that it serves -> the port."""
+        end = time.monotonic() + timeout
+        while not (found := re.search(rb"http://[^ ;]*:(\d+)", os.pread(self._outputs[0].fileno(), 10_000, 0))):
+            assert self.poll() is None, self.finish()
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        return int(found[1])
 
     def kill(self) -> None:
         """Kill the process and all others of its group that still run."""

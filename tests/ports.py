@@ -7,7 +7,7 @@ from itertools import count
 FIRST, COUNT = 20_000, 12_000
 """Below the ports that systems give to connections (32768 on Linux), so none is lost between our look and its use."""
 
-_numbers = count(os.getpid())
+_numbers = count(os.getpid() * 997)  # workers have neighboring numbers, and each takes some ports in a row
 
 
 def free_port() -> int:

@@ -3,14 +3,12 @@
 import json
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
 from forks import ForkedScript
-from ports import free_port
 from small_embedders import make_model, write_photos
 
 from dml.__main__ import dispatch
@@ -26,19 +24,10 @@ class Page:
     """The API of a running ``dml label``."""
 
     def __init__(self, photos: Path, output: Path, model: str) -> None:
-        self.port = free_port()
-        options = ["--output", str(output), "--model", model, "--port", str(self.port), "--device", "cpu"]
-        self.script = ForkedScript("dml/__main__.py", "label", str(photos), *options, "--workers", "0")
-        end = time.monotonic() + 60
-        while True:
-            try:
-                self.question = self.ask("question")
-            except OSError:
-                assert self.script.poll() is None, self.script.finish()
-                assert time.monotonic() < end
-                time.sleep(0.05)
-            else:
-                return
+        options = ["--output", str(output), "--model", model, "--port", "0", "--device", "cpu", "--workers", "0"]
+        self.script = ForkedScript("dml/__main__.py", "label", str(photos), *options)
+        self.port = self.script.served_port()
+        self.ask("question")
 
     def ask(self, path: str, **sent: Any) -> dict[str, Any]:
         headers = {"Content-Type": "application/json"}
