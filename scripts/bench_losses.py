@@ -5,8 +5,8 @@ python scripts/bench_losses.py rll nra   # some of them
 
 A batch has 1,024 float32 embeddings of 512 dimensions, in classes of 4 images and super-classes of 32 classes, like
 HAPPIER's batches on SOP; that of `SMALL` losses has 256. A loss and its yardstick are measured in turns, in a process
-of their own. The printed ratio is the median over the turns, and B^2 is the memory in numbers of each pair,
-with what the allocator keeps of freed blocks.
+of their own. The printed ratio is the median over the turns. B^2 is the most that tensors take at a time, beside the
+batch, in numbers of each pair: what torch's allocator holds, with the gradients.
 """
 
 from dml.runtime.signals import handle_signals
@@ -14,16 +14,20 @@ from dml.runtime.signals import handle_signals
 if __name__ == "__main__":
     handle_signals()  # before imports that take seconds
 
+import json
 import multiprocessing
 import sys
 from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from time import perf_counter
 
 import torch
 from hydra import compose, initialize_config_dir
-from process_memory import AddedMemory
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 from dml.run.builders import build_losses
 from dml.run.config_folders import CONF
@@ -58,10 +62,22 @@ def draw_batch(size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 def time_step(loss: nn.Module, embeddings: Tensor, labels: Tensor) -> float:
     """Return the milliseconds of one forward and backward pass."""
-    leaf = embeddings.clone().requires_grad_()
+    leaf = embeddings.detach().requires_grad_()
     started = perf_counter()
     loss(leaf, labels).backward()
     return 1000 * (perf_counter() - started)
+
+
+def measure_peak(loss: nn.Module, embeddings: Tensor, labels: Tensor) -> int:
+    """Return the most bytes that the tensors of a second step take at a time."""
+    time_step(loss, embeddings, labels)  # loads kernels
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        time_step(loss, embeddings, labels)
+    with TemporaryDirectory() as folder:
+        profiler.export_chrome_trace(trace := f"{folder}/trace.json")
+        events = json.loads(Path(trace).read_text())["traceEvents"]
+    changes = sorted((event["ts"], event["args"]["Bytes"]) for event in events if event["name"] == "[memory]")
+    return max(accumulate(bytes_changed for _, bytes_changed in changes))
 
 
 def describe_loss(name: str) -> str:
@@ -69,13 +85,11 @@ def describe_loss(name: str) -> str:
     batch = 256 if name in SMALL else 1024
     embeddings, labels = draw_batch(batch, torch.Generator().manual_seed(0))
     loss, yardstick = build_loss(name, labels), LogSumExp()
-    time_step(loss, embeddings[:64], labels[:64])  # loads kernels
-    with AddedMemory() as added:  # only a first step shows its memory, before freed memory is reused
-        time_step(loss, embeddings, labels)
+    peak = measure_peak(loss, embeddings, labels)
     turns = [(time_step(loss, embeddings, labels), time_step(yardstick, embeddings, labels)) for _ in range(TURNS)]
-    ratio, pairs = median(first / second for first, second in turns), added.peak * 2**20 / (4 * batch**2)
+    ratio, pairs = median(first / second for first, second in turns), peak / (4 * batch**2)
     taken = f"{median(first for first, _ in turns):>9.1f}{ratio:>8.1f}{LIMITS.get(name, ''):>7}"
-    return f"{name:<28}{batch:>6}{taken}{added.peak:>7.0f}{pairs:>7.1f}"
+    return f"{name:<28}{batch:>6}{taken}{peak / 2**20:>7.0f}{pairs:>7.1f}"
 
 
 def main(names: Sequence[str]) -> None:

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from dml.losses.loss_contract import Loss
 from dml.losses.pair_blocks import Batch, find_form
+from dml.ops.gradients import BLOCK, in_blocks
 from dml.ops.pairs import finest, masked_logsumexp, pair_masks, related
 from dml.ops.precision import full_precision
 from dml.runtime.errors import InputError
@@ -215,8 +216,21 @@ class ProxyLoss(Loss):
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar."""
         proxies = next(self.loss.parameters())
-        value: Tensor = self.loss(embeddings.to(proxies.dtype), finest(labels))
-        return value
+        rows, classes = embeddings.to(proxies.dtype), finest(labels)
+        is_mean = type(self.loss).__name__ in MEANS_OVER_ROWS and type(self.loss.reducer).__name__ == "MeanReducer"
+        num_proxies = proxies.numel() // rows.shape[1]
+        # blocks are four times as long as others, and at least 256 rows, as each normalizes the proxies again
+        width = min(num_proxies // 4, BLOCK // 256) if is_mean else 1
+
+        def add_up(block: slice) -> tuple[Tensor, ...]:
+            return (self.loss(rows[block], classes[block])[None] * (len(classes[block]) / len(rows)),)
+
+        (shares,) = in_blocks(add_up, range(len(rows)), width, rows.device)
+        return shares.sum()
+
+
+MEANS_OVER_ROWS = ("ArcFaceLoss", "CosFaceLoss", "NormalizedSoftmaxLoss", "SoftTripleLoss", "SubCenterArcFaceLoss")
+"""The losses with proxies that add up a term of each embedding by itself, so that a block of them needs no other."""
 
 
 class OpenCosineSimilarity(CosineSimilarity):  # type: ignore[misc]

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dml.losses.loss_contract import Loss
+from dml.ops.gradients import row_blocks
 from dml.ops.pairs import finest, unit_distances
 from dml.ops.precision import full_precision
 
@@ -118,7 +119,12 @@ class _MedoidSearch:
         return medoids
 
     def scores(self, trials: Tensor) -> Tensor:
-        """Compute F + gamma D of each set of medoids. (T, S) -> (T,)"""
+        """Compute F + gamma D of each set of medoids, some sets at a time. (T, S) -> (T,)"""
+        width = trials.shape[1] * max(len(self.classes), self.num_classes)  # of distances, and of counts
+        blocks = row_blocks(range(len(trials)), width, trials.device)
+        return torch.cat([self._score(trials[block]) for block in blocks])
+
+    def _score(self, trials: Tensor) -> Tensor:
         return self.gamma * self.margins(trials) - self.distances[:, trials].amin(dim=2).sum(dim=0)
 
     def _select_best(self, trials: Tensor) -> Tensor:
