@@ -206,7 +206,6 @@ def test_the_library_computes_all_others(name: str) -> None:
 
 LARGER = {
     "facility_location": "takes minutes",
-    "soft_triple": "compares with ten proxies of each class",
 }
 
 
