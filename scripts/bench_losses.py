@@ -77,7 +77,7 @@ def measure_peak(loss: nn.Module, embeddings: Tensor, labels: Tensor) -> int:
         profiler.export_chrome_trace(trace := f"{folder}/trace.json")
         events = json.loads(Path(trace).read_text())["traceEvents"]
     changes = sorted((event["ts"], event["args"]["Bytes"]) for event in events if event["name"] == "[memory]")
-    return max(accumulate(bytes_changed for _, bytes_changed in changes))
+    return max(accumulate(int(size) for _, size in changes))
 
 
 def describe_loss(name: str) -> str:
