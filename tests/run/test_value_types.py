@@ -38,7 +38,11 @@ WRONG = {
     "checkpoints.patience=0": "checkpoints.patience=0: must be a whole number, 1 or more, or null",
     "training.matmul_precision=tf32": "training.matmul_precision=tf32: must be one of highest, high, medium, null",
     "evaluation.crops=3": "evaluation.crops=3: must be one of 1, 2, 5, 10",
+    "evaluation.rerankings=dba": r"evaluation.rerankings=dba: must be a list, such as 'evaluation.rerankings=\[dba\]'",
     "evaluation.reranking_steps.dba.k=3": "evaluation.reranking_steps.dba.k: no such key; nearest: n",
+    "evaluation.reranking_steps.dba.n=2.5": "evaluation.reranking_steps.dba.n=2.5: must be a whole number, 1 or more",
+    "evaluation.reranking_steps.dba=3": "evaluation.reranking_steps.dba=3: must be a mapping",
+    "evaluation.reranking_steps.qe={}": "evaluation.reranking_steps.qe: no such key",
     "scheduler.loss=abc": "scheduler.loss=abc: must be a mapping or null",
 }
 
