@@ -44,6 +44,19 @@ WRONG = {
     "evaluation.reranking_steps.dba=3": "evaluation.reranking_steps.dba=3: must be a mapping",
     "evaluation.reranking_steps.qe={}": "evaluation.reranking_steps.qe: no such key",
     "scheduler.loss=abc": "scheduler.loss=abc: must be a mapping or null",
+    "scheduler.interval=batch": "scheduler.interval=batch: must be one of step, epoch",
+    "data.num_workers=many": "data.num_workers=many: must be one of auto, a whole number",
+    "data.num_workers=-1": "data.num_workers=-1: must be ",
+    "data.num_workers=null": "data.num_workers=null: must be ",
+    "data.pin_memory=yes": "data.pin_memory=yes: must be one of auto, true or false",
+    "training.gradient_cache=0": "training.gradient_cache=0: must be a whole number, 1 or more, or null",
+    "training.gradient_cache=all": "training.gradient_cache=all: must be a whole number, 1 or more, or null",
+    "dataset.planted=false": "dataset.planted=false: must be a mapping or null",
+    "dataset.planted=0.1": "dataset.planted=0.1: must be a mapping or null",
+    "evaluation.threshold.wrong_share=0": "wrong_share=0: must be a number, above 0 and below 1",
+    "evaluation.threshold.wrong_share=nan": "wrong_share=nan: must be a number, above 0 and below 1",
+    "evaluation.threshold.fmr=1": "fmr=1: must be a number, above 0 and below 1, or null",
+    "evaluation.threshold.fmr=-0.1": "fmr=-0.1: must be a number, above 0 and below 1, or null",
 }
 
 
