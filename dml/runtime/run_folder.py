@@ -99,15 +99,11 @@ class RunFolder:
         if os.environ.get(HELD_FOLDER) == str(self.path):
             yield
             return
-        try:
-            with holding(self.lock_file, wait=wait):
-                remove_partial_files(self.path, self.evaluations_folder)
-                yield
-        except BlockingIOError as error:
-            resuming = shlex.quote(f"resume={self.path}")
-            raise InputError(
-                f"{self.path}: {error.strerror} is training this run; {resuming} goes on with it after its end"
-            ) from error
+        resuming = shlex.quote(f"resume={self.path}")
+        does = f"is training this run; {resuming} goes on with it after its end"
+        with holding(self.lock_file, name=self.path, does=does, wait=wait):
+            remove_partial_files(self.path, self.evaluations_folder)
+            yield
 
     def write_configuration(self, config: str, hydra: str, overrides: str) -> None:
         """Write the three files of `.hydra/`, all of them YAML texts."""
