@@ -46,12 +46,10 @@ def label_images(arguments: Sequence[str]) -> None:
 
         if options.output.suffix.lower() != ".csv":
             raise InputError(f"--output {printable(options.output)}: must end in .csv")
-        try:
-            options.output.parent.mkdir(parents=True, exist_ok=True)
-            with holding(options.output.with_name(f".{options.output.name}.lock")):
-                _serve_questions(options)
-        except BlockingIOError as error:
-            raise InputError(f"--output {printable(options.output)}: {error.strerror} is asking about it") from error
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        name = f"--output {printable(options.output)}"
+        with holding(options.output.with_name(f".{options.output.name}.lock"), name=name, does="is asking about it"):
+            _serve_questions(options)
 
 
 def _serve_questions(options: argparse.Namespace) -> None:

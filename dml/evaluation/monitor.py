@@ -40,13 +40,11 @@ def make_further_config(
     for k-means (`has_time_for_clusters`).
 
     Raises:
-        InputError: if the names are neither `AUTO` nor a list of names of packaged metrics and of those of a test.
+        InputError: if one is no name of a packaged metric or of one of the test.
     """
     if names == AUTO:
         is_chosen = {"map@r": True, "h_ap": len(table.levels) > 1, "nmi": with_clusters}
         names = [metric.name for metric in test.selected if is_chosen.get(metric.name)]
-    if isinstance(names, str) or not isinstance(names, Sequence):
-        raise InputError(f"evaluation.validation_metrics={names}: {AUTO}, or a list of metrics, such as [recall,nmi]")
     custom = {metric.name: metric for metric in test.custom}
     computed = {"recall", *(MetricName.parse(name).family for name in monitored)}
     metrics = [custom.get(str(name), name) for name in dict.fromkeys(names) if name not in computed]

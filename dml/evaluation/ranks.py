@@ -232,7 +232,8 @@ def rank_block(
 
     def select(is_selected: Tensor) -> Tensor:
         places = is_selected.nonzero().squeeze(1)
-        return _with_a_column(pad_ranks(rows[places], ranks[places], len(distances)))
+        padded = pad_ranks(rows[places], ranks[places], len(distances))
+        return padded if padded.shape[1] else padded.new_full((len(padded), 1), torch.inf)  # see `Rankings`
 
     by_level = tuple(select(is_same) for is_same in same)
     thresholds = range(1, len(same) + 1)
@@ -281,11 +282,6 @@ def _mark_shared(distances: Tensor, query_labels: Tensor, gallery_labels: Tensor
     for level in range(depth):
         bits |= related(query_labels[:, level], gallery_labels[:, level]).to(bits.dtype) << level
     return bits.masked_fill_(distances == torch.inf, 0)
-
-
-def _with_a_column(ranks: Tensor) -> Tensor:
-    """Return ranks (Q, P) with at least one column, see `Rankings`."""
-    return ranks if ranks.shape[1] else ranks.new_full((len(ranks), 1), torch.inf)
 
 
 class _Ranks(NamedTuple):

@@ -1,7 +1,7 @@
 """The re-rankings that a test evaluates beside the plain ranking: ``evaluation.rerankings``."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dml.evaluation.evaluator import Evaluator, Metrics
@@ -48,10 +48,11 @@ def make_rerankings(evaluation: Mapping[str, Any], *, has_gallery: bool) -> list
     >>> [reranking.name for reranking in make_rerankings(evaluation, has_gallery=False)]
     ['alpha_qe', 'dba+alpha_qe']
 
-    Configurations of older versions have neither ``rerankings`` nor ``reranking_steps``.
+    Configurations of older versions have neither ``rerankings`` nor ``reranking_steps``. `dml.run.settings` declares
+    the numbers of each step.
 
     Raises:
-        InputError: if a step or one of its numbers is unknown or makes no sense, or steps can't follow each other.
+        InputError: if a step is unknown or one of its numbers makes no sense, or steps can't follow each other.
     """
     rerankings = evaluation.get("rerankings")
     if rerankings is None:
@@ -61,9 +62,7 @@ def make_rerankings(evaluation: Mapping[str, Any], *, has_gallery: bool) -> list
             f"evaluation.rerankings={rerankings}: with evaluation.exclude={evaluation['exclude']} a query excludes "
             "another item after each step; evaluation.exclude=null"
         )
-    if isinstance(rerankings, str) or not isinstance(rerankings, Sequence):
-        raise InputError(f"evaluation.rerankings={rerankings}: a list of steps or of lists of steps, or null")
-    parameters = _check_parameters(evaluation.get("reranking_steps") or {})
+    parameters = evaluation.get("reranking_steps") or {}
     made = [
         _make_reranking([value] if isinstance(value, str) else value, parameters, has_gallery) for value in rerankings
     ]
@@ -71,29 +70,6 @@ def make_rerankings(evaluation: Mapping[str, Any], *, has_gallery: bool) -> list
     if repeated := [name for name in names if names.count(name) > 1]:
         raise InputError(f"evaluation.rerankings={rerankings}: {repeated[0]} is named twice")
     return made
-
-
-def _check_parameters(parameters: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    """Return the parameters of the steps by name, if all are numbers of steps that there are."""
-    for step, values in parameters.items():
-        name = f"evaluation.reranking_steps.{step}"
-        if step not in STEPS:
-            raise InputError(f"{name}: no such step; {', '.join(STEPS)}")
-        if not isinstance(values, Mapping):
-            raise InputError(f"{name}={values}: expected numbers by name, such as {_describe_defaults(step)}")
-        types = {field.name: type(field.default) for field in fields(STEPS[step])}  # type: ignore[arg-type]
-        for key, value in values.items():
-            if key not in types:
-                raise InputError(f"{name}.{key}: no such number; {', '.join(types)}")
-            if isinstance(value, bool) or not isinstance(value, (int, types[key])):
-                kind = "a whole number" if types[key] is int else "a number"
-                raise InputError(f"{name}.{key}={value}: must be {kind}")
-    return parameters
-
-
-def _describe_defaults(step: str) -> str:
-    defaults = (f"{field.name}:{field.default}" for field in fields(STEPS[step]))  # type: ignore[arg-type]
-    return f"{{{','.join(defaults)}}}"
 
 
 def _make_reranking(names: Any, parameters: Mapping[str, Mapping[str, Any]], has_gallery: bool) -> Reranking:

@@ -28,7 +28,6 @@ from dml.metrics.verification import (
 )
 from dml.ops.pairs import related
 from dml.ops.precision import without_tf32
-from dml.runtime.errors import InputError
 
 RELIABILITY = "reliability"
 """The name of the reliability curve of probabilities as they are, each pair counting once."""
@@ -152,18 +151,10 @@ class ThresholdSettings:
     Args:
         wrong_share: wanted share of wrong "same" among the nearest images of the validation classes.
         fmr: wanted false match rate of two images of the validation classes; None judges them as the nearest ones.
-
-    Raises:
-        InputError: if one of them isn't between 0 and 1.
     """
 
     wrong_share: float = 0.05
     fmr: float | None = 0.01
-
-    def __post_init__(self) -> None:
-        for name, share in {"wrong_share": self.wrong_share, "fmr": self.fmr}.items():
-            if share is not None and not 0.0 < share < 1.0:
-                raise InputError(f"evaluation.threshold.{name}={share}: must be above 0 and below 1")
 
 
 def make_pairs(embeddings: UnitEmbeddings, table: ImageTable) -> LabeledPairs | None:

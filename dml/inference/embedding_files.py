@@ -1,6 +1,5 @@
 """Files of embedded images, and the folder of parts that they are made from, so that a killed command goes on."""
 
-import errno
 import json
 import logging
 import shutil
@@ -25,7 +24,7 @@ from dml.runtime.checksums import DamageError
 from dml.runtime.console import progress_bar
 from dml.runtime.errors import InputError
 from dml.runtime.files import replacing
-from dml.runtime.locks import holding, is_held
+from dml.runtime.locks import busy_error, holding, is_held
 from dml.runtime.run_files import read_values, write_values
 from dml.runtime.text import format_count, printable
 
@@ -204,21 +203,18 @@ class EmbeddingParts:
             InputError: if the folder has parts of other images or of another model, or another process is at work.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        try:
-            with holding(self._lock_path(shard)):
-                self._refuse_busy_shards(shard)
-                self._check_plan()
-                self._delete_outdated(shard)
-                yield
-        except BlockingIOError as error:
-            raise InputError(f"{printable(self.folder)}: {error.strerror} is at work on it; wait for it") from error
+        with holding(self._lock_path(shard), name=printable(self.folder)):
+            self._refuse_busy_shards(shard)
+            self._check_plan()
+            self._delete_outdated(shard)
+            yield
 
     def _refuse_busy_shards(self, shard: Shard) -> None:
         """Raise an error if a process is at work on a shard that has parts of this one: the whole job has all."""
         lock_of_shard, lock_of_all = self._lock_path(shard), self._lock_path(WHOLE)
         for path in self.folder.glob(".lock-*") if shard == WHOLE else [lock_of_all]:
             if path != lock_of_shard and is_held(path):
-                raise BlockingIOError(errno.EWOULDBLOCK, path.read_text().strip() or "another process")
+                raise busy_error(path, printable(self.folder))
 
     def missing(self, shard: Shard) -> list[int]:
         """Return the parts of a shard that aren't there."""

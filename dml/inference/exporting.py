@@ -17,7 +17,6 @@ from time import perf_counter
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from omegaconf import OmegaConf
 from torch import Tensor
 
 from dml.data.class_splits import take_some_classes
@@ -42,9 +41,8 @@ from dml.inference.exported_graph import (
 )
 from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.image_inputs import Source, list_source, read_pixels
-from dml.run import builders
+from dml.inference.split_embeddings import read_data_set
 from dml.run.evaluators import choose_final_split
-from dml.run.settings import Settings, read_settings
 from dml.runtime.errors import InputError
 from dml.runtime.files import replacing, write_text
 from dml.runtime.paths import expand_home
@@ -108,13 +106,10 @@ def read_test(embedder: ImageEmbedder) -> Probe:
     Raises:
         InputError: if the data set isn't there, or reading it could run unknown code.
     """
-    config = embedder.settings.config
-    parts = {name: config[name] for name in ("dataset", "data", "evaluation") if name in config}
-    if len(parts) < 3:
+    if not {"dataset", "data", "evaluation"} <= embedder.settings.config.keys():
         raise InputError("probe images: this model doesn't say how its data set is read; --probe FOLDER gives images")
     try:
-        with embedder.settings.building():
-            table = builders.build_table(read_settings(OmegaConf.create(parts), Settings))
+        _, table = read_data_set(embedder)
     except InputError as error:
         raise InputError(f"probe images: {error}; --probe FOLDER gives others") from error
     tested = table.select_evaluated(choose_final_split(table))

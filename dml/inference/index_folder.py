@@ -157,10 +157,7 @@ def hold_folder(folder: str | Path, *, wait: bool = False) -> Iterator[Path]:
         if is_new:
             path.mkdir(parents=True, exist_ok=True)
             stack.callback(_remove_if_empty, path)
-        try:
-            stack.enter_context(holding(path / LOCK, wait=wait))
-        except BlockingIOError as error:
-            raise InputError(f"{printable(folder)}: {error.strerror} is at work on it; wait for it") from error
+        stack.enter_context(holding(path / LOCK, name=printable(folder), wait=wait))
         stack.callback((path / LOCK).unlink, missing_ok=True)
         yield path
 

@@ -61,7 +61,7 @@ def ami(assignment: Partition, labels: Partition, average: Average = "arithmetic
     _check_average(average)
     table = contingency_matrix(_to_numpy(labels), _to_numpy(assignment), sparse=True, dtype=np.int64)
     classes, clusters = (np.asarray(table.sum(axis=axis)).ravel() for axis in (1, 0))
-    if _is_permutation(table):
+    if table.nnz == table.shape[0] == table.shape[1]:  # each class has one cluster, each cluster one class
         return 1.0
     if len(classes) == 1 or len(clusters) == 1:
         return 0.0
@@ -131,11 +131,6 @@ def _entropy(sizes: npt.NDArray[np.int64]) -> float:
     """Compute the entropy of a partition with these group sizes, in nats."""
     shares = sizes / sizes.sum()
     return float(-(shares * np.log(shares)).sum())
-
-
-def _is_permutation(table: Any) -> bool:
-    """Tell whether two partitions are the same: every class overlaps with one cluster, every cluster with one class."""
-    return bool(table.nnz == table.shape[0] == table.shape[1])
 
 
 def _to_numpy(partition: Partition) -> npt.NDArray[Any]:

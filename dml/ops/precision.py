@@ -1,6 +1,6 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import wraps
+from functools import partial, wraps
 from operator import itemgetter
 from typing import Any
 
@@ -64,9 +64,6 @@ def without_tf32() -> AbstractContextManager[None]:
     return _products.hold("highest")
 
 
-def _allow_tf32_convolutions(is_allowed: bool) -> None:
-    torch.backends.cudnn.allow_tf32 = is_allowed
-
-
+_allow_tf32_convolutions: Callable[[bool], None] = partial(setattr, torch.backends.cudnn, "allow_tf32")
 _convolutions = SharedSetting(lambda: bool(torch.backends.cudnn.allow_tf32), _allow_tf32_convolutions, itemgetter(-1))
 _products = SharedSetting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, itemgetter(-1))

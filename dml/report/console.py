@@ -205,8 +205,3 @@ def _print_threshold(metrics: Mapping[str, Any]) -> None:
         )
     elif "wanted_wrong_share" in values and threshold is None:
         console.print(f"[bold]same[/]     no threshold: there is no similarity {in_markup(choice)}")
-
-
-def print_raw_test() -> None:
-    """Print that the backbone is tested before the training, which may take minutes."""
-    console.print("[bold]before[/]   testing the backbone as it is ... (evaluation.raw=false goes without)")

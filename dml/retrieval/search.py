@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import faiss
@@ -41,13 +42,10 @@ _settings: Any = faiss.cvar
 COUNTS_COMPONENTS = _settings.distance_compute_blas_threshold > 1000
 """Whether FAISS's threshold is a number of components of all queries together, and not a number of queries."""
 
-
-def _set_threshold(threshold: int) -> None:
-    _settings.distance_compute_blas_threshold = threshold
-
-
 _threshold: SharedSetting[int] = SharedSetting(
-    lambda: int(_settings.distance_compute_blas_threshold), _set_threshold, choose=min
+    lambda: int(_settings.distance_compute_blas_threshold),
+    partial(setattr, _settings, "distance_compute_blas_threshold"),
+    choose=min,
 )
 """FAISS's threshold, one for the whole process: the lowest that the searches under way need."""
 

@@ -16,7 +16,7 @@ from dml.evaluation.geometry import ranking_device
 from dml.evaluation.names import PCA
 from dml.evaluation.raw_features import FixedNeighbors, PrincipalComponents
 from dml.models.recurrent import AnyModel
-from dml.report.console import print_raw_metrics, print_raw_test
+from dml.report.console import print_raw_metrics
 from dml.retrieval.search import nearest_neighbors
 from dml.run import builders, loop
 from dml.run.evaluators import build_metric_config, choose_tested_split
@@ -24,6 +24,7 @@ from dml.run.feature_source import FeatureSource
 from dml.run.settings import Settings, list_keys
 from dml.run.stages import Stage
 from dml.run.stored_configuration import plain_config
+from dml.runtime.console import console
 from dml.runtime.errors import InputError
 from dml.runtime.run_folder import RunFolder, configuration_id
 from dml.training.data import DataModule, EvaluationData
@@ -60,7 +61,8 @@ def evaluate_raw_features(
     metrics = folder.raw_metrics(configuration)
     if metrics is None:
         images.tested_on = choose_tested_split(settings, images.table)
-        rank_zero_only(print_raw_test)()
+        line = "[bold]before[/]   testing the backbone as it is ... (evaluation.raw=false goes without)"
+        rank_zero_only(console.print)(line)  # the test may take minutes
         trainer = loop.build_testing_trainer(settings)
         table = images.table.select_evaluated(images.tested_on)
         if source is None:

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import filelock
 
+from dml.runtime.errors import InputError
+
+AT_WORK = "is at work on it; wait for it"
 GRACE_PERIOD = 0.5
 """Seconds to wait for a lock that another process only tests with `is_held`, or whose holder is just ending."""
 WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
@@ -17,24 +20,31 @@ WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
 @contextmanager
-def holding(path: Path, *, wait: bool = False) -> Iterator[None]:
+def holding(path: Path, *, name: object = None, does: str = AT_WORK, wait: bool = False) -> Iterator[None]:
     """Hold the lock on a file in the body of the ``with`` statement.
 
     The kernel frees it when the process ends. A forked child, such as a loader's worker, doesn't hold it.
 
     Args:
         path: path of the file, which is created if it is missing. Only a process that holds the lock may delete it.
+        name: what the error line names in front of the other process; None for the path.
+        does: what the error line says that the other process does.
         wait: whether to wait until another process that holds the lock ends, instead of raising an exception.
 
     Raises:
-        BlockingIOError: if another process holds the lock; ``strerror`` names the process.
+        InputError: if another process holds the lock.
     """
     lock = filelock.FileLock(path, timeout=-1 if wait else GRACE_PERIOD, poll_interval=0.02, fallback_to_soft=False)
     try:
-        _acquire(lock, path)
+        _acquire(lock, path, name or path, does)
         yield
     finally:
         lock.release()
+
+
+def busy_error(path: Path, name: object, does: str = AT_WORK) -> InputError:
+    """Return the error that another process, which holds the lock on a file, does something with what has a name."""
+    return InputError(f"{name}: {path.read_text().strip() or 'another process'} {does}")
 
 
 def is_held(path: Path) -> bool:
@@ -62,14 +72,13 @@ def replacing_alone(path: Path) -> Iterator[None]:
         yield
 
 
-def _acquire(lock: filelock.BaseFileLock, path: Path) -> None:
+def _acquire(lock: filelock.BaseFileLock, path: Path, name: object, does: str) -> None:
     """Acquire a lock, and write into its file which process holds it."""
     while not lock.is_locked:
         try:
             lock.acquire()
         except filelock.Timeout as error:
-            holder = path.read_text().strip() or "another process"
-            raise BlockingIOError(errno.EWOULDBLOCK, holder) from error
+            raise busy_error(path, name, does) from error
         except FileNotFoundError:  # the holder, for which this process waited, has deleted the folder
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""The paths of the files of a run folder, and functions that read and write its YAML, JSON and CSV files."""
+"""Functions that read and write the YAML, JSON and CSV files of a run folder."""
 
 import csv
 import json
@@ -14,36 +14,6 @@ from dml.runtime.checksums import DamageError, seal_text, seal_values, unseal_te
 from dml.runtime.configuration import check_parts
 from dml.runtime.files import replacing
 from dml.runtime.reading import parse_json, parse_yaml, read_bounded
-
-
-class RunPaths:
-    """The paths of the files of a run, none of which need exist.
-
-    Args:
-        path: path of the folder.
-    """
-
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self.lock_file = self.path / ".lock"
-        self.last_checkpoint = self.path / "checkpoints" / "last.ckpt"  # from which the run is resumed
-        self.best_checkpoint = self.path / "checkpoints" / "best.ckpt"  # with the best validation
-        self.first_checkpoint = self.path / "checkpoints" / "first.ckpt"  # from before the first step
-        self.metrics_file = self.path / "metrics.json"  # the final metrics, written after all other files
-        self.history_file = self.path / "metrics.csv"  # the metrics over the steps
-        self.raw_metrics_file = self.path / "raw_metrics.json"  # of the backbone's features, before the first step
-        self.queries_file = self.path / "per_query.parquet"  # each test query's metrics and nearest neighbors
-        self.report_file = self.path / "report.html"
-        self.picture_file = self.path / "retrieval.png"  # some queries and their nearest neighbors
-        self.threshold_curves_file = self.path / "threshold_curves.json"  # error rates, which the report draws
-        self.compression_file = self.path / "compression.json"  # the metrics of smaller vectors, by dml compress
-        self.fixed_neighbors_file = self.path / "fixed_neighbors.npz"  # before the last stage
-        self.evaluations_folder = self.path / "evaluations"  # of the run's checkpoints
-        self.splits_file = self.path / "splits.json"  # the summary of the data set that the run began with
-        self.config_file = self.path / ".hydra" / "config.yaml"  # in which interpolations aren't resolved
-        self.hydra_file = self.path / ".hydra" / "hydra.yaml"  # the choice of each configuration group
-        self.overrides_file = self.path / ".hydra" / "overrides.yaml"  # the arguments of the command line
-
 
 T = TypeVar("T")
 

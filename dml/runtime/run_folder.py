@@ -17,7 +17,6 @@ from dml.runtime.files import remove_partial_files
 from dml.runtime.former_keys import rename_keys, rename_override
 from dml.runtime.locks import holding, is_held
 from dml.runtime.run_files import (
-    RunPaths,
     read_configuration,
     read_curves,
     read_metrics,
@@ -53,7 +52,7 @@ class RunState(StrEnum):
     FINISHED = "finished"
 
 
-class RunFolder(RunPaths):
+class RunFolder:
     """The folder of a run, which reads and writes all files of the run.
 
     `.hydra/` holds the configuration with which the run was last started. The process that holds the lock writes it,
@@ -64,6 +63,27 @@ class RunFolder(RunPaths):
     Args:
         path: path of the folder, which needn't exist.
     """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.lock_file = self.path / ".lock"
+        self.last_checkpoint = self.path / "checkpoints" / "last.ckpt"  # from which the run is resumed
+        self.best_checkpoint = self.path / "checkpoints" / "best.ckpt"  # with the best validation
+        self.first_checkpoint = self.path / "checkpoints" / "first.ckpt"  # from before the first step
+        self.metrics_file = self.path / "metrics.json"  # the final metrics, written after all other files
+        self.history_file = self.path / "metrics.csv"  # the metrics over the steps
+        self.raw_metrics_file = self.path / "raw_metrics.json"  # of the backbone's features, before the first step
+        self.queries_file = self.path / "per_query.parquet"  # each test query's metrics and nearest neighbors
+        self.report_file = self.path / "report.html"
+        self.picture_file = self.path / "retrieval.png"  # some queries and their nearest neighbors
+        self.threshold_curves_file = self.path / "threshold_curves.json"  # error rates, which the report draws
+        self.compression_file = self.path / "compression.json"  # the metrics of smaller vectors, by dml compress
+        self.fixed_neighbors_file = self.path / "fixed_neighbors.npz"  # before the last stage
+        self.evaluations_folder = self.path / "evaluations"  # of the run's checkpoints
+        self.splits_file = self.path / "splits.json"  # the summary of the data set that the run began with
+        self.config_file = self.path / ".hydra" / "config.yaml"  # in which interpolations aren't resolved
+        self.hydra_file = self.path / ".hydra" / "hydra.yaml"  # the choice of each configuration group
+        self.overrides_file = self.path / ".hydra" / "overrides.yaml"  # the arguments of the command line
 
     @contextmanager
     def hold(self, *, wait: bool = False) -> Iterator[None]:
@@ -79,15 +99,11 @@ class RunFolder(RunPaths):
         if os.environ.get(HELD_FOLDER) == str(self.path):
             yield
             return
-        try:
-            with holding(self.lock_file, wait=wait):
-                remove_partial_files(self.path, self.evaluations_folder)
-                yield
-        except BlockingIOError as error:
-            resuming = shlex.quote(f"resume={self.path}")
-            raise InputError(
-                f"{self.path}: {error.strerror} is training this run; {resuming} goes on with it after its end"
-            ) from error
+        resuming = shlex.quote(f"resume={self.path}")
+        does = f"is training this run; {resuming} goes on with it after its end"
+        with holding(self.lock_file, name=self.path, does=does, wait=wait):
+            remove_partial_files(self.path, self.evaluations_folder)
+            yield
 
     def write_configuration(self, config: str, hydra: str, overrides: str) -> None:
         """Write the three files of `.hydra/`, all of them YAML texts."""

@@ -44,10 +44,6 @@ class LoaderSettings:
     limits: ImageLimits = LIMITS
     decode: str = "workers"
 
-    def __post_init__(self) -> None:
-        if self.on_corrupt not in ("raise", "skip"):
-            raise InputError(f"data.on_corrupt={self.on_corrupt}: raise or skip")
-
 
 class ImageLoader(DataLoader[Item | None]):
     """A loader whose workers can be ended before they have loaded all images.

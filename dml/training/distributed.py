@@ -28,11 +28,6 @@ def gather_batch(module: LightningModule, part: Tensor) -> Tensor:
     return _gather(module, part, with_gradients=part.is_floating_point()).flatten(0, 1)
 
 
-def gather_values(module: LightningModule, values: Tensor) -> Tensor:
-    """Stack the values (H,) of W processes -> (W, H), without gradients."""
-    return _gather(module, values).reshape(-1, *values.shape)
-
-
 def gather_rows(module: LightningModule, part: Tensor) -> Tensor:
     """Concatenate the tensors (N, ...) of all processes, without gradients; N may differ between the processes."""
     if module.trainer.world_size == 1:
@@ -90,7 +85,7 @@ def compute_losses(
         check_gradient(losses[next(iter(embeddings))], terms[0])
     if is_sharded:
         own_values = torch.stack(terms)
-        mean_values = gather_values(module, own_values.detach()).mean(dim=0)
+        mean_values = _gather(module, own_values.detach()).reshape(-1, *own_values.shape).mean(dim=0)
         terms = [*_ReplacedValues.apply(own_values, mean_values)]
     if module.trainer.world_size > 1 and torch.is_grad_enabled():
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]

@@ -123,13 +123,11 @@ def check_chunk_size(model: nn.Module, size: int | None) -> None:
     """Check that a model gives the same embeddings for a batch and for its chunks.
 
     Raises:
-        InputError: if the size is no number of images, or if the model normalizes over the batch. Each chunk would
-            then be normalized by itself, and the running statistics would be updated twice.
+        InputError: if the model normalizes over the batch. Each chunk would then be normalized by itself, and the
+            running statistics would be updated twice.
     """
     if size is None:
         return
-    if not isinstance(size, int) or size < 1:
-        raise InputError(f"training.gradient_cache={size}: a number of images, at least 1, or null")
     for name, module in model.named_modules():
         if module.training and _normalizes_over_batch(module):
             if "backbone." in name:

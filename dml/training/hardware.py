@@ -38,22 +38,17 @@ def choose_loader_settings(data: Mapping[str, Any], trainer: Mapping[str, Any]) 
     """Return the settings of the data loaders, with a value for each ``auto``.
 
     Raises:
-        InputError: if a value is neither ``auto`` nor of the right type, or the device can't decode images.
+        InputError: if the device can't decode images.
     """
     limits = ImageLimits.from_settings(data)
     unused = {"cache", "check_images", "max_list_bytes", *vars(limits)}
     settings = {str(key): value for key, value in data.items() if key not in unused}
-    workers, pins = settings["num_workers"], settings["pin_memory"]
-    if workers != "auto" and (not isinstance(workers, int) or isinstance(workers, bool) or workers < 0):
-        raise InputError(f"data.num_workers={workers}: a number of processes, 0 or more, or auto")
-    if pins not in ("auto", True, False):
-        raise InputError(f"data.pin_memory={pins}: true, false or auto")
     has_gpu = uses_cuda(trainer["accelerator"])
-    if workers == "auto":
+    if settings["num_workers"] == "auto":
         # with a GPU one less than the cores of a process; without one, training uses the CPU too
         most = min(MOST_WORKERS, _count_cores(count_processes(trainer)) - 1)
         settings["num_workers"] = max(1, most) if has_gpu else 1
-    if pins == "auto":
+    if settings["pin_memory"] == "auto":
         settings["pin_memory"] = has_gpu
     decodes_on_device("data.decode", settings.get("decode", "workers"), has_gpu=has_gpu)
     return LoaderSettings(**settings, limits=limits)

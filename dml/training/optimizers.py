@@ -152,19 +152,12 @@ class SchedulePace:
         warmup_steps: number of optimizer steps at the beginning of the run that the schedule doesn't count.
         batches_per_step: number of batches whose gradients make one optimizer step.
         batches_per_epoch: number of batches in the sampler's epoch.
-
-    Raises:
-        InputError: if the interval is neither "step" nor "epoch".
     """
 
     interval: str = "step"
     warmup_steps: int = 0
     batches_per_step: int = 1
     batches_per_epoch: int = 1
-
-    def __post_init__(self) -> None:
-        if self.interval not in ("step", "epoch"):
-            raise InputError(f"scheduler.interval={self.interval}: step or epoch")
 
     def count_intervals(self, step: int) -> int:
         """Count the intervals that have ended after ``step`` optimizer steps of the run."""

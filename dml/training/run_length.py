@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dml.runtime.errors import InputError, check_number
+from dml.runtime.errors import InputError
 
 if TYPE_CHECKING:  # it imports torch, and the command line needs this module before its first line
     from dml.training.optimizers import SchedulePace
@@ -79,7 +79,6 @@ def _count_warmup_steps(scheduler: Mapping[str, Any], batches_per_epoch: int, ba
             f"scheduler.warmup_epochs={warmup_epochs} and scheduler.warmup_steps={warmup_steps}: "
             "only one of them may be given"
         )
-    check_number("scheduler.warmup_epochs", warmup_epochs, least=0)
     return int(warmup_epochs * batches_per_epoch // batches_per_step)
 
 

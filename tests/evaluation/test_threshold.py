@@ -248,13 +248,6 @@ def test_the_metrics_of_pairs_are_computed_on_request() -> None:
         evaluate(rows / 2, labels, metrics=["eer"], curvature=0.1)
 
 
-@pytest.mark.parametrize("share", [0, 1, -0.1, float("nan")])
-@pytest.mark.parametrize("name", ["wrong_share", "fmr"])
-def test_a_share_that_is_no_share_is_refused(name: str, share: float) -> None:
-    with pytest.raises(InputError, match=rf"^evaluation\.threshold\.{name}=.*: must be above 0 and below 1"):
-        ThresholdSettings(**{name: share})
-
-
 @pytest.mark.parametrize(
     ("metrics", "words"),
     [

@@ -206,8 +206,6 @@ def model(*layers: nn.Module, head: type[nn.Module] = PoolHead, freeze: str | No
 @pytest.mark.parametrize(
     ("built", "size", "expected"),
     [
-        (lambda: model(), 0, "training.gradient_cache=0: a number of images, at least 1"),
-        (lambda: model(), "all", "training.gradient_cache=all: a number of images, at least 1"),
         (
             lambda: model(nn.BatchNorm2d(4)),
             4,

@@ -76,20 +76,6 @@ def test_what_is_given_counts(gpus: Any) -> None:
     assert loaded("data.num_workers=2", "data.pin_memory=false") == (2, False)
 
 
-@pytest.mark.parametrize(
-    ("override", "expected"),
-    [
-        ("data.num_workers=many", "data.num_workers=many: a number of processes, 0 or more, or auto"),
-        ("data.num_workers=-1", "data.num_workers=-1: "),
-        ("data.num_workers=null", "data.num_workers=None: "),
-        ("data.pin_memory=yes", "data.pin_memory=yes: true, false or auto"),
-    ],
-)
-def test_other_values_are_refused(override: str, expected: str) -> None:
-    with pytest.raises(InputError, match=expected):
-        loaded(override)
-
-
 def test_deterministic_layers_are_for_cpus_unless_asked_for(gpus: Any) -> None:
     gpus(0)
     assert choose_deterministic(composed().trainer) == "warn"

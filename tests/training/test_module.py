@@ -227,11 +227,6 @@ def test_a_resumed_run_takes_the_new_schedule(before: str, after: str, lr: float
     assert fit(module(after, lr), 6, ckpt_path=path).rates == fit(module(after, lr), 6).rates[3:]
 
 
-def test_an_interval_that_there_is_none_of_is_refused() -> None:
-    with pytest.raises(InputError, match=r"scheduler\.interval=batch: step or epoch"):
-        SchedulePace("batch")
-
-
 def test_random_numbers_are_a_function_of_the_seed_and_the_step() -> None:
     torch.manual_seed(1)
     first = fit(learner(), 3).drawn

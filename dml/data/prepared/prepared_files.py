@@ -236,9 +236,7 @@ def hold_preparation_lock(folder: Path) -> Iterator[None]:
         try:
             if path.exists() and path.stat().st_nlink > 1:  # the lock would overwrite a file that has a second name
                 path.unlink()
-            stack.enter_context(holding(path))
-        except BlockingIOError as error:
-            raise InputError(f"{folder}: {error.strerror} is preparing it; try again when that has ended") from error
+            stack.enter_context(holding(path, name=folder, does="is preparing it; try again when that has ended"))
         except OSError as error:
             raise InputError(f"{path}: can't be written to ({error.strerror}); data.cache=FOLDER is another") from error
         try:
