@@ -1,4 +1,4 @@
-"""The image files in a folder and in all folders below it."""
+"""The image files in a folder and in all folders below it, or in an archive."""
 
 import fnmatch
 import logging
@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
+from dml.data.image_files.contents import ARCHIVES, UNREADABLE, list_members
 from dml.data.image_files.decoding import HEIF_SUFFIXES, reads_heif
 from dml.runtime.errors import InputError
 from dml.runtime.text import format_count, printable
@@ -54,17 +55,18 @@ def is_passed_over(path: str) -> bool:
 
 
 def list_images(folder: Path) -> list[str]:
-    """List the image files in a folder and in the folders below it, sorted by path.
+    """List the image files in a folder and in the folders below it, or in an archive (.tar, .zip), sorted by path.
 
-    `SYSTEM_NAMES` and the folders of saved models are passed over. Warnings count the files that aren't read but may be
-    images, the links to folders that are read anyway, and those that lead nowhere, such as to a disk that isn't
-    mounted.
+    Archives in a folder aren't opened. `SYSTEM_NAMES` and the folders of saved models are passed over. Warnings count
+    the files that aren't read but may be images, the links to folders that are read anyway, and those that lead
+    nowhere, such as to a disk that isn't mounted.
 
     Raises:
         InputError: if the folder has no image that can be read, or can't be listed.
     """
-    files: list[str] = []
-    for parent, folders, names in walk_folders(folder, []):
+    is_archive = folder.suffix in ARCHIVES and not os.path.isdir(folder)
+    files = _list_archive(folder) if is_archive else []
+    for parent, folders, names in () if is_archive else walk_folders(folder, []):
         if set(names) >= MODEL_FILES:
             folders.clear()
         else:
@@ -80,6 +82,16 @@ def list_images(folder: Path) -> list[str]:
     for line in left_out:
         logger.warning("left out: %s: %s", printable(folder), line)
     return paths_read
+
+
+def _list_archive(path: Path) -> list[str]:
+    try:
+        names = list_members(str(path))
+    except UNREADABLE as error:
+        raise InputError(
+            f"{printable(path)}: cannot be listed ({printable(error)}); give an unpacked folder"
+        ) from error
+    return [f"{path}/{name}" for name in names if not name.endswith("/") and not is_passed_over(os.path.normpath(name))]
 
 
 def list_folder(folder: Path) -> list[str]:

@@ -1,5 +1,6 @@
 """How many of the true nearest neighbors an index finds, and the search parameters that find enough of them."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -81,10 +82,16 @@ class RecallTest:
             raise InputError(f"{line}; give more, ask for less, or build the index with a factory that ends with RFlat")
 
 
-def summarize(shares: Array, labels: Array) -> dict[str, Any]:
-    """Summarize the shares of queries (Q,), and those of each label (Q,) but "", of which the worst are kept."""
-    parts = [(label, shares[labels == label]) for label in np.unique(labels[labels != ""].astype(str)).tolist()]
-    rows = [(label, float(part.mean()), *clopper_pearson(part.sum(), len(part)), len(part)) for label, part in parts]
+def summarize(shares: Array, labels: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """Summarize the shares of queries (Q,), and those of each of their labels, of which the worst are kept."""
+    parts: dict[str, list[float]] = defaultdict(list)
+    for share, names in zip(shares.tolist(), labels, strict=True):
+        for name in names:
+            parts[name].append(share)
+    rows = [
+        (label, float(np.mean(part)), *clopper_pearson(np.sum(part), len(part)), len(part))
+        for label, part in sorted(parts.items())
+    ]
     low, high = clopper_pearson(shares.sum(), len(shares))
     values = {"recall": float(shares.mean()), "low": low, "high": high, "queries": len(shares)}
     return values | {"labels": sorted(rows, key=lambda row: row[1])[:MOST_LABELS]}

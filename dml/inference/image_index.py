@@ -129,6 +129,7 @@ class Index:
         vectors: Any = None,
         paths: Source | None = None,
         labels: Sequence[Any] | NDArray[Any] | None = None,
+        separator: str = "",
         factory: str = EXACT,
         parameters: str = "",
         **options: Any,
@@ -137,12 +138,15 @@ class Index:
 
         Args:
             model: model that embeds images, or that made the vectors. Without a model, queries are vectors too.
-            source: folder of images, list of them (.csv, .tsv, .txt or .parquet), paths of images, or an `ImageTable`.
+            source: folder or archive (.tar, .zip) of images, list of them (.csv, .tsv, .txt or .parquet), paths of
+                images, or an `ImageTable`.
             vectors: (N, D) vectors of images, in place of ``source``; an array, a tensor or lists, which are
                 L2-normalized, or points of the model's Poincare ball.
             paths: images of the vectors, in their order; paths, which needn't exist, or anything else that ``source``
                 takes.
             labels: (N,) names of the classes of the vectors; None takes those of ``paths``.
+            separator: text between the labels of an image that has several, such as "|" in "beach|sea"; "" takes that
+                of an `ImageTable`, or each for one label. Images are of one class if they share a label.
             factory: kind of the index, in the language of FAISS's ``index_factory``. "Flat" is exact; others, such as
                 "IVF1024,Flat" or "HNSW32", are faster for many images and may miss neighbors.
             parameters: search parameters of an approximate index, such as "nprobe=32".
@@ -159,7 +163,8 @@ class Index:
         is_twice = source is not None and paths is not None
         if model is None or is_twice or (vectors is not None and (images is None or options)):
             raise InputError("Index.build: give a model and images, or vectors=... and paths=... alone")
-        items = _list_items(images, labels=labels)
+        separator = separator or getattr(images, "separator", "")
+        items = _list_items(images, labels=labels, separator=separator)
         searchable = make_vector_index(model, factory, parameters, len(items))
         if vectors is None:
             items, searched = _embed_items(model, items, options)
@@ -320,7 +325,7 @@ class Index:
             RecallTest(pool[rows], gallery, ids, k, excluded[rows]).choose_parameters(self.vectors, recall)
         rows = order[:count]
         shares = RecallTest(pool[rows], gallery, ids, k, excluded[rows]).measure(self.vectors)
-        values = summarize(shares, self.items.labels[rows] if is_own else np.full(count, "", object))
+        values = summarize(shares, [self.items.split(self.items.labels[row]) if is_own else [] for row in rows])
         keeps_vectors = self.vectors.keeps_products and re.search(r"(^|,)(R?Flat|HNSW\d+)$", self.vectors.factory)
         decoded = vectors is None and not keeps_vectors
         self.certificate = values | {"k": int(k), "seed": int(seed), "decoded": decoded, "state": self.state}
@@ -355,7 +360,7 @@ class Index:
     def _add(self, source: Source, options: dict[str, Any], *, replaces: bool) -> int:
         if not self.adapter and self.space != self.model.fingerprint:
             raise InputError(f"the index has vectors of the model {self.space}; open it with that model to add some")
-        items = _list_items(source, self._next_id)
+        items = _list_items(source, self._next_id, separator=self.items.separator)
         known = self.items.holds(items.paths.tolist())
         if known.any() and not replaces:
             raise InputError(
@@ -599,13 +604,17 @@ def _fill(searchable: VectorIndex, searched: NDArray[np.float32], ids: NDArray[n
     searchable.search(searched[:1], k=1)  # codes of more than 8 bits weren't tried before
 
 
-def _list_items(source: Source, first_id: int = 0, labels: Iterable[Any] | None = None) -> IndexItems:
+def _list_items(
+    source: Source, first_id: int = 0, labels: Iterable[Any] | None = None, separator: str = ""
+) -> IndexItems:
     """List images by their absolute paths, which are the same in every working folder."""
     paths, names = list_source(source)
+    if separator and (other := getattr(source, "separator", separator)) not in ("", separator):
+        raise InputError(f"separator={separator!r}: that of the table is {other!r}; give the same one")
     names = names if labels is None else [*map(str, labels)]
     if len(names) != len(paths):
         raise InputError(f"labels: {len(names)} for {len(paths)} images")
-    return IndexItems.number(map(absolute_path, paths), names, first_id)
+    return IndexItems.number(map(absolute_path, paths), names, first_id, separator)
 
 
 def _check_vectors(vectors: Any, model: ImageEmbedder, count: int | None = None) -> NDArray[np.float32]:

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from dml.data.image_files.contents import MISSING, read_stamps
+from dml.data.image_files.contents import ARCHIVES, MISSING, read_stamps
 from dml.data.image_files.decoding import PixelValueError, decode_opened, flatten
 from dml.data.image_files.images import ImageFile, UnreadableImageError, without_remedy
 from dml.data.image_files.limits import ImageLimits
@@ -76,12 +76,12 @@ def list_inputs(images: ImageInput | Iterable[ImageInput]) -> list[ImageInput]:
 def list_named_images(path: str | Path) -> tuple[list[str], list[str]]:
     """List the images that a path names -> their paths, and the names of their classes.
 
-    The class of an image in a folder is the folder that holds it, relative to the whole folder. A list has a column
-    ``path`` and perhaps ``label``, as ``dataset=csv`` reads it, or is a .txt file with a path in each line; without
-    classes, their names are empty.
+    The class of an image in a folder or an archive is the folder that holds it, relative to the whole. A list has a
+    column ``path`` and perhaps ``label``, as ``dataset=csv`` reads it, or is a .txt file with a path in each line;
+    without classes, their names are empty.
 
     Args:
-        path: path of a folder, of a list that ends with one of `LISTS`, or of an image.
+        path: path of a folder, of an archive (.tar, .zip), of a list that ends with one of `LISTS`, or of an image.
 
     Raises:
         InputError: if there is no such list, or it can't be read.
@@ -89,7 +89,7 @@ def list_named_images(path: str | Path) -> tuple[list[str], list[str]]:
     if path == Path():
         raise InputError("images: Path('') stands for the whole working folder; give '.' if you mean that")
     place = expand_home(path)
-    if os.path.isdir(place):
+    if os.path.isdir(place) or place.suffix in ARCHIVES:
         paths = list_images(place)
         parents = (os.path.relpath(os.path.dirname(image), place) for image in paths)
         return paths, ["" if parent == "." else compose_name(parent) for parent in parents]
@@ -111,7 +111,7 @@ def list_source(source: Source) -> tuple[list[str], list[str]]:
     """List the images of a source -> their paths, and the names of their classes; empty names where none is known.
 
     Args:
-        source: folder of images or a list of them, see `list_named_images`; paths of images; or a table.
+        source: folder, archive or list of images, see `list_named_images`; paths of images; or a table.
 
     Raises:
         InputError: if there is no image, the file can't be read, or a path isn't UTF-8, as the written files are.

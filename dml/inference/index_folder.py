@@ -12,7 +12,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from dml.data.table import UNKNOWN, join_labels, number_label_sets
 from dml.inference.certificates import describe
+from dml.ops.pairs import related
 from dml.runtime.checksums import CHECKSUMS, DamageError, file_checksum
 from dml.runtime.errors import InputError
 from dml.runtime.locks import holding
 from dml.runtime.paths import absolute_path, expand_home
 from dml.runtime.run_files import read_values, write_values
 from dml.runtime.text import printable
+
+DRAWN_PAIRS = 10**6
+"""The number of pairs of images with several labels that are drawn to estimate how many share one."""
 
 
 @dataclass(frozen=True)
@@ -39,20 +44,26 @@ class IndexItems:
         ids: (N,) int64, ascending.
         paths: (N,) strings, each once.
         labels: (N,) strings, names of the classes; empty strings where none is known.
+        separator: text between the labels of an image that has several; "" where each has a single one.
     """
 
     ids: NDArray[np.int64]
     paths: NDArray[np.object_]
     labels: NDArray[np.object_]
+    separator: str = ""
 
     @classmethod
-    def number(cls, paths: Iterable[str], labels: Iterable[str], first_id: int = 0) -> "IndexItems":
-        """Give ids to images, from ``first_id`` on."""
+    def number(
+        cls, paths: Iterable[str], labels: Iterable[str], first_id: int = 0, separator: str = ""
+    ) -> "IndexItems":
+        """Give ids to images, from ``first_id`` on, and sort the labels of each."""
         listed = [*paths]
         path, count = max(Counter(listed).items(), key=lambda item: item[1], default=("", 0))
         if count > 1:
             raise InputError(f"{printable(path)}: given {count} times; an index holds it once")
-        return cls(np.arange(first_id, first_id + len(listed)), _as_objects(listed), _as_objects(labels))
+        joined = (label and join_labels(label, separator, path) for path, label in zip(listed, labels, strict=True))
+        ids = np.arange(first_id, first_id + len(listed))
+        return cls(ids, _as_objects(listed), _as_objects(joined), separator)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -64,10 +75,30 @@ class IndexItems:
 
     @cached_property
     def same_share(self) -> float | None:
-        """The share of pairs of one class among all pairs of images with a label; None if it is 0 or 1."""
+        """The share of pairs of one class among all pairs of images with a label; None if it is 0 or 1.
+
+        With several labels, it is that of pairs that share one, among a million that are drawn.
+        """
+        if self.separator and self.label_sets.shape[1] > 1 and len(sets := self.label_sets[self.labels != ""]) > 1:
+            draws = np.random.default_rng(0)
+            first, step = draws.integers(len(sets), size=DRAWN_PAIRS), draws.integers(1, len(sets), size=DRAWN_PAIRS)
+            share = float(related(sets[first], sets[(first + step) % len(sets)][:, None]).mean())
+            return share if 0 < share < 1 else None
         counts = np.array([count for label, count in Counter(self.labels.tolist()).items() if label])
         pairs, same = counts.sum() * (counts.sum() - 1), (counts * (counts - 1)).sum()
         return float(same / pairs) if 0 < same < pairs else None
+
+    @cached_property
+    def label_sets(self) -> NDArray[np.int64]:
+        """The numbers of the labels of each image (N, W), padded with -1, see `dml.ops.pairs.related`."""
+        names, codes = np.unique(self.labels, return_inverse=True)
+        labels = np.where(self.labels == "", UNKNOWN, codes)[:, None]
+        sets = number_label_sets(labels, [names.tolist()], self.separator)
+        return sets[:, 0] if sets.ndim > 2 else sets
+
+    def split(self, label: str) -> list[str]:
+        """Split what ``labels`` holds for an image into the single labels."""
+        return [name for name in (label.split(self.separator) if self.separator else [label]) if name]
 
     def positions(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the positions of ids, of any shape; -1 for negative ids, which stand for no item."""
@@ -88,26 +119,25 @@ class IndexItems:
 
     def take(self, keep: NDArray[np.bool_]) -> "IndexItems":
         """Return the items at which a mask (N,) is true."""
-        return IndexItems(self.ids[keep], self.paths[keep], self.labels[keep])
+        return replace(self, ids=self.ids[keep], paths=self.paths[keep], labels=self.labels[keep])
 
     def take_labels(self, earlier: "IndexItems") -> "IndexItems":
         """Return these items, of which those without a label have that of the same path in earlier items."""
         labels = dict(zip(earlier.absolute_paths(), earlier.labels.tolist(), strict=True))
         labeled_paths = zip(self.paths.tolist(), self.labels.tolist(), strict=True)
         joined = _as_objects(label or labels.get(path, "") for path, label in labeled_paths)
-        return IndexItems(self.ids, self.paths, joined)
+        return replace(self, labels=joined)
 
     def join(self, later: "IndexItems") -> "IndexItems":
         """Return these items followed by items with larger ids."""
-        return IndexItems(
-            np.concatenate([self.ids, later.ids]),
-            np.concatenate([self.paths, later.paths]),
-            np.concatenate([self.labels, later.labels]),
-        )
+        columns = ("ids", "paths", "labels")
+        joined: dict[str, Any] = {name: np.concatenate([getattr(self, name), getattr(later, name)]) for name in columns}
+        return replace(self, **joined)
 
     def write(self, path: Path) -> None:
         """Write the items to a .parquet file."""
-        table = pa.table({"id": self.ids, "path": self.paths, "label": self.labels})
+        columns, facts = {"id": self.ids, "path": self.paths, "label": self.labels}, {"separator": self.separator}
+        table = pa.table(columns, metadata=facts if self.separator else None)
         pq.write_table(table, path, write_page_checksum=True)
 
     @classmethod
@@ -115,7 +145,9 @@ class IndexItems:
         """Read the items from a .parquet file; pyarrow raises an exception if it is damaged."""
         with pq.ParquetFile(path, page_checksum_verification=True) as file:  # pq.read_table would import pandas
             columns = file.read(columns=["id", "path", "label"]).to_pydict()
-        return cls(np.array(columns["id"], dtype=np.int64), _as_objects(columns["path"]), _as_objects(columns["label"]))
+            separator = (file.schema_arrow.metadata or {}).get(b"separator", b"").decode()
+        ids = np.array(columns["id"], dtype=np.int64)
+        return cls(ids, _as_objects(columns["path"]), _as_objects(columns["label"]), separator)
 
 
 def _as_objects(texts: Iterable[str]) -> NDArray[np.object_]:

@@ -31,7 +31,8 @@ def embed_distractors(
 ) -> Path:
     """Embed the images of a folder into .npy files, all processes together -> the folder of these files.
 
-    Its name tells the model and the images, by the size and the time of each file. A file that is there is kept.
+    Its name tells the model and the images, by the size and the time of each file. A file that is there is kept. Of a
+    folder that holds tar files, as the distractors of ILIAS come, their images are embedded.
 
     Args:
         settings: settings of the tested stage.
@@ -41,7 +42,7 @@ def embed_distractors(
         state: folder that gets the folder of the files.
         fingerprint: fingerprint of the model.
     """
-    paths = list_images(folder)
+    paths = [path for source in sorted(folder.glob("*.tar")) or [folder] for path in list_images(source)]
     identity = sha256(f"{fingerprint} {settings.trainer.precision} {settings.trainer.limit_test_batches}".encode())
     identity.update("\0".join(paths).encode(errors="surrogateescape") + read_stamps(paths).tobytes())
     target = state / f"images-{identity.hexdigest()[:32]}"

@@ -8,6 +8,8 @@ import pytest
 from conftest import ONE_HEAD, Refused
 from PIL import Image
 from runs import metrics
+from trees.ilias import IMAGES, QUERIES, TREE
+from trees.shards import pack
 
 import dml
 from dml.__main__ import dispatch
@@ -77,6 +79,45 @@ def test_a_test_among_distractors_has_both_metrics(
     assert f"far.parquet: of the model {model.fingerprint}, expected the tested one, " in message
     message = refused(checkpoint, f"evaluation.distractors={tmp_path / 'none'}", command="evaluate")
     assert "no .npy or .parquet file of embeddings" in message
+
+
+def test_ilias_among_its_tar_files_of_distractors(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """mAP@1k as the official protocol has it: the database is the positives and the images in ``yfcc100m/*.tar``.
+
+    The files of ``dml embed``, of one tar file each, give the same.
+    """
+    root, rng = tmp_path / "ilias", np.random.default_rng(5)
+    root.mkdir()
+    TREE.build(root)
+    (root / "ilias_core/mug_001/query/Q001_00_bbox.txt").unlink()
+    images = [root / "ilias_core" / image for images in IMAGES.values() for image in images]
+    members = [f"{number:04}.jpg" for number in range(20)]
+    for path in [*images, *(tmp_path / member for member in members)]:
+        Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)).resize((64, 64)).save(path)
+    (root / "yfcc100m").mkdir()
+    for shard in range(2):
+        contents = {name: (tmp_path / name).read_bytes() for name in members[shard::2]}
+        pack(root / f"yfcc100m/{shard:04}.tar", contents | {f"{shard}.json": b"{}"})
+        tar, output = root / f"yfcc100m/{shard:04}.tar", tmp_path / f"far/{shard:04}.parquet"
+        output.parent.mkdir(exist_ok=True)
+        dispatch(["embed", str(run), str(tar), "--output", str(output)])
+    chosen = ["dataset=ilias", f"dataset.root={root}", "dataset.counts=null", "evaluation.metrics=[recall,map@1000]"]
+    for name, far in (("tar", root / "yfcc100m"), ("embedded", tmp_path / "far")):
+        capfd.readouterr()
+        arguments = [f"checkpoint={run / 'checkpoints' / 'best.ckpt'}", *chosen, f"evaluation.distractors={far}"]
+        dispatch(["evaluate", *arguments, f"hydra.run.dir={tmp_path / name}"])
+        assert "20 distractors, of the tested model" in capfd.readouterr().out
+    model = dml.load(run, device="cpu")
+    vectors, distractors = model.embed(images), model.embed([tmp_path / member for member in members])
+    objects = np.array([path.parent.parent.name for path in images])
+    labels, split = np.unique(objects, return_inverse=True)[1], len(IMAGES[QUERIES])
+    settings = {"metrics": ["recall", "map@1000"], "distractors": [distractors]}
+    expected = dml.evaluate(vectors[:split], labels[:split], vectors[split:], labels[split:], **settings)
+    assert 0 < expected["level0/map@1000"] < 1
+    for name in ("tar", "embedded"):
+        found = metrics(tmp_path / name)
+        for metric in ("level0/map@1000", "level0/recall@1"):
+            assert found[f"distractors/{metric}"] == pytest.approx(expected[metric], abs=1e-6)
 
 
 def test_a_training_refuses_distractors(refused: Refused, tmp_path: Path, small_emoji: Path) -> None:

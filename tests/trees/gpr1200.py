@@ -2,6 +2,7 @@ from pathlib import Path
 
 from trees.tree import Fault, Tree, dangle, move, overwrite, remove, write_images
 
+OTHER_SUBSETS = ("nature", "sketches", "objects", "products", "faces")  # of categories from 200 on, which aren't there
 IMAGES = [f"images/{category}_{name}" for category in range(11) for name in ("a_b.jpg", "n01_2.JPEG")]
 
 
@@ -12,7 +13,10 @@ def build(root: Path) -> None:
 TREE = Tree(
     dataset="gpr1200",
     build=build,
-    counts={"query": {"images": 22, "category": 11}, "gallery": {"images": 22, "category": 11}},
+    counts={
+        "query": {"images": 22, "landmarks": 11, **dict.fromkeys(OTHER_SUBSETS, 0)},
+        "gallery": {"images": 22, "landmarks": 11, **dict.fromkeys(OTHER_SUBSETS, 11)},
+    },
     faults={
         "no_root": Fault(
             remove("."), r"no such folder; .*images/ with 0_<name>\.jpg .*\(https://github\.com/.*GPR1200\)"
@@ -27,7 +31,7 @@ TREE = Tree(
             lambda root: (
                 [move(f"images/10_{name}", f"images/12_{name}")(root) for name in ("a_b.jpg", "n01_2.JPEG")] and None
             ),
-            r"no image has label 10 of level category, whose labels go to 12",
+            r"no image has label 10 of level landmarks, whose labels go to 12",
         ),
         "in_two_splits": None,  # one folder holds all images
         # there is no training: the nearest is a category of another data set

@@ -1,31 +1,36 @@
 """The reader of Google Landmarks v2."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from dml.data.judgments import Query, add_training, make_judged_table
-from dml.data.layout import Layout, read_list_rows
+from dml.data.layout import Layout, parse_whole_number, read_list_rows
 from dml.data.table import ImageTable
 from dml.runtime.errors import InputError
 from dml.runtime.text import printable
 
 LAYOUT = Layout(
     name="Google Landmarks v2",
-    tree="train_clean.csv, index.csv, retrieval_solution_v2.1.csv, and train/, index/ and test/",
+    tree=(
+        "train_clean.csv, or train.csv for dataset.reader.clean=false, index.csv, retrieval_solution_v2.1.csv, and "
+        "train/, index/ and test/"
+    ),
     page="https://github.com/cvdfoundation/google-landmark",
 )
 USAGES = ("Public", "Private")  # the parts of the test; rows of another one are ignored
 
 
-def read(root: str | Path | None, *, usage: str | None = None) -> ImageTable:
-    """Read Google Landmarks v2 (Weyand et al., CVPR 2020) in its cleaned part, with the test of retrieval.
+def read(root: str | Path | None, *, clean: bool = True, usage: str | None = None) -> ImageTable:
+    """Read the training images of Google Landmarks v2 (Weyand et al., CVPR 2020), and the test of retrieval.
 
     The landmarks of training and those of the index aren't related. Queries with the same positives are a class.
 
     Args:
         root: the folder that holds the lists, and ``train/``, ``index/`` and ``test/`` with images such as
             ``0/0/0/000a0aee5e90cbaf.jpg``.
+        clean: whether to read ``train_clean.csv``, the cleaned part of the training images, or all in ``train.csv``.
         usage: "Public" or "Private", the part of the test whose queries are read; None reads both.
 
     Raises:
@@ -34,7 +39,8 @@ def read(root: str | Path | None, *, usage: str | None = None) -> ImageTable:
     if usage not in (None, *USAGES):
         raise InputError(f"dataset.reader.usage={printable(usage)}: {' or '.join(USAGES)}")
     folder = LAYOUT.root(root)
-    lists = [LAYOUT.find(folder, name) for name in ("train_clean.csv", "index.csv", "retrieval_solution_v2.1.csv")]
+    names = ("train_clean.csv" if clean else "train.csv", "index.csv", "retrieval_solution_v2.1.csv")
+    lists = [LAYOUT.find(folder, name) for name in names]
     images = [cells for _, cells in read_list_rows(lists[1], 1, skip=1, header="id")]
     numbers = {image: number for number, (image,) in enumerate(images)}
     queries = []
@@ -49,12 +55,21 @@ def read(root: str | Path | None, *, usage: str | None = None) -> ImageTable:
         raise InputError(f"{lists[2]}: no query in it whose Usage is {usage or ' or '.join(USAGES)}")
     gallery = [_find_image(folder, "index", image) for (image,) in images]
     test = make_judged_table(queries, gallery, levels=("landmark",), source=" and ".join(map(str, lists)))
-    training = [
-        (_find_image(folder, "train", image), landmark, "train")
-        for _, (landmark, listed) in read_list_rows(lists[0], 2, skip=1, header="landmark_id,images", separator=",")
-        for image in listed.split()
-    ]
+    listed_training = (_list_clean if clean else _list_all)(lists[0])
+    training = [(_find_image(folder, "train", image), landmark, "train") for image, landmark in listed_training]
     return add_training(test, training)
+
+
+def _list_clean(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield the ids of each image and of its landmark; a line of ``train_clean.csv`` has all images of a landmark."""
+    for _, (landmark, images) in read_list_rows(path, 2, skip=1, header="landmark_id,images", separator=","):
+        yield from ((image, landmark) for image in images.split())
+
+
+def _list_all(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield the ids of each image and of its landmark; a line of ``train.csv`` has one, and commas in its address."""
+    for place, (image, _, rest) in read_list_rows(path, 3, skip=1, header="id,url,landmark_id", separator=","):
+        yield image, str(parse_whole_number(rest.rpartition(",")[2], place, "landmark_id"))
 
 
 def _find_image(folder: Path, split: str, image: str) -> str:

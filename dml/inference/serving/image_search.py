@@ -1,7 +1,7 @@
 """Searches of an index for several clients at a time, by images that they upload and by items of the index."""
 
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -99,11 +99,14 @@ class ImageSearch:
         self.limits = replace(limits, background=trained.background, box_margin=trained.box_margin)
         codes: dict[str, int] = {}
         self._codes = np.fromiter(
-            (codes.setdefault(printable(label), len(codes)) for label in index.items.labels), np.int64, len(index)
+            (codes.setdefault(labels, len(codes)) for labels in index.items.labels), np.int64, len(index)
         )
-        self._code_by_label = codes
-        counts = Counter(self._codes.tolist())
-        self.count_by_label = {label: counts[code] for label, code in sorted(codes.items()) if label}
+        self._codes_by_label = defaultdict[str, list[int]](list)
+        for labels, code in codes.items():
+            for label in index.items.split(labels) or [""]:
+                self._codes_by_label[printable(label)].append(code)
+        counts, by_label = Counter(self._codes.tolist()), sorted(self._codes_by_label.items())
+        self.count_by_label = {label: sum(map(counts.__getitem__, part)) for label, part in by_label if label}
 
     def find_similar(self, content: bytes, k: int, label: str | None = None, box: Shares = ()) -> list[Neighbor]:
         """Find the images that are most similar to an uploaded image, or to a box in it, best first.
@@ -111,7 +114,7 @@ class ImageSearch:
         Raises:
             RefusedRequestError: if it isn't an image that may be decoded, no image has the label, or the box is empty.
         """
-        self._find_code(label)  # before the image is decoded
+        self._find_codes(label)  # before the image is decoded
         with _explained_upload():
             self._check_upload(content)
             file = ImageFile("upload", self.limits, content)
@@ -120,7 +123,7 @@ class ImageSearch:
 
     def find_similar_to_item(self, item: int, k: int, label: str | None = None, box: Shares = ()) -> list[Neighbor]:
         """Find the images that are most similar to an item; it finds itself first. See `find_similar`."""
-        self._find_code(label)
+        self._find_codes(label)
         with self._explained_item(item):
             file = self._open(item)
             if box:
@@ -133,8 +136,8 @@ class ImageSearch:
         Raises:
             RefusedRequestError: if no image has the label.
         """
-        code = self._find_code(label)
-        positions = np.arange(len(self.index)) if code is None else np.flatnonzero(self._codes == code)
+        codes = self._find_codes(label)
+        positions = np.arange(len(self.index)) if codes is None else np.flatnonzero(np.isin(self._codes, codes))
         return len(positions), [self._describe(position) for position in positions[offset : offset + limit].tolist()]
 
     def get_item(self, item: int) -> Item:
@@ -156,7 +159,7 @@ class ImageSearch:
     def _search(self, file: ImageFile, k: int, label: str | None) -> list[Neighbor]:
         pixels = self.index.model.preprocess(file, self.index.model.settings.views)
         vectors = self.index.model.embed_batch(pixels[None])
-        scores, positions = self._find_nearest(vectors, k, self._find_code(label))
+        scores, positions = self._find_nearest(vectors, k, self._find_codes(label))
         threshold, calibration = self.index.threshold, self.index.calibration
         return [
             Neighbor(
@@ -169,36 +172,36 @@ class ImageSearch:
         ]
 
     def _find_nearest(
-        self, vectors: NDArray[np.float32], k: int, code: int | None
+        self, vectors: NDArray[np.float32], k: int, codes: list[int] | None
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Search with a vector (1, D) -> scores and positions of up to k neighbors with a label's code, best first.
+        """Search with a vector (1, D) -> scores and positions of up to k neighbors with a label's codes, best first.
 
         The search for a label takes the nearest images of any label, and more of them until enough have the label, so
         that it is as exact as the index is.
         """
         size = len(self.index)
-        count = size if code is None else int(np.count_nonzero(self._codes == code))
+        count = size if codes is None else int(np.isin(self._codes, codes).sum())
         if not count:
             return np.empty(0, np.float32), np.empty(0, np.int64)
-        depth = min(size, k if code is None else 2 * k * size // count)
+        depth = min(size, k if codes is None else 2 * k * size // count)
         while True:
             scores, positions = (rows[0] for rows in self.index.search_positions(vectors, depth))
             is_wanted = positions >= 0
             is_exhausted = depth == size or not is_wanted.all()
-            if code is not None:
-                is_wanted &= self._codes[positions] == code
+            if codes is not None:
+                is_wanted &= np.isin(self._codes[positions], codes)
             if is_exhausted or np.count_nonzero(is_wanted) >= min(k, count):
                 return scores[is_wanted][:k], positions[is_wanted][:k]
             depth = min(size, DEEPENING * depth)
 
-    def _find_code(self, label: str | None) -> int | None:
+    def _find_codes(self, label: str | None) -> list[int] | None:
         if label is None:
             return None
-        if label not in self._code_by_label:
+        if label not in self._codes_by_label:
             raise RefusedRequestError(
                 404, f"label={printable(label)}: no image of the index has it; /api/labels lists all"
             )
-        return self._code_by_label[label]
+        return self._codes_by_label[label]
 
     def _find_position(self, item: int) -> int:
         ids = self.index.items.ids

@@ -1,14 +1,18 @@
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from trees.folder import IMAGES, TREE
 from trees.tree import write_images
 
+from dml.data.image_files.images import read_image
 from dml.data.image_listing import list_images
 from dml.data.readers.folder import read
 from dml.data.table import ImageTable, load
+from dml.inference.image_inputs import list_source
 from dml.runtime.errors import InputError
 
 CLASSES = ["b", "a", "d", "c"]
@@ -384,3 +388,20 @@ def test_a_relative_root_that_is_missing_says_where_it_begins(tmp_path: Path, mo
         InputError, match=rf"dataset\.root=mine: no such folder in {re.escape(str(tmp_path))}; give the"
     ):
         read("mine")
+
+
+@pytest.mark.parametrize("ending", ["tar", "zip"])
+def test_the_images_of_an_archive_are_listed(ending: str, tmp_path: Path) -> None:
+    """Without folders, system files and other files; and the paths are read."""
+    for name in ("b.jpg", "c/a.png", "c/._a.png", "c/a.json"):
+        (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 6)).save(tmp_path / "mine" / name, "PNG")
+    archive = Path(shutil.make_archive(str(tmp_path / "all"), ending, tmp_path / "mine"))
+    listed = list_images(archive)
+    assert listed == [f"{archive}/b.jpg", f"{archive}/c/a.png"]
+    assert list_source(archive) == (listed, ["", "c"])
+    assert read_image(listed[1]).shape == (3, 6, 8)
+    assert not {*listed} & {*list_images(tmp_path)}  # in a folder, an archive isn't opened
+    archive.write_bytes(archive.read_bytes()[:40])
+    with pytest.raises(InputError, match=rf"^{archive}: cannot be listed \(.+\); give an unpacked folder$"):
+        list_images(archive)

@@ -2,8 +2,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from trees import landmarks_full
 from trees.landmarks import GALLERY, QUERIES, TRAINING, TREE, place
-from trees.tree import edit
+from trees.tree import edit, overwrite
 
 from dml.data.readers.landmarks import read
 from dml.evaluation.evaluator import evaluate_table
@@ -65,3 +66,15 @@ def test_a_test_without_training(tmp_path: Path) -> None:
     TREE.build(tmp_path)
     (tmp_path / "train_clean.csv").write_text("landmark_id,images\n")
     assert {*read(tmp_path).counts()} == {"query", "gallery"}
+
+
+def test_all_training_images_are_those_of_the_other_list(tmp_path: Path) -> None:
+    """The addresses in it hold commas, and the test is the same."""
+    landmarks_full.TREE.build(tmp_path)
+    TREE.build(tmp_path)
+    clean = read(tmp_path)
+    overwrite("train_clean.csv")(tmp_path)
+    table = read(tmp_path, clean=False)
+    assert table.paths.tolist() == clean.paths.tolist()
+    assert table.labels.tolist() == clean.labels.tolist()
+    assert table.names == clean.names
