@@ -121,7 +121,8 @@ class _MedoidSearch:
     def scores(self, trials: Tensor) -> Tensor:
         """Compute F + gamma D of each set of medoids, some sets at a time. (T, S) -> (T,)"""
         width = trials.shape[1] * max(len(self.classes), self.num_classes)  # of distances, and of counts
-        blocks = row_blocks(range(len(trials)), width, trials.device)
+        # blocks are four times as long as others, as there are many of them for each medoid
+        blocks = row_blocks(range(len(trials)), width // 4, trials.device)
         return torch.cat([self._score(trials[block]) for block in blocks])
 
     def _score(self, trials: Tensor) -> Tensor:
