@@ -154,3 +154,11 @@ class TeacherLoss(Loss):
         self.vectors = self.vectors.to(embeddings.device)
         value: Tensor = self.loss(F.normalize(embeddings, dim=1), self.vectors[indices].to(embeddings.dtype))
         return value
+
+
+def find_wanted_vectors(loss: nn.Module) -> Tensor | None:
+    """Return the vectors (N, D) of the training images that a loss wants to have as embeddings; None without any."""
+    for part in loss.modules():
+        if isinstance(part, TeacherLoss) and isinstance(part.loss, EmbeddingDistillationLoss) and part.loss.map is None:
+            return part.vectors
+    return None

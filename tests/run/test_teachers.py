@@ -97,6 +97,19 @@ def test_a_map_to_another_size_is_in_the_checkpoint(
     assert losses == {"losses.H.terms.teacher.loss.map.weight": (8, 6)}
 
 
+def test_a_student_of_the_teachers_size_begins_near_its_vectors(
+    here: Here, arguments: list[str], table: ImageTable, teacher: Path, tmp_path: Path
+) -> None:
+    names = table.paths.tolist()
+    wanted = dml.load(teacher).embed(names)
+    cosines = {}
+    for choice in ("embedding", "similarity"):
+        learning = [f"distill={choice}", f"distill.teacher={teacher}", "heads.initial=auto", "optimizer.lr=1e-9"]
+        here("train", *arguments, *learning, f"hydra.run.dir={tmp_path / choice}")
+        cosines[choice] = (dml.load(tmp_path / choice).embed(names) * wanted).sum(axis=1).mean()
+    assert cosines["embedding"] > cosines["similarity"] + 0.3, cosines
+
+
 def test_a_file_of_vectors_is_a_teacher(
     here: Here, arguments: list[str], table: ImageTable, teacher: Path, refused: Refused, tmp_path: Path
 ) -> None:

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 from dml.evaluation.evaluator import evaluate
 from dml.evaluation.raw_features import hold_out_classes
+from dml.losses.distillation import find_wanted_vectors
 from dml.losses.proxies import begin_at_class_means, count_classes, proxy_sets
 from dml.models.embedding import EmbeddingModel
+from dml.retrieval.adapters import RIDGES
 from dml.runtime.errors import InputError
 from dml.training.callbacks.embedding_bank import embed_training_images, get_training_data
 from dml.training.module import MetricLearner
@@ -82,6 +84,30 @@ def begin_at_principal_components(layer: nn.Linear, inputs: Tensor, whitening: f
 
 
 @torch.no_grad()
+def begin_at_vectors(layer: nn.Linear, inputs: Tensor, vectors: Tensor) -> None:
+    """Set a linear layer to the ridge regression from the directions of its inputs to vectors of the same images.
+
+    The ridge is the one that predicts an image best which the regression leaves out. The weights keep their norm, as in
+    `begin_at_principal_components`; a bias becomes 0.
+
+    Args:
+        layer: linear layer from C inputs to D outputs.
+        inputs: (N, C) inputs of the layer.
+        vectors: (N, D) unit vectors; NaN for an image that has none.
+    """
+    from sklearn.linear_model import RidgeCV  # late, as above
+
+    is_known = vectors.isfinite().all(dim=1).cpu()
+    unit = F.normalize(inputs.cpu()[is_known], dim=1).numpy()
+    ridges = RIDGES * len(unit) / unit.shape[1]  # relative to the mean sum of squares of an input
+    fitted = RidgeCV(ridges, fit_intercept=False).fit(unit, vectors.cpu()[is_known].numpy())
+    weight = torch.from_numpy(fitted.coef_).to(layer.weight)
+    layer.weight.copy_(weight * (layer.weight.norm() / weight.norm()))
+    if layer.bias is not None:
+        layer.bias.zero_()
+
+
+@torch.no_grad()
 def choose_whitening(layer: nn.Linear, inputs: Tensor, labels: npt.NDArray[np.int64]) -> float:
     """Choose the share of the whitening that finds more in classes that the components don't know.
 
@@ -130,6 +156,8 @@ def make_principal_heads(initial_heads: str | None, init: str | None = None) -> 
 class PrincipalHeads(Callback):
     """Sets the heads' last layers to the principal components of their inputs before the first step.
 
+    A head that learns a teacher's vectors (``distill=embedding``) begins at what predicts them, `begin_at_vectors`.
+
     The inputs are computed from the training images in evaluation mode and with the transform of a test. A head that
     does not end in a linear layer keeps its weights, and so do all heads of a later stage and of a resumed run.
 
@@ -165,8 +193,11 @@ class PrincipalHeads(Callback):
         labels = get_training_data(trainer).train_table.labels[embedded.rows.numpy(), 0]
         for name, layer in layers.items():
             head_inputs = embedded.embeddings[name]
-            share = choose_whitening(layer, head_inputs, labels) if self.whitening is None else self.whitening
-            begin_at_principal_components(layer, head_inputs, share)
+            if (vectors := find_wanted_vectors(pl_module.losses[name])) is not None:
+                begin_at_vectors(layer, head_inputs, vectors[embedded.rows])
+            else:
+                share = choose_whitening(layer, head_inputs, labels) if self.whitening is None else self.whitening
+                begin_at_principal_components(layer, head_inputs, share)
             # from the CPU: it is pickled, and a tensor of the first GPU would take all processes there
             layer.weight.copy_(trainer.strategy.broadcast(layer.weight.cpu()))
 

@@ -8,7 +8,12 @@ from torch import Tensor, nn
 
 from dml.models.heads import AuxiliaryHead, ClassTokenHead, NormalizedPoolHead, PoolHead
 from dml.runtime.errors import InputError
-from dml.training.callbacks.initial_values import begin_at_principal_components, choose_whitening, last_layers
+from dml.training.callbacks.initial_values import (
+    begin_at_principal_components,
+    begin_at_vectors,
+    choose_whitening,
+    last_layers,
+)
 
 
 def draw(images: int, channels: int) -> Tensor:
@@ -46,6 +51,19 @@ def test_components_are_divided_by_a_power_of_their_root_mean_square(whitening: 
     singular = torch.linalg.svdvals(unit)[:3]
     sizes = (unit @ layer.weight.detach().T).square().sum(dim=0).sqrt()
     torch.testing.assert_close(sizes / sizes[0], (singular / singular[0]) ** (1 - whitening), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_layer_begins_at_what_predicts_given_vectors(bias: bool) -> None:
+    inputs, layer = draw(200, 8), nn.Linear(8, 3, bias=bias)
+    norm = layer.weight.norm()
+    vectors = F.normalize(inputs @ torch.randn(8, 3, generator=torch.Generator().manual_seed(1)), dim=1)
+    expected = vectors.clone()
+    vectors[::10] = torch.nan  # images that the other model couldn't read
+    begin_at_vectors(layer, inputs, vectors)
+    assert F.cosine_similarity(layer(inputs), expected, dim=1).mean() > 0.95
+    torch.testing.assert_close(layer.weight.norm(), norm)
+    assert not bias or not layer.bias.any()
 
 
 @pytest.mark.parametrize(
