@@ -62,9 +62,7 @@ def begin_at_principal_components(layer: nn.Linear, inputs: Tensor, whitening: f
     Raises:
         InputError: if all inputs are 0.
     """
-    unit = F.normalize(inputs, dim=1).cpu().numpy()
-    if not unit.any():
-        raise InputError("heads.initial: the network gives 0 for all images of the training split")
+    unit = _compute_directions(inputs)
     from sklearn.decomposition import TruncatedSVD  # late: it takes a second, and models in use need none
 
     decomposition = TruncatedSVD(min(layer.out_features, *unit.shape), random_state=0).fit(unit)
@@ -78,9 +76,7 @@ def begin_at_principal_components(layer: nn.Linear, inputs: Tensor, whitening: f
         directions = torch.from_numpy(decomposition.components_[:num_components]).to(weight)
         norm = components[:num_components].norm(dim=1).min()
         components[free_rows] = norm * _make_orthogonal(weight[free_rows], directions)
-    layer.weight.copy_(components * (weight.norm() / components.norm()))
-    if layer.bias is not None:
-        layer.bias.zero_()
+    _set_weight(layer, components)
 
 
 @torch.no_grad()
@@ -94,15 +90,30 @@ def begin_at_vectors(layer: nn.Linear, inputs: Tensor, vectors: Tensor) -> None:
         layer: linear layer from C inputs to D outputs.
         inputs: (N, C) inputs of the layer.
         vectors: (N, D) unit vectors; NaN for an image that has none.
+
+    Raises:
+        InputError: if all inputs are 0.
     """
     from sklearn.linear_model import RidgeCV  # late, as above
 
     is_known = vectors.isfinite().all(dim=1).cpu()
-    unit = F.normalize(inputs.cpu()[is_known], dim=1).numpy()
+    unit = _compute_directions(inputs.cpu()[is_known])
     ridges = RIDGES * len(unit) / unit.shape[1]  # relative to the mean sum of squares of an input
     fitted = RidgeCV(ridges, fit_intercept=False).fit(unit, vectors.cpu()[is_known].numpy())
-    weight = torch.from_numpy(fitted.coef_).to(layer.weight)
-    layer.weight.copy_(weight * (layer.weight.norm() / weight.norm()))
+    _set_weight(layer, torch.from_numpy(fitted.coef_).to(layer.weight))
+
+
+def _compute_directions(inputs: Tensor) -> npt.NDArray[np.float32]:
+    """L2-normalize the inputs (N, C) of a layer."""
+    unit: npt.NDArray[np.float32] = F.normalize(inputs, dim=1).cpu().numpy()
+    if not unit.any():
+        raise InputError("heads.initial: the network gives 0 for all images of the training split")
+    return unit
+
+
+def _set_weight(layer: nn.Linear, weight: Tensor) -> None:
+    """Set the weights (D, C) of a layer, scaled to the norm that they had, and its bias to 0."""
+    layer.weight.copy_(weight * (layer.weight.to(weight.dtype).norm() / weight.norm()))
     if layer.bias is not None:
         layer.bias.zero_()
 

@@ -121,6 +121,8 @@ def test_weights_of_16_bits_begin_as_those_of_32(dtype: torch.dtype) -> None:
 def test_inputs_that_are_all_0_are_refused() -> None:
     with pytest.raises(InputError, match="gives 0 for all images"):
         begin_at_principal_components(nn.Linear(3, 2), torch.zeros(4, 3))
+    with pytest.raises(InputError, match=r"^heads\.initial: the network gives 0 for all images"):
+        begin_at_vectors(nn.Linear(3, 2), torch.zeros(4, 3), torch.ones(4, 2))
 
 
 def test_heads_that_end_in_a_linear_layer_are_found() -> None:
