@@ -93,8 +93,8 @@ def _write_index(options: argparse.Namespace) -> None:
     embedding = embedding_options(options) | {"progress": True}
     is_extended = is_index(options.model)
     if is_extended:
-        kept = "not for an index to extend, which keeps its own; build a new one"
-        _refuse(options, ("factory", "separator", "parameters"), kept)
+        reason = "not for an index to extend, which keeps its own; build a new one"
+        _refuse(options, ("factory", "separator", "parameters"), reason)
     elif options.output is None:
         raise InputError("--output FOLDER: the folder of the index is missing")
     folder = options.output or options.model

@@ -65,13 +65,7 @@ def list_images(folder: Path) -> list[str]:
         InputError: if the folder has no image that can be read, or can't be listed.
     """
     is_archive = folder.suffix in ARCHIVES and not os.path.isdir(folder)
-    files = _list_archive(folder) if is_archive else []
-    for parent, folders, names in () if is_archive else walk_folders(folder, []):
-        if set(names) >= MODEL_FILES:
-            folders.clear()
-        else:
-            files += (os.path.join(parent, name) for name in names)
-    paths_read, unread, dangling = sort_files(files)
+    paths_read, unread, dangling = sort_files(_list_archive(folder) if is_archive else _list_below(folder))
     left_out = [describe_unread(unread)] if unread else []
     if dangling:
         links = format_count(len(dangling), "link that leads", "links that lead")
@@ -82,6 +76,16 @@ def list_images(folder: Path) -> list[str]:
     for line in left_out:
         logger.warning("left out: %s: %s", printable(folder), line)
     return paths_read
+
+
+def _list_below(folder: Path) -> list[str]:
+    files: list[str] = []
+    for parent, folders, names in walk_folders(folder, []):
+        if set(names) >= MODEL_FILES:
+            folders.clear()
+        else:
+            files += (os.path.join(parent, name) for name in names)
+    return files
 
 
 def _list_archive(path: Path) -> list[str]:

@@ -22,7 +22,7 @@ ROUNDING = 1e-12
 
 
 def describe(certificate: Mapping[str, Any], state: Sequence[Any]) -> str:
-    """Say in a line what a certificate says, and whether the index is in another state now."""
+    """Describe a certificate in a line, which ends with "stale" if the index isn't in the certificate's state."""
     recall, low, high = (f"{certificate[name]:.3f}" for name in ("recall", "low", "high"))
     line = f"recall@{certificate['k']:d} {recall} ({low} to {high}) by {certificate['queries']:,} queries"
     decoded = ", among the vectors that its codes stand for" if certificate["decoded"] else ""

@@ -217,10 +217,12 @@ class ProxyLoss(Loss):
         """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar."""
         proxies = next(self.loss.parameters())
         rows, classes = embeddings.to(proxies.dtype), finest(labels)
-        is_mean = type(self.loss).__name__ in MEANS_OVER_ROWS and type(self.loss.reducer).__name__ == "MeanReducer"
+        if type(self.loss).__name__ not in MEANS_OVER_ROWS or type(self.loss.reducer).__name__ != "MeanReducer":
+            value: Tensor = self.loss(rows, classes)
+            return value
         num_proxies = proxies.numel() // rows.shape[1]
         # blocks are four times as long as others, and at least 256 rows, as each normalizes the proxies again
-        width = min(num_proxies // 4, BLOCK // 256) if is_mean else 1
+        width = min(num_proxies // 4, BLOCK // 256)
 
         def add_up(block: slice) -> tuple[Tensor, ...]:
             return (self.loss(rows[block], classes[block])[None] * (len(classes[block]) / len(rows)),)

@@ -13,6 +13,7 @@ import filelock
 from dml.runtime.errors import InputError
 
 AT_WORK = "is at work on it; wait for it"
+"""The usual end of the error line, behind the name of the process that holds the lock."""
 GRACE_PERIOD = 0.5
 """Seconds to wait for a lock that another process only tests with `is_held`, or whose holder is just ending."""
 WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
@@ -27,8 +28,8 @@ def holding(path: Path, *, name: object = None, does: str = AT_WORK, wait: bool 
 
     Args:
         path: path of the file, which is created if it is missing. Only a process that holds the lock may delete it.
-        name: what the error line names in front of the other process; None for the path.
-        does: what the error line says that the other process does.
+        name: beginning of the error line, such as the folder that is locked; None for the path.
+        does: end of the error line, behind the name of the other process.
         wait: whether to wait until another process that holds the lock ends, instead of raising an exception.
 
     Raises:
