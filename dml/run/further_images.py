@@ -8,7 +8,7 @@ import numpy as np
 from pytorch_lightning import Trainer
 
 from dml.data.image_files.contents import read_stamps
-from dml.data.image_listing import list_images
+from dml.data.image_listing import list_folder, list_images
 from dml.data.table import ImageTable
 from dml.run import builders
 from dml.run.settings import Settings
@@ -32,7 +32,7 @@ def embed_distractors(
     """Embed the images of a folder into .npy files, all processes together -> the folder of these files.
 
     Its name tells the model and the images, by the size and the time of each file. A file that is there is kept. Of a
-    folder that holds tar files, as the distractors of ILIAS come, their images are embedded.
+    folder that holds tar files, as the distractors of ILIAS come, their images and those beside them are embedded.
 
     Args:
         settings: settings of the tested stage.
@@ -42,7 +42,9 @@ def embed_distractors(
         state: folder that gets the folder of the files.
         fingerprint: fingerprint of the model.
     """
-    paths = [path for source in sorted(folder.glob("*.tar")) or [folder] for path in list_images(source)]
+    archives = sorted(folder.glob("*.tar"))
+    paths = [path for source in archives or [folder] for path in list_images(source)]
+    paths += list_folder(folder) if archives else []
     identity = sha256(f"{fingerprint} {settings.trainer.precision} {settings.trainer.limit_test_batches}".encode())
     identity.update("\0".join(paths).encode(errors="surrogateescape") + read_stamps(paths).tobytes())
     target = state / f"images-{identity.hexdigest()[:32]}"

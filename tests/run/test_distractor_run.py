@@ -1,5 +1,6 @@
 """A test of a run among distractors that ``dml embed`` embedded with its model."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -84,7 +85,7 @@ def test_a_test_among_distractors_has_both_metrics(
 def test_ilias_among_its_tar_files_of_distractors(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """mAP@1k as the official protocol has it: the database is the positives and the images in ``yfcc100m/*.tar``.
 
-    The files of ``dml embed``, of one tar file each, give the same.
+    An image beside the tar files is a distractor too. The files of ``dml embed``, of one tar file each, give the same.
     """
     root, rng = tmp_path / "ilias", np.random.default_rng(5)
     root.mkdir()
@@ -96,11 +97,13 @@ def test_ilias_among_its_tar_files_of_distractors(run: Path, tmp_path: Path, cap
         Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)).resize((64, 64)).save(path)
     (root / "yfcc100m").mkdir()
     for shard in range(2):
-        contents = {name: (tmp_path / name).read_bytes() for name in members[shard::2]}
+        contents = {name: (tmp_path / name).read_bytes() for name in members[shard:-1:2]}
         pack(root / f"yfcc100m/{shard:04}.tar", contents | {f"{shard}.json": b"{}"})
         tar, output = root / f"yfcc100m/{shard:04}.tar", tmp_path / f"far/{shard:04}.parquet"
         output.parent.mkdir(exist_ok=True)
         dispatch(["embed", str(run), str(tar), "--output", str(output)])
+    beside = shutil.copy(tmp_path / members[-1], root / "yfcc100m")
+    dispatch(["embed", str(run), str(beside), "--output", str(tmp_path / "far/beside.parquet")])
     chosen = ["dataset=ilias", f"dataset.root={root}", "dataset.counts=null", "evaluation.metrics=[recall,map@1000]"]
     for name, far in (("tar", root / "yfcc100m"), ("embedded", tmp_path / "far")):
         capfd.readouterr()
