@@ -22,13 +22,13 @@ from dml.inference.image_embedder import REMEDY, ImageEmbedder
 from dml.inference.image_inputs import Source, check_readable, list_source, to_vectors, unpack_paths
 from dml.inference.index_folder import (
     ADAPTED_FORMAT,
-    DESCRIPTION,
     FORMAT,
     IndexItems,
     check_files,
     hold_folder,
     read_description,
     remove_unused_versions,
+    write_description,
 )
 from dml.inference.loading import load
 from dml.inference.model_settings import ModelSettings
@@ -40,7 +40,6 @@ from dml.runtime.checksums import file_checksum
 from dml.runtime.errors import InputError
 from dml.runtime.files import replacing
 from dml.runtime.paths import absolute_path, expand_home
-from dml.runtime.run_files import write_values
 from dml.runtime.text import printable
 
 if TYPE_CHECKING:
@@ -494,7 +493,7 @@ class Index:
                 description["certificate"] = self.certificate
             files = [names[kind] for kind in ("vectors", "items", "adapter") if kind in names]
             checksums = {name: file_checksum(path / name) for name in files}
-            write_values(path / DESCRIPTION, description, checksums, on_disk=True)
+            write_description(path, description, checksums)
         finally:
             remove_unused_versions(path)  # those of this version, if a disk was full
 

@@ -1,6 +1,7 @@
 """The images in an index, and the folder of a saved index with the lock of the process that writes it.
 
 - ``index.json``: what the index is, and the names of the other files. It is replaced last.
+- ``README.md``: the card, which says what the index is to a reader.
 - ``vectors-VERSION.faiss``, ``items-VERSION.parquet`` and ``model-VERSION``: the vectors, the images and the model.
 - ``adapter-VERSION.npz`` and ``replaced-LISTING.parquet.parts``, while the index is upgraded: the map from the model's
   vectors to those of the index, and the vectors that shall replace these.
@@ -27,6 +28,7 @@ from dml.inference.certificates import describe
 from dml.ops.pairs import related
 from dml.runtime.checksums import CHECKSUMS, DamageError, file_checksum
 from dml.runtime.errors import InputError
+from dml.runtime.files import replacing
 from dml.runtime.locks import holding
 from dml.runtime.paths import absolute_path, expand_home
 from dml.runtime.run_files import read_values, write_values
@@ -159,10 +161,19 @@ def _as_objects(texts: Iterable[str]) -> NDArray[np.object_]:
 FORMAT, ADAPTED_FORMAT = 2, 3
 """The version of the files, which changes when older versions of dml can't read them; that with an adapter is newer."""
 
-DESCRIPTION, LOCK = "index.json", ".lock"
+DESCRIPTION, CARD, LOCK = "index.json", "README.md", ".lock"
 
-VERSIONED = re.compile(r"\.?(vectors|items|model|adapter|replaced)-[0-9a-f]{8}(\.|$)|\.index\.json\.")
-"""The beginning of the name of a file of one version, complete or partial, and of a partial ``index.json``."""
+VERSIONED = re.compile(r"\.?(vectors|items|model|adapter|replaced)-[0-9a-f]{8}(\.|$)|\.index\.json\.|\.README\.md\.")
+"""The beginning of the name of a file of one version, complete or partial, and of a partial file without a version."""
+
+CARD_TEXT = """# An index of {images:,} images
+
+`dml search FOLDER photo.jpg`, `dml serve FOLDER` and `dml.Index.load("FOLDER")` search this folder.
+
+- Vectors: {dimension} dimensions, {geometry}, of the model `{fingerprint}`
+- Kind: `{factory}` {parameters}
+- Checked: {certificate}
+"""
 
 
 def is_index(folder: str | Path) -> bool:
@@ -234,7 +245,18 @@ def read_description(path: Path) -> dict[str, Any]:
 def write_certificate(path: Path, parameters: str, certificate: Mapping[str, Any]) -> None:
     """Replace the search parameters and the certificate in an index's folder, which the caller holds."""
     description = read_description(path) | {"parameters": parameters, "certificate": certificate}
-    write_values(path / DESCRIPTION, description, description.pop(CHECKSUMS), on_disk=True)
+    write_description(path, description, description.pop(CHECKSUMS))
+
+
+def write_description(path: Path, description: Mapping[str, Any], checksums: Mapping[str, str]) -> None:
+    """Write ``index.json``, and a card which says what the index is, and how many of the true neighbors it finds."""
+    write_values(path / DESCRIPTION, description, checksums, on_disk=True)
+    space = description.get("space") or description["fingerprint"]
+    state = [description["next_id"], description["images"], space, description["parameters"]]
+    certificate = description.get("certificate")
+    checked = describe(certificate, state) if certificate else "never; `dml index FOLDER --check 1000` does it"
+    with replacing(path / CARD) as partial:
+        partial.write_text(CARD_TEXT.format_map({**description, "certificate": checked}), encoding="utf-8")
 
 
 def check_files(path: Path, description: dict[str, Any]) -> None:

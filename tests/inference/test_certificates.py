@@ -11,9 +11,12 @@ from scipy.stats import beta
 import dml
 from dml.__main__ import dispatch
 from dml.inference.certificates import describe
+from dml.inference.index_folder import read_description
 from dml.report.statistics import clopper_pearson
 from dml.retrieval.vector_index import VectorIndex
+from dml.runtime.checksums import CHECKSUMS
 from dml.runtime.errors import InputError
+from dml.runtime.run_files import write_values
 
 COUNT, SIZE = 600, 16
 
@@ -207,12 +210,15 @@ def test_the_command_prints_and_keeps_it(tmp_path: Path, capsys: pytest.CaptureF
 
     labels = [f"class{number % 2}" for number in range(COUNT)]
     path = build("IVF16,Flat", labels=labels).save(tmp_path / "index")
-    before = {entry.name: entry.stat().st_mtime_ns for entry in path.iterdir() if entry.name != "index.json"}
+    assert "- Checked: never" in (path / "README.md").read_text()
+    before = {entry.name: entry.stat().st_mtime_ns for entry in path.iterdir() if entry.name not in ("index.json", "README.md")}
     dispatch(["index", str(path), "--check", "200", "--recall", "0.9"])
     lines = capsys.readouterr().out.splitlines()
     opened = dml.Index.load(path)
     assert opened.certificate is not None
     assert lines[0] == f"{path}, {opened.vectors.parameters}: {describe(opened.certificate, opened.state)}"
+    card = f"- Kind: `IVF16,Flat` {opened.vectors.parameters}\n- Checked: {describe(opened.certificate, opened.state)}\n"
+    assert (path / "README.md").read_text().endswith(card)
     assert [line.rpartition(" of ")[2] for line in lines[1:]] == [row[0] for row in opened.certificate["labels"]]
     assert {entry.name: entry.stat().st_mtime_ns for entry in path.iterdir() if entry.name in before} == before
     assert "--factory: not with --check" in refusal(str(path), "--check", "9", "--factory", "Flat")
@@ -225,7 +231,9 @@ def test_the_command_prints_and_keeps_it(tmp_path: Path, capsys: pytest.CaptureF
 def test_a_damaged_certificate_is_one_line(tmp_path: Path) -> None:
     index = build("Flat")
     index.check(10)
-    assert index.certificate is not None
-    index.certificate["recall"] = "all"
+    path = index.save(tmp_path / "index")
+    description = read_description(path)
+    description["certificate"]["recall"] = "all"
+    write_values(path / "index.json", description, description.pop(CHECKSUMS))
     with pytest.raises(InputError, match="damaged"):
-        dml.Index.load(index.save(tmp_path / "index"))
+        dml.Index.load(path)

@@ -375,7 +375,7 @@ def test_a_saved_index_opens_anywhere_and_can_be_changed(index: dml.Index, photo
     np.testing.assert_array_equal(opened.search(paths, k=5)[0], expected[0])
     opened.remove(paths[:2])
     opened.save(tmp_path / "moved")
-    assert len(list((tmp_path / "moved").iterdir())) == 4  # the old version is gone
+    assert len(list((tmp_path / "moved").iterdir())) == 5  # the old version is gone
     again = dml.Index.load(tmp_path / "moved")
     assert len(again) == 10
     assert again.search(paths[0], k=1)[1][0, 0] != paths[0]
@@ -383,7 +383,7 @@ def test_a_saved_index_opens_anywhere_and_can_be_changed(index: dml.Index, photo
     np.testing.assert_array_equal(again.search(paths, k=5)[1], expected[1])
 
 
-@pytest.mark.parametrize("step", ["write", "save_pretrained", "write_values"])
+@pytest.mark.parametrize("step", ["write", "save_pretrained", "write_description"])
 def test_an_interrupted_save_leaves_the_old_version(
     index: dml.Index, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -393,7 +393,7 @@ def test_an_interrupted_save_leaves_the_old_version(
     name = owner.get(step) or (
         "dml.inference.image_embedder.ImageEmbedder.save_pretrained"
         if step == "save_pretrained"
-        else "dml.inference.image_index.write_values"
+        else "dml.inference.image_index.write_description"
     )
 
     def kill(*_: Any, **__: Any) -> None:
@@ -406,7 +406,7 @@ def test_an_interrupted_save_leaves_the_old_version(
     assert len(dml.Index.load(tmp_path / "index")) == 12
     index.save(tmp_path / "index")
     assert len(dml.Index.load(tmp_path / "index")) == 11
-    assert len(list((tmp_path / "index").iterdir())) == 4
+    assert len(list((tmp_path / "index").iterdir())) == 5
 
 
 def test_saves_at_the_same_time_wait_for_each_other(
@@ -430,7 +430,7 @@ def test_saves_at_the_same_time_wait_for_each_other(
             assert not waiting.done()
         waiting.result()
     assert len(dml.Index.load(folder)) == 12
-    assert len(list(folder.iterdir())) == 4
+    assert len(list(folder.iterdir())) == 5
 
 
 @pytest.mark.parametrize("is_first", [True, False])
@@ -440,7 +440,7 @@ def test_a_write_that_fails_leaves_nothing_of_its_own(
     folder = tmp_path / "index"
     before = [] if is_first else sorted(index.save(folder).iterdir())
     with monkeypatch.context() as patched:
-        patched.setattr(image_index, "write_values", _find_no_room)
+        patched.setattr(image_index, "write_description", _find_no_room)
         with pytest.raises(OSError, match="No space left"):
             index.save(folder)
     assert sorted(folder.glob("*")) == before
@@ -497,6 +497,7 @@ def test_what_killed_saves_left_is_removed(index: dml.Index, tmp_path: Path) -> 
         (folder / name).mkdir()
     index.save(folder)
     assert sorted(path.name.partition("-")[0] for path in folder.iterdir()) == [
+        "README.md",
         "index.json",
         "items",
         "model",

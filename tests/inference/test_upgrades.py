@@ -263,7 +263,7 @@ def test_what_cannot_be_upgraded_is_one_line(
 POINTS: dict[str, tuple[Any, str]] = {
     "batch": (ImageEmbedder, "embed_batch"),
     "adapter": (Adapter, "save"),
-    "commit": (image_index, "write_values"),
+    "commit": (image_index, "write_description"),
     "clean-up": (image_index, "remove_unused_versions"),
     "part": (embedding_files, "write_parquet"),
     "replace": (dml.Index, "replace_vectors"),
@@ -348,6 +348,7 @@ def test_a_killed_upgrade_leaves_one_space_and_goes_on(
         assert (opened.model.fingerprint, opened.space, len(opened)) == (new.fingerprint, new.fingerprint, COUNT)
         assert search(opened) == answers[new.fingerprint, new.fingerprint], point
         assert sorted(entry.name.partition("-")[0] for entry in path.iterdir()) == [
+            "README.md",
             "index.json",
             "items",
             "model",
