@@ -116,19 +116,21 @@ def take_some_classes(table: ImageTable, *, classes: int, images: int) -> ImageT
     Test images, queries and galleries keep the same classes, so that a query still finds its positives. A row that is
     evaluated at one level alone counts by its class of that level.
 
-    At most ``classes`` of each data set are kept of train, of val, and of the test splits together.
+    At most ``classes`` of each data set and benchmark list are kept of train, of val, and of the test splits together.
     """
-    labels = _labels_of_evaluated_level(table.separate_unlabeled())
+    labels_by_level = table.separate_unlabeled().labels.T
     is_kept = np.zeros(len(table), dtype=np.bool_)
-    benchmarks = range(EVERY_LEVEL, len(table.levels))
-    for splits, benchmark, domain in product((("train",), ("val",), TEST_SPLITS), benchmarks, table.domains):
-        is_candidate = np.isin(table.split, splits) & (table.benchmark == benchmark) & (table.domain == domain)
-        present = np.unique(labels[is_candidate])
-        count = min(classes, len(present))
-        kept_classes = present[np.arange(count) * len(present) // max(count, 1)]
-        for split in splits:
-            rows = np.flatnonzero(is_candidate & (table.split == split) & np.isin(labels, kept_classes))
-            is_kept[rows[_count_before(labels[rows]) < images]] = True
+    for splits, domain in product((("train",), ("val",), TEST_SPLITS), table.domains):
+        is_candidate = np.isin(table.split, splits) & (table.domain == domain)
+        for level in {*table.benchmark[is_candidate].tolist()} - {EVERY_LEVEL} or {EVERY_LEVEL}:
+            labels, in_list = labels_by_level[max(level, 0)], np.isin(table.benchmark, (EVERY_LEVEL, level))
+            present = np.unique(labels[is_candidate & in_list])
+            count = min(classes, len(present))
+            kept_classes = present[np.arange(count) * len(present) // max(count, 1)]
+            for split in splits:
+                is_kept_class = is_candidate & in_list & (table.split == split) & np.isin(labels, kept_classes)
+                rows = np.flatnonzero(is_kept_class)
+                is_kept[rows[_count_before(labels[rows]) < images]] = True
     return table.take(np.flatnonzero(is_kept).astype(np.int64))
 
 
@@ -140,8 +142,8 @@ def draw_share_of_classes(table: ImageTable, max_images: int | None, seed: int =
     """
     if max_images is None or len(table) <= max_images:
         return table
-    labels = _labels_of_evaluated_level(table)
-    keys = np.stack([np.unique(table.split, return_inverse=True)[1], table.benchmark, labels], axis=1)
+    split = np.unique(table.split, return_inverse=True)[1]
+    keys = np.column_stack([split, table.benchmark, table.labels])
     _, groups, sizes = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
     groups = groups.reshape(-1)
     order = np.random.default_rng(seed).permutation(len(table))
@@ -149,11 +151,6 @@ def draw_share_of_classes(table: ImageTable, max_images: int | None, seed: int =
     drawn_sizes = np.maximum(2, sizes * max_images // len(table))
     is_drawn[order] = _count_before(groups[order]) < drawn_sizes[groups[order]]
     return table.take(np.flatnonzero(is_drawn).astype(np.int64))
-
-
-def _labels_of_evaluated_level(table: ImageTable) -> NDArray[np.int64]:
-    """Return the label (N,) of each row at the level of its benchmark list; of a row of every level, the finest one."""
-    return np.take_along_axis(table.labels, np.maximum(table.benchmark, 0)[:, None], axis=1)[:, 0]
 
 
 def _count_before(labels: NDArray[np.int64]) -> NDArray[np.int64]:

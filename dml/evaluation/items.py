@@ -314,7 +314,8 @@ def benchmark_lists(table: ImageTable) -> Iterator[BenchmarkList]:
         paired = splits == {"query", "gallery"}
         if not paired and (len(splits) != 1 or splits & {"query", "gallery", ""}):
             expected = "expected query and gallery, or one of the others"
-            raise InputError(f"evaluation of the splits {sorted(splits)}: {expected}")
+            place = printable(domain or table.source or "dataset")
+            raise InputError(f"{place}: evaluation of the splits {sorted(splits)}: {expected}")
         for level in sorted({*table.benchmark[in_domain].tolist()} - {EVERY_LEVEL}) or [EVERY_LEVEL]:
             inside = in_domain & np.isin(table.benchmark, (EVERY_LEVEL, level))
             queries = gallery = np.flatnonzero(inside)

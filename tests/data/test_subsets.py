@@ -3,7 +3,9 @@ import pytest
 from numpy.typing import NDArray
 
 from dml.data.class_splits import draw_share_of_classes, take_some_classes
+from dml.data.judgments import Query, make_judged_table
 from dml.data.table import ImageTable
+from dml.evaluation.items import check_queries
 
 
 def make_table(labels: list[int], split: list[str], benchmark: list[int] | None = None) -> ImageTable:
@@ -52,6 +54,14 @@ def test_queries_keep_their_positives_in_the_gallery():
 def test_rows_of_one_level_count_by_their_class_of_that_level():
     table = make_table([0, 1, 2, 3, 4], ["train", *["test"] * 4], [-1, 1, 1, 1, 1])
     assert kept(take_some_classes(table, classes=2, images=1)).tolist() == ["0.jpg", "1.jpg", "2.jpg"]
+
+
+def test_queries_of_each_list_keep_their_positives_among_the_rows_of_every_level():
+    queries = [Query(f"{level}.jpg", level, np.arange(2) + 90 - 50 * level, np.arange(0)) for level in (0, 1)]
+    table = make_judged_table(queries, [f"g{i}.jpg" for i in range(100)], levels=("birds", "cars"), source="")
+    for small in (take_some_classes(table, classes=2, images=2), draw_share_of_classes(table, 9)):
+        assert len(small) < 15
+        check_queries(small)
 
 
 def test_a_small_table_is_kept_whole():

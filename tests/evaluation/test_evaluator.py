@@ -157,7 +157,7 @@ def test_queries_and_neighbors_are_rows_of_the_table(embeddings: Any, labels: An
     ("split", "rows", "message"),
     [
         (["train", "test"], 2, r"splits \['test', 'train'\]: expected query and gallery, or one of the others"),
-        (["query", "query"], 2, r"splits \['query'\]"),
+        (["query", "query"], 2, r"^dataset: evaluation of the splits \['query'\]"),
         (["query", "test"], 2, r"splits \['query', 'test'\]"),
         (["", ""], 2, r"splits \[''\]"),
         (["test", "test"], 3, "3 embeddings for a table of 2 rows"),

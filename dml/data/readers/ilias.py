@@ -68,4 +68,6 @@ def _read_box(image: Path) -> Edges:
         x, y, width, height = np.array(rows, dtype=np.float64).T
     except ValueError as error:
         raise InputError(f"{path}: {error}; expected x, y, width and height in a line") from error
-    return parse_edges([x.min(), y.min(), (x + width).max(), (y + height).max()], str(path), rounds=True)
+    corners = zip(x, y, x + width, y + height, strict=True)
+    edges = np.array([parse_edges(box, str(path), rounds=True) for box in corners])
+    return (*edges[:, :2].min(axis=0).tolist(), *edges[:, 2:].max(axis=0).tolist())

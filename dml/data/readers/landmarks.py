@@ -49,7 +49,7 @@ def read(root: str | Path | None, *, clean: bool = True, usage: str | None = Non
             continue
         if unknown := [name for name in listed.split() if name not in numbers]:
             raise InputError(f"{place}: image {printable(unknown[0])} isn't in {lists[1].name}")
-        positives = np.unique([numbers[name] for name in listed.split()])
+        positives = np.unique([numbers[name] for name in listed.split()]).astype(np.int64)
         queries.append(Query(_find_image(folder, "test", image), 0, positives, positives[:0]))
     if not queries:
         raise InputError(f"{lists[2]}: no query in it whose Usage is {usage or ' or '.join(USAGES)}")

@@ -28,7 +28,7 @@ def read(root: str | Path | None) -> ImageTable:
         root: the folder ``Market-1501-v15.09.15``, which holds ``bounding_box_train/``.
 
     Raises:
-        InputError: if a folder is missing or has no image, or a name isn't one of the data set.
+        InputError: if a folder is missing, or a name isn't one of the data set.
     """
     folder = LAYOUT.root(root)
     images = [

@@ -56,6 +56,8 @@ def read(root: str | Path | None) -> ImageTable:
         for query, entry in zip(queries, entries, strict=True):
             place = f"{path}: gnd of {printable(query)}"
             positives, ignored = (_join_lists(entry, names, len(gallery), place) for names in setup)
+            if len(both := np.intersect1d(positives, ignored)):
+                raise InputError(f"{place}: {printable(gallery[both[0]])} is in two of the lists easy, hard and junk")
             box = parse_edges(_select(entry, "bbx", place) if "bbx" in entry else (), place, rounds=True)
             tests.append(Query(f"{images}/{query}.jpg", level, positives, ignored, box))
     paths = [f"{images}/{name}.jpg" for name in gallery]

@@ -42,6 +42,14 @@ def test_the_parts_of_the_test(usage: str | None, number: int, tmp_path: Path) -
     assert len(read(tmp_path, usage=usage).rows("query")) == number
 
 
+def test_a_query_without_images_has_no_positives(tmp_path: Path) -> None:
+    TREE.build(tmp_path)
+    edit("retrieval_solution_v2.1.csv", "^(ddd0000000000001,).*", r"\1,Public")(tmp_path)
+    table = read(tmp_path).subset("query", "gallery")
+    found = evaluate_table(np.random.default_rng(0).normal(size=(len(table), 5)), table, metrics=["ap"])
+    assert found["level0/queries_without_positives"] == 1
+
+
 def test_an_unknown_part(tmp_path: Path) -> None:
     TREE.build(tmp_path)
     with pytest.raises(InputError, match=r"^dataset\.reader\.usage=public: Public or Private$"):

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ranked_tables import rank_in_order
-from trees.roxford5k import GALLERY, LIST, TREE, TRUTH
+from trees.roxford5k import GALLERY, LIST, TREE, TRUTH, change
 
 from dml.data.readers.roxford import read
 from dml.data.table import ImageTable
@@ -73,6 +73,12 @@ def test_lists_of_chance(seed: int, tmp_path: Path) -> None:
             positives, ignored = ({i for part in names.split() for i in lists[part]} for names in (ok, junk))
             values.append(average_precision(ranked, positives, ignored))
         assert found[f"level{level}/trapezoid_ap"] == pytest.approx(np.mean(values), abs=1e-9)
+
+
+def test_an_image_is_in_one_of_the_lists(root: Path) -> None:
+    change(lambda truth: truth["gnd"][1]["junk"].append(6))(root)
+    with pytest.raises(InputError, match=r"gnd of all_souls_2: h1 is in two of the lists easy, hard and junk$"):
+        read(root)
 
 
 @pytest.mark.parametrize("protocol", range(6))
