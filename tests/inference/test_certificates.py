@@ -211,13 +211,15 @@ def test_the_command_prints_and_keeps_it(tmp_path: Path, capsys: pytest.CaptureF
     labels = [f"class{number % 2}" for number in range(COUNT)]
     path = build("IVF16,Flat", labels=labels).save(tmp_path / "index")
     assert "- Checked: never" in (path / "README.md").read_text()
-    before = {entry.name: entry.stat().st_mtime_ns for entry in path.iterdir() if entry.name not in ("index.json", "README.md")}
+    written = ("index.json", "README.md")
+    before = {entry.name: entry.stat().st_mtime_ns for entry in path.iterdir() if entry.name not in written}
     dispatch(["index", str(path), "--check", "200", "--recall", "0.9"])
     lines = capsys.readouterr().out.splitlines()
     opened = dml.Index.load(path)
     assert opened.certificate is not None
     assert lines[0] == f"{path}, {opened.vectors.parameters}: {describe(opened.certificate, opened.state)}"
-    card = f"- Kind: `IVF16,Flat` {opened.vectors.parameters}\n- Checked: {describe(opened.certificate, opened.state)}\n"
+    checked = describe(opened.certificate, opened.state)
+    card = f"- Kind: `IVF16,Flat` {opened.vectors.parameters}\n- Checked: {checked}\n"
     assert (path / "README.md").read_text().endswith(card)
     assert [line.rpartition(" of ")[2] for line in lines[1:]] == [row[0] for row in opened.certificate["labels"]]
     assert {entry.name: entry.stat().st_mtime_ns for entry in path.iterdir() if entry.name in before} == before
