@@ -1,4 +1,4 @@
-"""Print what kinds of index make of a million vectors: bytes, seconds to build, memory, speed, recall with its interval.
+"""Print what kinds of index make of a million vectors: bytes, time to build, memory, speed, recall and its interval.
 
 python scripts/bench_index.py                    # a million vectors of 128 dimensions, 20 minutes on two cores
 python scripts/bench_index.py 100000
