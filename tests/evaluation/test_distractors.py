@@ -113,13 +113,18 @@ def test_points_of_a_ball_have_distractors() -> None:
     assert found == pytest.approx(expected.compute_means(), abs=1e-12)
 
 
-@pytest.mark.parametrize("dimension", [3, 96, 515])
-def test_equal_distractors_are_all_nearer_or_all_farther(dimension: int) -> None:
+@pytest.mark.parametrize(("dimension", "group"), [(3, 256), (96, 256), (515, 256), (640, 1)])
+def test_equal_distractors_are_all_nearer_or_all_farther(
+    dimension: int, group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distractors, "GROUP", group)
     rng = np.random.default_rng(dimension)
-    queries, far = rng.standard_normal((90, dimension)), rng.standard_normal((1, dimension))
+    far = rng.standard_normal((1, dimension))
+    queries = far + rng.standard_normal((90, dimension))
     gallery = far + 1e-7 * rng.standard_normal((90, dimension))  # at the distractor's distance, within some rounding
     labels = np.arange(90)
-    many = [far.repeat(number, axis=0) for number in (20_000, 5, 1)]
+    many = [far.repeat(number, axis=0) for number in (20_000, 5)]
+    many.append(np.concatenate([-far.repeat(13_106, axis=0), far]))  # in the last column of a tile of a 640-d block
     alone, repeated = (rank_queries_among(queries, labels, gallery, blocks) for blocks in ([far], many))
     assert 0 < alone.sum() < 90
     np.testing.assert_array_equal(repeated, 20_006 * alone)
