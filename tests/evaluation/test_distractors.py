@@ -231,7 +231,7 @@ def test_a_file_that_holds_no_embeddings_is_named(tmp_path: Path) -> None:
     (tmp_path / "far").mkdir()
     refuse("no .npy or .parquet file")
     file = tmp_path / "far" / "0.npy"
-    for array in (np.ones(3, np.float32), np.ones((3, 2), np.int64), np.ones((3, 2), np.float32, order="F")):
+    for array in (np.ones(3, np.float32), np.ones((3, 0), np.float32), np.ones((3, 2), np.int64), np.ones((3, 2), np.float32, order="F")):
         np.save(file, array)
         refuse(r"0\.npy: no embeddings can be read: .*expected float32 or float16 \(N, D\)")
     file.write_bytes(b"none")
@@ -240,6 +240,11 @@ def test_a_file_that_holds_no_embeddings_is_named(tmp_path: Path) -> None:
     pa.parquet.write_table(pa.table({"vector": [[1.0, 2.0]]}), tmp_path / "far" / "1.parquet")
     refuse(r"1\.parquet: no embeddings can be read: .*of fixed size")
     queries, labels, far = draw_problem()
+    for rows, message in (([far[0], None], "1 of 2; the others are null"), ([[1.0, None, 0.0, 0.0]], "1 nulls")):
+        table = pa.table({"vector": pa.array(rows, pa.list_(pa.float32(), 4))})
+        pa.parquet.write_table(table, tmp_path / "far" / "1.parquet")
+        with pytest.raises(InputError, match=rf"1\.parquet: no embeddings can be read: .*{message}"):
+            dml.evaluate(queries, labels, distractors=DistractorFolder(tmp_path / "far"), **SETTINGS)
     far[250, 1] = np.inf
     (tmp_path / "far" / "1.parquet").unlink()
     write_shards(tmp_path / "far", far)
