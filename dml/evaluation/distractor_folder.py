@@ -120,7 +120,8 @@ def _naming(file: Path) -> Iterator[None]:
 
 def _open_array(file: Path) -> _Shard:
     array: np.memmap[Any, Any] = np.load(file, mmap_mode="r")
-    if array.ndim != 2 or not array.shape[1] or array.dtype not in (np.float32, np.float16) or not array.flags.c_contiguous:
+    is_table = array.ndim == 2 and array.shape[1] > 0 and array.flags.c_contiguous
+    if not is_table or array.dtype not in (np.float32, np.float16):
         raise ValueError(f"{array.dtype} {array.shape}, expected float32 or float16 (N, D), row by row")
 
     def read() -> Iterator[Embeddings]:

@@ -231,7 +231,8 @@ def test_a_file_that_holds_no_embeddings_is_named(tmp_path: Path) -> None:
     (tmp_path / "far").mkdir()
     refuse("no .npy or .parquet file")
     file = tmp_path / "far" / "0.npy"
-    for array in (np.ones(3, np.float32), np.ones((3, 0), np.float32), np.ones((3, 2), np.int64), np.ones((3, 2), np.float32, order="F")):
+    ones = partial(np.ones, dtype=np.float32)
+    for array in (ones(3), ones((3, 0)), np.ones((3, 2), np.int64), ones((3, 2), order="F")):
         np.save(file, array)
         refuse(r"0\.npy: no embeddings can be read: .*expected float32 or float16 \(N, D\)")
     file.write_bytes(b"none")
