@@ -1,14 +1,15 @@
-"""Print what kinds of index make of a million vectors: bytes, time to build, memory, speed, and recall with its interval.
+"""Print what kinds of index make of a million vectors: bytes, time to build, memory, speed, recall with its interval.
 
 python scripts/bench_index.py                    # a million vectors of 128 dimensions, 20 minutes on two cores
 python scripts/bench_index.py 100000
 python scripts/bench_index.py 1000000 HNSW32     # one kind
 
-The vectors are synthetic, of unit length: random ones around 2,000 random centers, both with axis j scaled by j^-0.5, so
-that a few axes tell the most, as in trained embeddings. Each kind is measured in a new process, by 1,000 of the vectors,
-which exclude themselves. Its search parameters are the fastest whose interval is above 0.95, as `index.check(recall=0.95)`
-chooses them; a kind that doesn't reach it keeps FAISS's own. Bytes are those of the file, for each vector. MB are the
-peak of the process while it builds the index, of which the vectors themselves would take 512 in float32.
+The vectors are synthetic, of unit length: random ones around 2,000 random centers, both with axis j scaled by j^-0.5,
+so that a few axes tell the most, as in trained embeddings. Each kind is measured in a new process, by 1,000 of the
+vectors, which exclude themselves. Its search parameters are the fastest whose interval is above 0.95, as
+`index.check(recall=0.95)` chooses them; a kind that doesn't reach it keeps FAISS's own. Bytes are those of the file,
+for each vector. MB are the peak of the process while it builds the index, of which the vectors themselves would take
+512 in float32.
 """
 
 from dml.runtime.signals import handle_signals
