@@ -1,7 +1,7 @@
 """A folder of distractors: files of embeddings that processes share, and whose counts outlive a killed one."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -42,10 +42,8 @@ class DistractorFolder:
     def __init__(self, path: Path, state: Path | None = None) -> None:
         self.state, self._shards = state, list[_Shard]()
         for file in list_embedding_files(path):
-            try:
+            with _naming(file):
                 self._shards.append(OPENERS[file.suffix](file))
-            except (ValueError, OSError, EOFError, KeyError, pa.ArrowException) as error:
-                raise InputError(f"{printable(file)}: no embeddings can be read: {printable(error)}") from error
         if not self._shards:
             raise InputError(
                 f"{printable(path)}: no .npy or .parquet file of embeddings; dml embed makes one of images"
@@ -79,14 +77,14 @@ class DistractorFolder:
 
     def _count_file(self, shard: "_Shard", count: Count, identity: bytes) -> Integers:
         if self.state is None:
-            return count(shard.read(), printable(shard.file))
+            return count(shard.read_all(), printable(shard.file))
         facts = shard.file.stat()
         version = f"{shard.file.name} {facts.st_size} {facts.st_mtime_ns}".encode()
         stored = self.state / f"{sha256(identity + version).hexdigest()[:32]}.npz"
         with suppress(FileNotFoundError, DamageError):  # the file is counted, or counted again
             check_zip(stored)
             return cast("Integers", np.load(stored)["counts"])
-        counts = count(shard.read(), printable(shard.file))
+        counts = count(shard.read_all(), printable(shard.file))
         self.state.mkdir(parents=True, exist_ok=True)
         with replacing(stored) as partial, partial.open("wb") as opened:
             np.savez(opened, counts=counts)
@@ -101,10 +99,29 @@ class _Shard(NamedTuple):
     fingerprint: str
     read: Callable[[], Iterator[Embeddings]]
 
+    def read_all(self) -> Iterator[Embeddings]:
+        """Read all blocks; an `InputError` tells that it isn't all of the file that was opened."""
+        length = 0
+        with _naming(self.file):
+            for block in self.read():
+                length += len(block)
+                yield block
+            if length != self.length:
+                raise ValueError(f"{length:,} of {self.length:,}; the others are null, or the file changed meanwhile")
+
+
+@contextmanager
+def _naming(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, OSError, EOFError, KeyError, pa.ArrowException) as error:
+        raise InputError(f"{printable(file)}: no embeddings can be read: {printable(error)}") from error
+
 
 def _open_array(file: Path) -> _Shard:
     array: np.memmap[Any, Any] = np.load(file, mmap_mode="r")
-    if array.ndim != 2 or array.dtype not in (np.float32, np.float16) or not array.flags.c_contiguous:
+    is_table = array.ndim == 2 and array.shape[1] > 0 and array.flags.c_contiguous
+    if not is_table or array.dtype not in (np.float32, np.float16):
         raise ValueError(f"{array.dtype} {array.shape}, expected float32 or float16 (N, D), row by row")
 
     def read() -> Iterator[Embeddings]:
@@ -118,7 +135,7 @@ def _open_array(file: Path) -> _Shard:
 def _open_parquet(file: Path) -> _Shard:
     opened = pq.ParquetFile(file)
     kind, facts = opened.schema_arrow.field("vector").type, opened.schema_arrow.metadata or {}
-    if not pa.types.is_fixed_size_list(kind):
+    if not pa.types.is_fixed_size_list(kind) or not kind.list_size:
         raise ValueError(f"vector is {kind}, expected a list of fixed size, as of dml embed")
 
     def read() -> Iterator[Embeddings]:

@@ -53,12 +53,14 @@ class _Counter:
 
     def __init__(self, queries: Items, gallery: Items, positives: Positives) -> None:
         self._items, self.queries = queries, queries.query_vectors(slice(None))
-        self._tile_rows = max(1, min(TILE_ROWS, TILE_ENTRIES // self.queries.shape[1]))
+        # the product of a single query rounds its last columns differently, and those where threads share it
+        self._tile_rows = min(TILE_ROWS, max(64, TILE_ENTRIES // self.queries.shape[1] // 64 * 64))
         vectors, bounds = gallery.gallery_vectors(), list[Tensor]()
         tiles = [self._make_tile(vectors[start:]) for start in range(0, len(vectors), self._tile_rows)]
         for start in range(0, len(self.queries), GROUP):
             group = self.queries[start : start + GROUP]
-            distances = torch.cat([tile.distances(group) for tile in tiles], dim=1)[:, : len(vectors)].cpu()
+            with threadpool_limits(1, "blas"):
+                distances = torch.cat([tile.distances(group) for tile in tiles], dim=1)[:, : len(vectors)].cpu()
             codes = np.empty(distances.shape, dtype=np.min_scalar_type(positives.largest_code))
             positives.code_items(range(start, start + len(group)), codes)
             bounds += [row[torch.from_numpy(code != 0)] for row, code in zip(distances, codes, strict=True)]

@@ -113,13 +113,18 @@ def test_points_of_a_ball_have_distractors() -> None:
     assert found == pytest.approx(expected.compute_means(), abs=1e-12)
 
 
-@pytest.mark.parametrize("dimension", [3, 96, 515])
-def test_equal_distractors_are_all_nearer_or_all_farther(dimension: int) -> None:
+@pytest.mark.parametrize(("dimension", "group"), [(3, 256), (96, 256), (515, 256), (640, 1)])
+def test_equal_distractors_are_all_nearer_or_all_farther(
+    dimension: int, group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distractors, "GROUP", group)
     rng = np.random.default_rng(dimension)
-    queries, far = rng.standard_normal((90, dimension)), rng.standard_normal((1, dimension))
+    far = rng.standard_normal((1, dimension))
+    queries = far + rng.standard_normal((90, dimension))
     gallery = far + 1e-7 * rng.standard_normal((90, dimension))  # at the distractor's distance, within some rounding
     labels = np.arange(90)
-    many = [far.repeat(number, axis=0) for number in (20_000, 5, 1)]
+    many = [far.repeat(number, axis=0) for number in (20_000, 5)]
+    many.append(np.concatenate([-far.repeat(13_106, axis=0), far]))  # in the last column of a tile of a 640-d block
     alone, repeated = (rank_queries_among(queries, labels, gallery, blocks) for blocks in ([far], many))
     assert 0 < alone.sum() < 90
     np.testing.assert_array_equal(repeated, 20_006 * alone)
@@ -226,7 +231,8 @@ def test_a_file_that_holds_no_embeddings_is_named(tmp_path: Path) -> None:
     (tmp_path / "far").mkdir()
     refuse("no .npy or .parquet file")
     file = tmp_path / "far" / "0.npy"
-    for array in (np.ones(3, np.float32), np.ones((3, 2), np.int64), np.ones((3, 2), np.float32, order="F")):
+    ones = partial(np.ones, dtype=np.float32)
+    for array in (ones(3), ones((3, 0)), np.ones((3, 2), np.int64), ones((3, 2), order="F")):
         np.save(file, array)
         refuse(r"0\.npy: no embeddings can be read: .*expected float32 or float16 \(N, D\)")
     file.write_bytes(b"none")
@@ -235,6 +241,11 @@ def test_a_file_that_holds_no_embeddings_is_named(tmp_path: Path) -> None:
     pa.parquet.write_table(pa.table({"vector": [[1.0, 2.0]]}), tmp_path / "far" / "1.parquet")
     refuse(r"1\.parquet: no embeddings can be read: .*of fixed size")
     queries, labels, far = draw_problem()
+    for rows, message in (([far[0], None], "1 of 2; the others are null"), ([[1.0, None, 0.0, 0.0]], "1 nulls")):
+        table = pa.table({"vector": pa.array(rows, pa.list_(pa.float32(), 4))})
+        pa.parquet.write_table(table, tmp_path / "far" / "1.parquet")
+        with pytest.raises(InputError, match=rf"1\.parquet: no embeddings can be read: .*{message}"):
+            dml.evaluate(queries, labels, distractors=DistractorFolder(tmp_path / "far"), **SETTINGS)
     far[250, 1] = np.inf
     (tmp_path / "far" / "1.parquet").unlink()
     write_shards(tmp_path / "far", far)
