@@ -38,7 +38,7 @@ def parse_edges(cells: Sequence[Any], place: str, *, rounds: bool = False) -> Ed
     with suppress(ValueError, OverflowError):  # not four, no number, NaN or infinite
         values = [float(round(float(text)) if rounds else text) for text in texts]
         left, top, right, bottom = edges = tuple(map(int, values))
-        if [*edges] == values and 0 <= left < right and 0 <= top < bottom:
+        if [*edges] == values and 0 <= left < right < 2**31 and 0 <= top < bottom < 2**31:
             return edges
     line = "expected x_1,y_1,x_2,y_2 in whole pixels, 0 <= x_1 < x_2 and 0 <= y_1 < y_2, or none for the whole image"
     raise InputError(f"{place}: the box {','.join(texts)!r}, {line}")

@@ -41,6 +41,7 @@ def test_a_list_has_several_boxes_of_an_image(tmp_path: Path) -> None:
         ("a.jpg,cup,-1,4,0,30", "line 3: the box '-1,0,4,30', expected"),
         ("a.jpg,cup,0,4.5,0,30", r"line 3: the box '0,0,4\.5,30', expected"),
         ("a.jpg,cup,0,4,,30", "line 3: the box '0,,4,30', expected"),
+        ("a.jpg,cup,0,1e20,0,9", "line 3: the box '0,0,1e20,9', expected"),
         ("a.jpg,cup,0,inf,0,nan", "line 3: the box '0,0,inf,nan', expected"),
         ("z.jpg,cup,0,4,0,4", r"line 3: z\.jpg stands in line 2 already"),
     ],
