@@ -32,6 +32,8 @@ def test_a_list_has_several_boxes_of_an_image(tmp_path: Path) -> None:
     assert [*find_faults(table)] == []
     assert table.content[:3].tolist() == [table.content[0]] * 3
     assert table.content[3] != table.content[0]
+    write_lines(tmp_path / "mine.csv", ["path;label", "a.jpg#4,0,40,30;cup", "a.jpg;pen", "b.jpg;pen"])
+    assert csv.read(tmp_path / "mine.csv", test_fraction=None).content.tolist() == [0, 0, 1]
 
 
 @pytest.mark.parametrize(
