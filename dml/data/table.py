@@ -149,8 +149,9 @@ class ImageTable:
 
     def _fill_columns(self) -> None:
         """Give empty columns the values that stand for none."""
-        if not len(self.content) and (self.boxes != UNKNOWN).any():
-            object.__setattr__(self, "content", np.unique(self.paths, return_inverse=True)[1])
+        files = [] if len(self.content) else [parts.split_part(path)[0] for path in self.paths.tolist()]
+        if files and ((self.boxes != UNKNOWN).any() or files != self.paths.tolist()):
+            object.__setattr__(self, "content", np.unique(files, return_inverse=True)[1])
         none: dict[str, Any] = {"boxes": [UNKNOWN] * 4, "content": UNKNOWN, "benchmark": EVERY_LEVEL, "domain": ""}
         for column, value in none.items():
             if not len(getattr(self, column)):

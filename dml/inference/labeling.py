@@ -4,6 +4,7 @@ import json
 import logging
 import os
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -40,8 +41,9 @@ class Labeling:
         self.output, self.log, self.paths = output, output.with_name(f"{output.name}.answers.jsonl"), paths
         if output.exists() and not self.log.exists():
             raise InputError(f"--output {printable(output)}: there already, and not by dml label; give another file")
-        folder = output.parent.absolute()
-        self._names = [os.path.relpath(Path(path).absolute(), folder).replace(os.sep, "/") for path in paths]
+        real = cache(os.path.realpath)  # the folder above a link isn't the one that its path names
+        places = (os.path.join(real(folder), file) for folder, file in map(os.path.split, paths))
+        self._names = [os.path.relpath(place, real(output.parent)).replace(os.sep, "/") for place in places]
         self._numbers = {name: number for number, name in enumerate(self._names)}
         self._questions = PairQuestions(torch.from_numpy(features))
         self._lock = RLock()
@@ -86,7 +88,7 @@ class Labeling:
             return
         classes = self._questions.classify(answers)
         rows = np.flatnonzero(classes != UNKNOWN).tolist()
-        labeled = [(self._names[row], os.path.splitext(self._names[classes[row]])[0]) for row in rows]
+        labeled = [(self._names[row], self._names[classes[row]]) for row in rows]
         write_text(self.output, format_csv([("path", "label"), *labeled]), on_disk=True)
         self.counts = {"labeled": len(rows), "classes": len(np.unique(classes[rows]))}
         self._written = version

@@ -66,7 +66,8 @@ def _check_unlabeled(dataset: DatasetSettings, *, needs_labels: bool) -> None:
     if needing := [name for name in settings if getattr(dataset, name) is not None]:
         raise InputError(f"dataset.{needing[0]}: needs the labels of training images, and some have none; null")
     if needs_labels:
-        raise InputError(f"dataset={dataset.name}: training images without labels, which only dml train does without")
+        line = "training images without labels, which only dml train does without, and not in dataset=many"
+        raise InputError(f"dataset={dataset.name}: {line}")
 
 
 def read_parts(dataset: DatasetSettings, read: Callable[[DatasetSettings], ImageTable]) -> ImageTable:

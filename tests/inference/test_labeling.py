@@ -48,16 +48,19 @@ def answer(labeling: Labeling, number: int) -> None:
 
 
 def test_the_labels_are_a_list_that_a_training_reads(tmp_path: Path) -> None:
-    labeling = open_labeling(tmp_path)
+    (tmp_path / "disk/labels").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("disk/labels")
+    photos = [tmp_path / f"{n // 2}.{'jpg' if n % 2 else 'png'}" for n in range(COUNT)]
+    labeling = Labeling(tmp_path / "link/labels.csv", [*map(str, photos)], FEATURES)
     while labeling.ask()["first"] is not None:
         answer(labeling, 1)
     labeling.write_labels()
-    table = read(tmp_path / "labels.csv", test_fraction=None)
+    table = read(tmp_path / "link/labels.csv", test_fraction=None)
     assert len(table) == COUNT
-    numbers = [int(Path(path).stem) for path in table.paths]
+    numbers = [photos.index(Path(path).resolve()) for path in table.paths]
     np.testing.assert_array_equal(table.labels == table.labels.T, LABELS[numbers][:, None] == LABELS[numbers])
     assert labeling.counts == {"labeled": COUNT, "classes": 4}
-    assert table.names[0][0].startswith("photos/")
+    assert table.names[0] == ("../../0.jpg", "../../0.png", "../../1.jpg", "../../1.png")
 
 
 def test_an_answer_is_taken_back_and_a_late_one_changes_nothing(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_what_needs_labels_says_so(tmp_path: Path, refused: Refused, photos: Pat
 @pytest.mark.parametrize("command", ["audit", "inspect", "shift"])
 def test_commands_that_need_labels_say_so(refused: Refused, photos: Path, command: str) -> None:
     line = refused("dataset=unlabeled", f"dataset.root={photos}", command=command)
-    assert "training images without labels, which only dml train does without" in line
+    assert "training images without labels, which only dml train does without, and not in dataset=many" in line
 
 
 def test_readers_of_labels_name_the_reader_without(refused: Refused, photos: Path, tmp_path: Path) -> None:

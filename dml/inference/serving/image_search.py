@@ -245,7 +245,7 @@ def _crop(file: ImageFile, box: Shares, name: str) -> None:
     sides = right - left, bottom - top
     if min(sides) < 1 or max(sides) > MOST_PROPORTIONS * min(sides):
         line = f"{sides[0]:,} x {sides[1]:,} pixels; no side may be more than {MOST_PROPORTIONS} times the other"
-        raise RefusedRequestError(422, f"{name}: {line}")
+        raise RefusedRequestError(422, f"{name}: {line}, nor below 1")
     file.crop((left, top, right, bottom))
 
 

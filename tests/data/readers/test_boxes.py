@@ -32,6 +32,8 @@ def test_a_list_has_several_boxes_of_an_image(tmp_path: Path) -> None:
     assert [*find_faults(table)] == []
     assert table.content[:3].tolist() == [table.content[0]] * 3
     assert table.content[3] != table.content[0]
+    write_lines(tmp_path / "mine.csv", ["path;label", "a.jpg#4,0,40,30;cup", "a.jpg;pen", "b.jpg;pen"])
+    assert csv.read(tmp_path / "mine.csv", test_fraction=None).content.tolist() == [0, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -41,6 +43,7 @@ def test_a_list_has_several_boxes_of_an_image(tmp_path: Path) -> None:
         ("a.jpg,cup,-1,4,0,30", "line 3: the box '-1,0,4,30', expected"),
         ("a.jpg,cup,0,4.5,0,30", r"line 3: the box '0,0,4\.5,30', expected"),
         ("a.jpg,cup,0,4,,30", "line 3: the box '0,,4,30', expected"),
+        ("a.jpg,cup,0,1e20,0,9", "line 3: the box '0,0,1e20,9', expected"),
         ("a.jpg,cup,0,inf,0,nan", "line 3: the box '0,0,inf,nan', expected"),
         ("z.jpg,cup,0,4,0,4", r"line 3: z\.jpg stands in line 2 already"),
     ],
