@@ -110,7 +110,10 @@ def _find_hashes(paths: Sequence[str], folder: CacheFolder | None, limits: Image
 def describe_copies(table: ImageTable, images: Mapping[str, CheckedImage]) -> Iterator[str]:
     """Yield a line for each pair of splits with files of the same content, and one about copies of two classes."""
     for first, second in combinations([split for split in SPLITS if len(table.rows(split))], 2):
-        if shared := find_copies(table.subset(first), table.subset(second), images):
+        is_compared = table.split == first
+        if (first, second) == ("query", "gallery"):
+            is_compared &= table.content == UNKNOWN  # others exclude their copies
+        if shared := find_copies(table.take(np.flatnonzero(is_compared)), table.subset(second), images):
             example = " is ".join(map(printable, next(iter(shared.items()))))
             finding = f"{format_count(len(shared), 'file')} in {second} with the content of a file in {first}"
             yield f"{finding}, such as {example}{_advise(first, second)}"
