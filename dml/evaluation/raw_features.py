@@ -55,14 +55,8 @@ class PrincipalComponents:
         """
         rows = features.double()
         mean = rows.mean(dim=0)
-        centered = rows - mean
-        if len(rows) < rows.shape[1]:  # then far faster than with the large matrix of covariances
-            deviations, directions = torch.linalg.svd(centered, full_matrices=False)[1:]
-            variances = deviations.square() / (len(rows) - 1)
-        else:
-            variances, directions = torch.linalg.eigh(centered.T @ centered / (len(rows) - 1))
-            variances, directions = variances.flip(0), directions.T.flip(0)
-        variances, directions = variances[:size], directions[:size]
+        sums, directions = _decompose(rows - mean)
+        variances, directions = sums[:size] / (len(rows) - 1), directions[:size]
         varies = variances > SMALLEST_SHARE * variances[0]
         return cls(mean, directions[varies], variances[varies].sqrt())
 
@@ -70,6 +64,15 @@ class PrincipalComponents:
         """Project features (N, F) onto the components -> (N, D) float32; whitened, each has variance 1 in the fit."""
         projected = (features.double() - self.mean) @ self.directions.T
         return (projected / self.deviations if whiten else projected).float()
+
+
+def _decompose(centered: Tensor) -> tuple[Tensor, Tensor]:
+    """Find the directions of centered rows (N, F) -> sums of squares (D,), falling, and unit vectors (D, F)."""
+    if len(centered) < centered.shape[1]:  # then far faster than with the large matrix of covariances
+        deviations, directions = torch.linalg.svd(centered, full_matrices=False)[1:]
+        return deviations.square(), directions
+    sums, columns = torch.linalg.eigh(centered.T @ centered)
+    return sums.flip(0), columns.T.flip(0)
 
 
 def evaluate_projections(train: Tensor, test: Tensor, evaluator: Evaluator, size: int) -> dict[str, Metrics]:
@@ -123,10 +126,12 @@ def normalize_within_classes(
     classes = torch.from_numpy(np.unique(labels, return_inverse=True)[1])
     sums = rows.new_zeros(int(classes.max()) + 1, rows.shape[1]).index_add_(0, classes, rows)
     centered = rows - (sums / classes.bincount()[:, None])[classes]
-    covariance = (1 - smoothing) * centered.T @ centered / len(rows)
-    covariance.diagonal().add_(smoothing * centered.square().mean())
-    variances, directions = torch.linalg.eigh(covariance)
-    mapped: Tensor = (unknown_features - rows.mean(dim=0)) @ directions / variances.clamp(min=1e-12).sqrt()
+    squares, directions = _decompose(centered)
+    added = smoothing * centered.square().mean()  # to the variance in every direction, also where the rows have none
+    scales = (added + (1 - smoothing) * squares / len(rows)).clamp(min=1e-12).rsqrt()
+    scale_elsewhere = added.clamp(min=1e-12).rsqrt()
+    shifted = unknown_features - rows.mean(dim=0)
+    mapped = scale_elsewhere * shifted + (shifted @ directions.T * (scales - scale_elsewhere)) @ directions
     return mapped.float()
 
 

@@ -109,6 +109,17 @@ def test_known_classes_vary_alike_in_all_directions(monkeypatch: pytest.MonkeyPa
     np.testing.assert_allclose(mapped.mean(axis=0), 0, atol=1e-4)
 
 
+def test_fewer_images_than_features_are_mapped_by_the_same_covariance() -> None:
+    """By the matrix of covariances itself, whose inverse is A A^T: inner products are x A A^T y."""
+    generator = np.random.default_rng(1)
+    labels, features, others = np.repeat([0, 1], 4), generator.normal(size=(8, 30)), generator.normal(size=(5, 30))
+    centered = features - np.repeat([features[:4].mean(axis=0), features[4:].mean(axis=0)], 4, axis=0)
+    covariance = 0.1 * centered.T @ centered / 8 + 0.9 * np.square(centered).mean() * np.eye(30)
+    mapped = normalize_within_classes(torch.from_numpy(features), labels, torch.from_numpy(others)).double().numpy()
+    shifted = others - features.mean(axis=0)
+    np.testing.assert_allclose(mapped @ mapped.T, shifted @ np.linalg.solve(covariance, shifted.T), atol=1e-4)
+
+
 def test_smoothing_shrinks_the_covariance_towards_its_mean_variance() -> None:
     """By hand: deviations of 3 and 1 along the axes have variances 9 and 1, smoothed to 0.1 times them + 0.9 * 5."""
     features = torch.tensor([[3.0, 1.0], [-3.0, -1.0], [-3.0, 1.0], [3.0, -1.0]])
