@@ -170,7 +170,7 @@ CARD_TEXT = """# An index of {images:,} images
 
 `dml search FOLDER photo.jpg`, `dml serve FOLDER` and `dml.Index.load("FOLDER")` search this folder.
 
-- Vectors: {dimension} dimensions, {geometry}, of the model `{fingerprint}`
+- Vectors: {dimension} dimensions, {geometry}{model}
 - Kind: `{factory}` {parameters}
 - Checked: {certificate}
 """
@@ -255,8 +255,9 @@ def write_description(path: Path, description: Mapping[str, Any], checksums: Map
     state = [description["next_id"], description["images"], space, description["parameters"]]
     certificate = description.get("certificate")
     checked = describe(certificate, state) if certificate else "never; `dml index FOLDER --check 1000` does it"
+    model = space and f", of the model `{space}`"
     with replacing(path / CARD) as partial:
-        partial.write_text(CARD_TEXT.format_map({**description, "certificate": checked}), encoding="utf-8")
+        partial.write_text(CARD_TEXT.format_map({**description, "certificate": checked, "model": model}), "utf-8")
 
 
 def check_files(path: Path, description: dict[str, Any]) -> None:
