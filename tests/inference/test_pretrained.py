@@ -86,8 +86,9 @@ def test_mistakes_are_told() -> None:
 
 
 def test_compress_takes_its_name_with_images_in_a_folder_for_each_class(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("dml.evaluation.compression.TIMED_SECONDS", 0.001)
     for label in range(12):
         (folder := tmp_path / "images" / f"class {label}").mkdir(parents=True)
         for number in range(5):
