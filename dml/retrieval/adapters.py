@@ -88,8 +88,9 @@ class Adapter:
     def save(self, path: Path) -> None:
         """Write the adapter to a .npz file, which `read` opens."""
         texts = np.array([self.kind, self.pairs, self.source, self.target])
+        arrays: dict[str, Any] = {**self.arrays, "texts": texts}
         with path.open("wb") as file:
-            np.savez(file, allow_pickle=False, texts=texts, **self.arrays)
+            np.savez(file, **arrays)
 
     @classmethod
     def read(cls, path: Path) -> "Adapter":
