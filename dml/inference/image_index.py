@@ -493,7 +493,7 @@ class Index:
                 description["certificate"] = self.certificate
             files = [names[kind] for kind in ("vectors", "items", "adapter") if kind in names]
             checksums = {name: file_checksum(path / name) for name in files}
-            write_description(path, description, checksums)
+            write_description(path, description, checksums, self.state)
         finally:
             remove_unused_versions(path)  # those of this version, if a disk was full
 

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -245,15 +245,15 @@ def read_description(path: Path) -> dict[str, Any]:
 def write_certificate(path: Path, parameters: str, certificate: Mapping[str, Any]) -> None:
     """Replace the search parameters and the certificate in an index's folder, which the caller holds."""
     description = read_description(path) | {"parameters": parameters, "certificate": certificate}
-    write_description(path, description, description.pop(CHECKSUMS))
+    write_description(path, description, description.pop(CHECKSUMS), certificate["state"])
 
 
-def write_description(path: Path, description: Mapping[str, Any], checksums: Mapping[str, str]) -> None:
-    """Write ``index.json``, and a card which says what the index is, and how many of the true neighbors it finds."""
+def write_description(
+    path: Path, description: Mapping[str, Any], checksums: Mapping[str, str], state: Sequence[Any]
+) -> None:
+    """Write ``index.json``, and the card of an index in a state, which `describe` compares with the certificate's."""
     write_values(path / DESCRIPTION, description, checksums, on_disk=True)
-    space = description.get("space") or description["fingerprint"]
-    state = [description["next_id"], description["images"], space, description["parameters"]]
-    certificate = description.get("certificate")
+    certificate, space = description.get("certificate"), description.get("space") or description["fingerprint"]
     checked = describe(certificate, state) if certificate else "never; `dml index FOLDER --check 1000` does it"
     model = space and f", of the model `{space}`"
     with replacing(path / CARD) as partial:

@@ -43,8 +43,8 @@ def embed_distractors(
         fingerprint: fingerprint of the model.
     """
     archives = sorted(folder.glob("*.tar"))
-    paths = [path for source in archives or [folder] for path in list_images(source)]
-    paths += list_folder(folder) if archives else []
+    paths = [path for archive in archives for path in list_images(archive)]
+    paths += list_folder(folder) if archives else list_images(folder)
     identity = sha256(f"{fingerprint} {settings.trainer.precision} {settings.trainer.limit_test_batches}".encode())
     identity.update("\0".join(paths).encode(errors="surrogateescape") + read_stamps(paths).tobytes())
     target = state / f"images-{identity.hexdigest()[:32]}"

@@ -266,7 +266,7 @@ class ServedIndex:
     Args:
         folder: folder of the index.
         open_index: function that opens it.
-        limits: those of `ImageSearch`.
+        limits: largest sizes of uploaded images, see `ImageSearch`.
     """
 
     def __init__(self, folder: Path, open_index: Callable[[], Index], limits: ImageLimits = UPLOAD_LIMITS) -> None:
