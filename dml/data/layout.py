@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -128,11 +129,21 @@ def _read_parquet_rows(path: Path) -> Iterator[list[str]]:
     try:
         file = pq.ParquetFile(pa.BufferReader(read_list_bytes(path)))
         table = file.read([field.name for field in file.schema_arrow if not pa.types.is_nested(field.type)])
-        columns = [column.cast(pa.string()).fill_null("").to_pylist() for column in table.columns]
-    except pa.ArrowException as error:
+        columns = [[*map(to_text, column.to_pylist())] for column in table.columns]
+    except (pa.ArrowException, UnicodeDecodeError) as error:
         raise InputError(f"{path}: not a Parquet file of texts ({' '.join(str(error).split())})") from error
     yield table.column_names
     yield from map(list, zip(*columns, strict=True))
+
+
+def to_text(value: Any) -> str:
+    """Return the text that pandas writes into a .csv file for a value; "" for None, NaN, NaT and NA.
+
+    >>> [*map(to_text, ["007", 7, 7.0, True, float("nan"), None])]
+    ['007', '7', '7.0', 'True', '', '']
+    """
+    text = value.decode() if isinstance(value, bytes) else str(value)
+    return "" if text in ("None", "nan", "NaN", "NaT", "<NA>") and not isinstance(value, str) else text
 
 
 def _read_list_text(path: Path, encoding: str) -> str:

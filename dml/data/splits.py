@@ -1,15 +1,19 @@
-"""Functions for the readers of a user's data: they number classes by name and draw splits by class."""
+"""Functions for the readers of a user's data: they name and number classes, and draw splits by class."""
 
 import hashlib
 import logging
 import math
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dml.data.layout import to_text
 from dml.data.table import SPLITS, TEST_SPLITS, ImageTable, compose_name, find_shared_classes
 from dml.runtime.errors import InputError
 from dml.runtime.text import format_count, printable
@@ -43,6 +47,8 @@ TRUE, FALSE = {"true", "t", "yes", "y", "1", "1.0"}, {"false", "f", "no", "n", "
 """What stands in a column such as ``is_valid``, in lower case."""
 MISSING_NAMES = frozenset(("-", "#n/a", "<na>", "n/a", "na", "nan", "none", "null"))
 """What programs write in place of a class that is missing, in lower case."""
+_LENGTHENED = re.compile(r"(?:(-?(?:0|[1-9]\d*))\.0|(\d{4}-\d\d-\d\d)[ T]00:00:00(?:\.0+)?)")
+"""A whole number and a day as programs write them where a column of floats or of times holds nothing else."""
 FEWEST_CLASSES = 2
 """The smallest number of classes of a drawn split, and of those that are left for training.
 
@@ -171,6 +177,23 @@ def read_split_columns(columns: Mapping[str, Sequence[str]], chosen: str = "") -
     return " and ".join(names), rows, [meanings.get(row, "") for row in rows]
 
 
+def name_classes(values: Iterable[Any]) -> list[str]:
+    """Return the names of the classes in a column of texts or other values; "" where there is none.
+
+    A name is the text of the value in a .csv file, without blanks around it, and composed (NFC). It stays as it is:
+    "007" isn't 7. Only where all values are whole floats, as integers become beside a NaN, ".0" is left out, and where
+    all are times at midnight, the time.
+
+    >>> name_classes([6.0, None]), name_classes([" 6.0", "6.5"]), name_classes(["007", 7])
+    (['6', ''], ['6.0', '6.5'], ['007', '7'])
+    """
+    names = [compose_name(to_text(value).strip()) for value in values]
+    matches = {name: _LENGTHENED.fullmatch(name) for name in {*names} - {""}}
+    if not all(matches.values()):
+        return names
+    return [match[1] or match[2] if (match := matches.get(name)) else "" for name in names]
+
+
 def number_classes(names: Iterable[str]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Number classes in the order of their sorted names, which is the same on every machine.
 
@@ -209,7 +232,6 @@ def complete_splits(table: ImageTable, *, test_fraction: float | None, val_fract
         InputError: if there are too few classes, a fraction isn't between 0 and 1, or the table has splits with which
             a model can't be both trained and tested.
     """
-    _warn_of_missing_names(table)
     split = table.split.astype("U7")
     if not (split != "").any():
         folders = [path.rpartition("/")[0] for path in table.paths.tolist()]
@@ -243,14 +265,38 @@ def complete_splits(table: ImageTable, *, test_fraction: float | None, val_fract
     return replace(table, split=split, val_fraction=val_fraction if draws_val else 0.0)
 
 
-def _warn_of_missing_names(table: ImageTable) -> None:
-    """Warn of the images whose finest class has one of `MISSING_NAMES`, perhaps behind that of its super-class."""
-    names = [name.lower() for name in table.names[0]] if table.names else []
-    labels = [i for i, name in enumerate(names) if {name, name.rpartition("/")[2]} & MISSING_NAMES]
-    if labels:
-        count = format_count(int(np.isin(table.labels[:, 0], labels).sum()), "image")
-        missing = printable(", ".join(map(table.name_class, labels[:9])))
-        logger.warning("%s: the class of %s is %s, as if it were missing", printable(table.source), count, missing)
+def warn_of_names(labels: NDArray[np.int64], names: Sequence[Sequence[str]], source: str) -> None:
+    """Warn of images whose finest class has one of `MISSING_NAMES`, and of classes of a level in several spellings.
+
+    The labels (N, L) are indices of the names of each level; the source is what lists the images, for the lines.
+    """
+    parts = [{name.lower(), name.lower().rpartition("/")[2]} for name in names[0]]
+    if missing := [label for label, name in enumerate(parts) if name & MISSING_NAMES]:
+        count = format_count(int(np.isin(labels[:, 0], missing).sum()), "image")
+        examples = printable(", ".join(names[0][label] for label in missing[:9]))
+        logger.warning("%s: the class of %s is %s, as if it were missing", printable(source), count, examples)
+    spellings: dict[tuple[int, str | Decimal], list[str]] = {}
+    for level, classes in enumerate(names):
+        for name in classes:
+            if name.lower() not in MISSING_NAMES:
+                spellings.setdefault((level, _find_spelling_key(name)), []).append(name)
+    if repeated := [*dict.fromkeys(" and ".join(map(repr, same)) for same in spellings.values() if len(same) > 1)]:
+        number = format_count(len(repeated), "class seems", "classes seem")
+        examples = printable(", ".join(repeated[:9]))
+        line = "%s: %s to be there in several spellings, each of which counts as a class: %s; write them in one way"
+        logger.warning(line, printable(source), number, examples)
+
+
+def _find_spelling_key(name: str) -> str | Decimal:
+    r"""Return what spellings of a class share: letters without case and form, nothing invisible, a number's value.
+
+    >>> {_find_spelling_key(name) for name in ("7", "7.0", "007", "\uff17")}, _find_spelling_key("Sea\xa0\u200blion")
+    ({Decimal('7')}, 'sea lion')
+    """
+    letters = unicodedata.normalize("NFKC", name).casefold()
+    seen = (letter for letter in letters if letter.isspace() or unicodedata.category(letter) not in ("Cc", "Cf"))
+    text = " ".join("".join(seen).split())
+    return Decimal(text) if re.fullmatch(r"[+-]?\d+(\.\d*)?", text) else text
 
 
 def _find_smallest_sizes(classes: int, *, draws_val: bool) -> tuple[int, int]:

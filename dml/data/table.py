@@ -1,7 +1,6 @@
 """The table that describes a data set, its checks, and its splits."""
 
 import logging
-import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -117,35 +116,16 @@ class ImageTable:
     def from_frame(cls, frame: Any, separator: str = "") -> "ImageTable":
         """Make a table of a pandas DataFrame.
 
-        Its columns are those of ``dataset=csv``: path, label (or level0, level1, ... from fine to coarse), boxes (x_1,
-        y_1, x_2, y_2) and split. Without the last one, a training draws classes for test and validation, as it does.
-        The separator is the text between the labels of an image that has several.
+        Its columns and values are read as those of the .csv file that ``frame.to_csv`` writes, see
+        `dml.data.readers.csv.read`; paths are relative to the working folder. Without splits, a training draws classes
+        for test and validation, as it does. The separator is the text between the labels of an image that has several.
 
         Raises:
             InputError: if a column is missing, or a value can't be used.
         """
-        columns = [str(column) for column in frame.columns]
-        levels = sorted(column for column in columns if re.fullmatch(r"level\d+", column)) or ["label"]
-        box_columns = parts.COLUMNS if {*parts.COLUMNS} & {*columns} else ()
-        if missing := {"path", *levels, *box_columns} - {*columns}:
-            raise InputError(f"table: no column {', '.join(sorted(missing))}; path, and label or level0, level1, ...")
-        from dml.data.splits import number_classes  # late: it imports this module
+        from dml.data.readers.csv import read_frame  # late: it imports this module
 
-        cells = [[join_labels(str(cell), separator, "table") for cell in frame[level]] for level in levels]
-        labels, names = zip(*map(number_classes, cells), strict=True)
-        splits = [str(value) for value in frame["split"]] if "split" in columns else [""] * len(frame)
-        edges = zip(*(frame[column].astype("string").fillna("") for column in box_columns), strict=True)
-        boxes = [parts.parse_edges(cells, f"table, row {row}") for row, cells in enumerate(edges)]
-        return cls(
-            paths=np.array([str(path) for path in frame["path"]], dtype=np.str_),
-            labels=np.stack(labels, axis=1),
-            split=np.array(splits, dtype=np.str_),
-            levels=tuple(levels),
-            names=names,
-            source="table",
-            separator=separator,
-            boxes=np.array(boxes, dtype=np.int64).reshape(-1, 4),
-        )
+        return read_frame(frame, separator)
 
     def _fill_columns(self) -> None:
         """Give empty columns the values that stand for none."""

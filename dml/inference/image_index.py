@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from dml.data.image_files.images import UnreadableImageError
+from dml.data.splits import name_classes, number_classes, warn_of_names
 from dml.evaluation.geometry import Geometry, UnitEmbeddings
 from dml.inference.certificates import RecallTest, summarize
 from dml.inference.image_embedder import REMEDY, ImageEmbedder
@@ -143,7 +144,8 @@ class Index:
                 L2-normalized, or points of the model's Poincare ball.
             paths: images of the vectors, in their order; paths, which needn't exist, or anything else that ``source``
                 takes.
-            labels: (N,) names of the classes of the vectors; None takes those of ``paths``.
+            labels: (N,) names of the classes of the images, see `dml.data.splits.name_classes`; None, NaN and "" stand
+                for none. None takes those of the images.
             separator: text between the labels of an image that has several, such as "|" in "beach|sea"; "" takes that
                 of an `ImageTable`, or each for one label. Images are of one class if they share a label.
             factory: kind of the index, in the language of FAISS's ``index_factory``. "Flat" is exact; others, such as
@@ -330,36 +332,38 @@ class Index:
         self.certificate = values | {"k": int(k), "seed": int(seed), "decoded": decoded, "state": self.state}
         return {name: values[name] for name in ("recall", "low", "high", "queries")}
 
-    def add(self, source: Source, **options: Any) -> int:
+    def add(self, source: Source, *, labels: Sequence[Any] | NDArray[Any] | None = None, **options: Any) -> int:
         """Embed images and add them, and return how many.
 
         Args:
             source: images, as `build` takes them.
+            labels: (N,) names of their classes, as `build` takes them.
             **options: further arguments of `ImageEmbedder.embed`.
 
         Raises:
             InputError: if an image is in the index already; `upsert` replaces it.
         """
-        return self._add(source, options, replaces=False)
+        return self._add(source, labels, options, replaces=False)
 
-    def upsert(self, source: Source, **options: Any) -> int:
+    def upsert(self, source: Source, *, labels: Sequence[Any] | NDArray[Any] | None = None, **options: Any) -> int:
         """Embed images and add them; those that are in the index already, by their paths, are replaced.
 
         An image that comes without a label, such as one that is given by its path, keeps the one that it has.
 
         Args:
             source: images, as `build` takes them.
+            labels: (N,) names of their classes, as `build` takes them.
             **options: further arguments of `ImageEmbedder.embed`.
 
         Returns:
             The number of embedded images.
         """
-        return self._add(source, options, replaces=True)
+        return self._add(source, labels, options, replaces=True)
 
-    def _add(self, source: Source, options: dict[str, Any], *, replaces: bool) -> int:
+    def _add(self, source: Source, labels: Any, options: dict[str, Any], *, replaces: bool) -> int:
         if not self.adapter and self.space != self.model.fingerprint:
             raise InputError(f"the index has vectors of the model {self.space}; open it with that model to add some")
-        items = _list_items(source, self._next_id, separator=self.items.separator)
+        items = _list_items(source, self._next_id, labels, self.items.separator)
         known = self.items.holds(items.paths.tolist())
         if known.any() and not replaces:
             raise InputError(
@@ -610,7 +614,10 @@ def _list_items(
     paths, names = list_source(source)
     if separator and (other := getattr(source, "separator", separator)) not in ("", separator):
         raise InputError(f"separator={separator!r}: that of the table is {other!r}; give the same one")
-    names = names if labels is None else [*map(str, labels)]
+    if labels is not None:
+        names = name_classes(labels.tolist() if isinstance(labels, torch.Tensor) else labels)
+        numbers, classes = number_classes(names)
+        warn_of_names(numbers[:, None], [classes], "labels")
     if len(names) != len(paths):
         raise InputError(f"labels: {len(names)} for {len(paths)} images")
     return IndexItems.number(map(absolute_path, paths), names, first_id, separator)

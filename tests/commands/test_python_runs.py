@@ -92,7 +92,7 @@ def test_a_table_trains_as_its_data_set_does(run: dml.Run, tmp_path: Path) -> No
     assert own.metrics["level0/recall@1"] > 0
     assert own.metrics["split"] == "test"
     del frame.values["level0"], frame.columns[1]
-    with pytest.raises(InputError, match="no column path"):
+    with pytest.raises(InputError, match="no column 'path'"):
         dml.ImageTable.from_frame(Frame(["label"], {"label": ["a"]}))
 
 

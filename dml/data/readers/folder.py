@@ -9,7 +9,7 @@ import numpy as np
 
 from dml.data import image_listing
 from dml.data.layout import Layout
-from dml.data.splits import complete_splits, divide_by_folders, match_splits, number_classes
+from dml.data.splits import complete_splits, divide_by_folders, match_splits, number_classes, warn_of_names
 from dml.data.table import ImageTable
 from dml.runtime.errors import InputError
 from dml.runtime.paths import expand_home
@@ -77,6 +77,7 @@ def read(
         names=names,
         source=str(folder),
     )
+    warn_of_names(table.labels, table.names, table.source)
     return complete_splits(table, test_fraction=test_fraction, val_fraction=val_fraction, seed=seed)
 
 

@@ -13,7 +13,7 @@ from dml.data.image_files.contents import index_tar, read_member
 from dml.data.image_files.limits import LIST_OPTION, current_max_list_bytes, name_list_in_errors
 from dml.data.image_listing import UNREAD_SUFFIXES, describe_unread, is_passed_over, read_suffixes
 from dml.data.layout import Layout
-from dml.data.splits import complete_splits, match_splits, number_classes
+from dml.data.splits import complete_splits, match_splits, number_classes, warn_of_names
 from dml.data.table import RESERVED_LEVELS, SPLITS, ImageTable
 from dml.runtime.errors import InputError
 from dml.runtime.reading import parse_json
@@ -111,6 +111,7 @@ def read(
         names=names,
         source=str(root),
     )
+    warn_of_names(table.labels, table.names, table.source)
     return complete_splits(table, test_fraction=test_fraction, val_fraction=val_fraction, seed=seed)
 
 

@@ -103,7 +103,7 @@ def test_a_frame_has_boxes() -> None:
         assert table.paths.tolist() == ["a.png", "a.png", "b.png"]
         assert table.locations.tolist() == ["a.png#1,2,5,6", "a.png", "b.png#0,0,9,9"]
         assert table.take(np.array([2])).boxes.tolist() == [[0, 0, 9, 9]]
-    with pytest.raises(InputError, match="table: no column y_2"):
+    with pytest.raises(InputError, match="table: no column 'y_2'"):
         ImageTable.from_frame(frame.drop(columns="y_2"))
     with pytest.raises(
         InputError, match=r"table, row 0: the box '1\.5,2\.0,5\.0,6\.0', expected x_1,y_1,x_2,y_2 in whole"
