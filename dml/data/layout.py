@@ -137,11 +137,7 @@ def _read_parquet_rows(path: Path) -> Iterator[list[str]]:
 
 
 def to_text(value: Any) -> str:
-    """Return the text that pandas writes into a .csv file for a value; "" for None, NaN, NaT and NA.
-
-    >>> [*map(to_text, ["007", 7, 7.0, True, float("nan"), None])]
-    ['007', '7', '7.0', 'True', '', '']
-    """
+    """Return the text that pandas writes into a .csv file for a value; "" for None, NaN, NaT and NA."""
     text = value.decode() if isinstance(value, bytes) else str(value)
     return "" if text in ("None", "nan", "NaN", "NaT", "<NA>") and not isinstance(value, str) else text
 

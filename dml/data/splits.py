@@ -288,11 +288,7 @@ def warn_of_names(labels: NDArray[np.int64], names: Sequence[Sequence[str]], sou
 
 
 def _find_spelling_key(name: str) -> str | Decimal:
-    r"""Return what spellings of a class share: letters without case and form, nothing invisible, a number's value.
-
-    >>> {_find_spelling_key(name) for name in ("7", "7.0", "007", "\uff17")}, _find_spelling_key("Sea\xa0\u200blion")
-    ({Decimal('7')}, 'sea lion')
-    """
+    """Return what spellings of a class share: letters without case and form, nothing invisible, a number's value."""
     letters = unicodedata.normalize("NFKC", name).casefold()
     seen = (letter for letter in letters if letter.isspace() or unicodedata.category(letter) not in ("Cc", "Cf"))
     text = " ".join("".join(seen).split())

@@ -618,8 +618,8 @@ def _list_items(
         names = name_classes(labels.tolist() if isinstance(labels, torch.Tensor) else labels)
         numbers, classes = number_classes(names)
         warn_of_names(numbers[:, None], [classes], "labels")
-    if len(names) != len(paths):
-        raise InputError(f"labels: {len(names)} for {len(paths)} images")
+    if (shape := getattr(labels, "shape", (len(names),))) != (len(paths),):
+        raise InputError(f"labels: {' x '.join(map(str, shape))} for {len(paths)} images")
     return IndexItems.number(map(absolute_path, paths), names, first_id, separator)
 
 

@@ -66,5 +66,17 @@ def test_images_are_added_and_replaced_with_labels(model: ImageEmbedder, photos:
     index.upsert([paths[0], paths[1], paths[4]], labels=[None, "owl", "lynx"])
     named = dict(zip(index.items.paths.tolist(), labels_of(index), strict=True))
     assert [named[path] for path in paths] == ["robin", "owl", "6", "", "lynx"]
-    with pytest.raises(InputError, match="labels: 1 for 2 images"):
-        index.upsert(paths[:2], labels=["robin"])
+
+
+@pytest.mark.parametrize(
+    ("labels", "count"),
+    [
+        (["a"], "1"),
+        (np.array(["a", "b", "c"]), "3"),
+        (np.zeros((2, 1)), "2 x 1"),
+        (pd.DataFrame({"a": [1, 2]}), "2 x 1"),
+    ],
+)
+def test_each_image_needs_one_label(labels: Any, count: str) -> None:
+    with pytest.raises(InputError, match=f"^labels: {count} for 2 images$"):
+        dml.Index.build(vectors=np.eye(2, dtype=np.float32), paths=["a.jpg", "b.jpg"], labels=labels)

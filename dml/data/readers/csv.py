@@ -248,11 +248,7 @@ def _quote(header: list[str]) -> str:
 
 
 def _missing_column_error(place: str, header: list[str], missing: list[str], *, is_frame: bool) -> InputError:
-    """Return the error for a header that lacks columns, with the columns of other names that may be meant.
-
-    >>> str(_missing_column_error("mine.csv, line 1", ["image", "class"], ["path"], is_frame=False)).partition("; ")[2]
-    "rename image to path (for dataset=csv, 'dataset.reader.columns={path: image}' would do)"
-    """
+    """Return the error for a header that lacks columns, with the columns of other names that may be meant."""
     fault = f"{place}: no column {missing[0]!r} among {_quote(header)}"
     others = {name: [cell for cell in header if _simplify(cell) in OTHER_NAMES.get(name, ())] for name in missing}
     if others == {"label": []} and not is_frame:
