@@ -140,7 +140,7 @@ def check_copies(queries: Items, gallery: Items, remedy: str) -> None:
 
 def _hash_rows(items: Items) -> npt.NDArray[np.int64]:
     """Return numbers of the vectors, of the vectors with their finest labels, and of these labels. -> (3, N)"""
-    blocks = (block.cpu() + 0.0 for block in items.embeddings.split(2**14))  # -0 becomes 0
+    blocks = (block.cpu() + 0.0 for block in torch.split(items.embeddings, 2**14))  # -0 becomes 0
     vectors = np.array([hash(vector.tobytes()) for block in blocks for vector in block.numpy()], dtype=np.int64)
     classes = items.labels.reshape(len(vectors), -1)[:, 0].astype(np.int64)
     return np.stack([vectors, vectors * 3 + classes, classes])

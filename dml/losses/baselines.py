@@ -201,6 +201,7 @@ class ProxyLoss(Loss):
     """
 
     needs_classes = True
+    num_classes: int
 
     def __init__(self, loss: Callable[..., nn.Module], num_classes: int, embedding_dim: int) -> None:
         super().__init__()

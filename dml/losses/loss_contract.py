@@ -19,6 +19,8 @@ class Loss(nn.Module):
     num_classes: int | None = None
     """Number of classes, whose labels count from 0; None takes labels of any whole numbers."""
 
+    _takes_labels: bool = True
+
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         cls._takes_labels = "labels" in signature(cls.forward).parameters  # a distillation takes a teacher's embeddings

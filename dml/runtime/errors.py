@@ -1,7 +1,7 @@
 from collections.abc import Collection
 from difflib import get_close_matches
 from importlib.util import find_spec
-from math import inf, isfinite
+from math import inf, isfinite, nan
 from numbers import Integral, Real
 
 
@@ -28,8 +28,8 @@ def check_number(key: str, value: object, least: float = -inf, *, above: float =
     Raises:
         InputError: if the value isn't a finite number, is below ``least``, or isn't above ``above``.
     """
-    is_finite = isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
-    if not is_finite or value < least or value <= above:
+    number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else nan
+    if not isfinite(number) or number < least or number <= above:
         range_text = f", {least:g} or more" if isfinite(least) else f" above {above:g}" if isfinite(above) else ""
         raise InputError(f"{key}={value}: must be a finite number{range_text}")
 
