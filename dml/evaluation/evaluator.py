@@ -13,7 +13,7 @@ from torch import Tensor
 from dml.data.table import ImageTable
 from dml.evaluation.distractors import Distractors
 from dml.evaluation.geometry import UnitEmbeddings
-from dml.evaluation.items import BenchmarkList, Items, Labels, benchmark_lists, check_query_and_gallery
+from dml.evaluation.items import BenchmarkList, Items, Labels, benchmark_lists, check_copies, check_query_and_gallery
 from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES, Kind, MetricConfig
 from dml.evaluation.names import select_prefix
 from dml.evaluation.ranking import PerQuery, rank_items
@@ -82,10 +82,13 @@ def evaluate(
     Raises:
         InputError: if a metric is unknown; lengths, widths or levels differ; labels are not integers; embeddings are
             not finite; a gallery has no labels, or labels have no gallery; a single item has no gallery; or no query
-            has a positive at some level, because a mean over no query is no result.
+            has a positive at some level, because a mean over no query is no result; or each query is in the gallery
+            under another row, with an equal vector and finest label, so that it finds itself (some get a warning).
     """
     config = MetricConfig(**settings)
     queries, items = check_query_and_gallery(query, query_labels, gallery, gallery_labels, config.curvature)
+    if items is not None and not config.exclude_nearest:
+        check_copies(queries, items, "leave them out of it, or call evaluate(query, query_labels) without a gallery")
     ranked, cluster_metrics = _rank_and_cluster(queries, items, config, distractors=distractors)
     return ranked.compute_means() | cluster_metrics
 
@@ -135,6 +138,13 @@ class Evaluator:
     def benchmark_lists(self) -> list[BenchmarkList]:
         """The lists of the table: which queries search which gallery."""
         return list(benchmark_lists(self.table))
+
+    def check_copies(self, embeddings: UnitEmbeddings, remedy: str) -> None:
+        """Check that queries aren't in their gallery under another row, see `dml.evaluation.items.check_copies`."""
+        items = Items(embeddings.rows, self.table.label_sets, embeddings.geometry)
+        for part in self.benchmark_lists:
+            if part.gallery is not None and not self.config.exclude_nearest:
+                check_copies(items.take(part.queries, part.level), items.take(part.gallery, part.level), remedy)
 
     def evaluate(
         self,

@@ -1,5 +1,6 @@
 """The input of a ranking: embeddings with labels, which items are positives, and which are excluded."""
 
+import logging
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -16,6 +17,8 @@ from dml.retrieval.gallery import Gallery
 from dml.retrieval.rows import Embeddings
 from dml.runtime.errors import InputError
 from dml.runtime.text import printable
+
+logger = logging.getLogger(__name__)
 
 Labels = Tensor | npt.NDArray[Any]
 
@@ -109,6 +112,38 @@ def check_query_and_gallery(
             f"query_labels are {queries.labels.dtype}, gallery_labels {items.labels.dtype}; give both int64"
         )
     return queries, items
+
+
+def check_copies(queries: Items, gallery: Items, remedy: str) -> None:
+    """Warn of queries that are in their gallery under another row: with an equal vector and finest label.
+
+    Vectors of 0 are left out, which no ranking finds first, and so are sets that have collapsed: to one vector, or to
+    one vector for each class.
+
+    Raises:
+        InputError: if all queries are, so that each finds itself.
+    """
+    own, others = _hash_rows(queries), _hash_rows(gallery)
+    is_copy = np.isin(own[1], others[1]) & queries.embeddings.any(dim=1).cpu().numpy()
+    num_vectors, num_pairs, num_classes = (len(np.unique(row)) for row in np.concatenate([own, others], axis=1))
+    is_one_of_each_class = num_pairs == num_classes < max(own.shape[1], others.shape[1])
+    if not is_copy.any() or num_vectors == 1 or is_one_of_each_class:
+        return
+    line = (
+        f"{is_copy.sum():,} of {len(is_copy):,} queries are in their gallery under another row, with an equal vector "
+        f"and label, and find themselves; {remedy}"
+    )
+    if is_copy.all():
+        raise InputError(line)
+    logger.warning(line)
+
+
+def _hash_rows(items: Items) -> npt.NDArray[np.int64]:
+    """Return numbers of the vectors, of the vectors with their finest labels, and of these labels. -> (3, N)"""
+    blocks = (block.cpu() + 0.0 for block in torch.split(items.embeddings, 2**14))  # -0 becomes 0
+    vectors = np.array([hash(vector.tobytes()) for block in blocks for vector in block.numpy()], dtype=np.int64)
+    classes = items.labels.reshape(len(vectors), -1)[:, 0].astype(np.int64)
+    return np.stack([vectors, vectors * 3 + classes, classes])
 
 
 Integers = npt.NDArray[np.int64]

@@ -116,11 +116,15 @@ class PairLoss(Loss):
         return self.form is None and type(self.loss).__name__ in CrossBatchMemory.supported_losses()
 
     @property
+    def num_classes(self) -> int | None:  # type: ignore[override]
+        """Return the number of the margin loss's boundaries, if it has one of each class."""
+        boundaries = getattr(self.loss, "beta", None)
+        return len(boundaries) if isinstance(boundaries, Tensor) and len(boundaries) > 1 else None
+
+    @property
     def needs_classes(self) -> bool:  # type: ignore[override]
         """Tell whether the library computes the loss, or the margin loss has a boundary of each class."""
-        boundaries = getattr(self.loss, "beta", None)
-        has_classes = isinstance(boundaries, Tensor) and len(boundaries) > 1
-        return self.form is None and (has_classes or find_form(self.loss, self.miner) is None)
+        return self.form is None and (self.num_classes is not None or find_form(self.loss, self.miner) is None)
 
     @full_precision
     def forward(
@@ -197,6 +201,7 @@ class ProxyLoss(Loss):
     """
 
     needs_classes = True
+    num_classes: int
 
     def __init__(self, loss: Callable[..., nn.Module], num_classes: int, embedding_dim: int) -> None:
         super().__init__()

@@ -7,7 +7,7 @@ from torch import Tensor
 from dml.losses.loss_contract import Loss
 from dml.ops.pairs import finest
 from dml.ops.precision import full_precision
-from dml.runtime.errors import InputError
+from dml.runtime.errors import InputError, check_number
 
 
 class InfluenceLoss(Loss):
@@ -31,7 +31,8 @@ class InfluenceLoss(Loss):
         super().__init__()
         # A buffer would be sent to every process in each step by DistributedDataParallel.
         self.classifier = F.normalize(classifier, dim=1)
-        self.scale = scale
+        check_number("loss.scale", scale, above=0)
+        self.scale, self.num_classes = scale, len(classifier)
 
     @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
@@ -87,3 +88,4 @@ class SimplexLoss(InfluenceLoss):
             line = f"model.embed_dim={embedding_dim}: a regular simplex of {num_classes} classes"
             raise InputError(f"{line} needs {num_classes - 1} dimensions or more")
         super().__init__(simplex_classifier(embedding_dim + 1), scale)
+        self.num_classes = num_classes

@@ -51,9 +51,10 @@ class CSLLoss(Loss):
     ) -> None:
         super().__init__()
         for margin in margins or ():
-            check_number("loss.margins", margin)
+            check_number("loss.margins", margin, least=0)
+        check_number("loss.scale", scale, above=0)
         self.margins = None if margins is None else tuple(margins)
-        self.scale = scale
+        self.scale, self.num_classes = scale, num_classes
         bound = embedding_dim**-0.5
         self.proxies = nn.Parameter(torch.empty(num_classes, embedding_dim).uniform_(-bound, bound))
         self.register_buffer("hierarchy", torch.full((num_classes, 0), -1))

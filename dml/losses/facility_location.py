@@ -8,6 +8,7 @@ from dml.losses.loss_contract import Loss
 from dml.ops.gradients import row_blocks
 from dml.ops.pairs import finest, unit_distances
 from dml.ops.precision import full_precision
+from dml.runtime.errors import check_number
 
 
 class FacilityLocationLoss(Loss):
@@ -42,6 +43,7 @@ class FacilityLocationLoss(Loss):
 
     def __init__(self, gamma: float = 1.0, refinements: int = 5) -> None:
         super().__init__()
+        check_number("loss.gamma", gamma, least=0)
         self.gamma = gamma
         self.refinements = refinements
 

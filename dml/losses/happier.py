@@ -13,7 +13,7 @@ from dml.ops.gradients import block_size, refuse_second_derivative, row_blocks
 from dml.ops.pairs import ALL, finest, own_entries
 from dml.ops.precision import full_precision
 from dml.ops.relevance import level_counts, power_relevance, shared_levels
-from dml.runtime.errors import InputError
+from dml.runtime.errors import InputError, check_number
 
 
 class SmoothHierarchicalAPLoss(Loss):
@@ -85,10 +85,9 @@ class SmoothHierarchicalAPLoss(Loss):
         relevance: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         super().__init__()
-        if tau <= 0.0:
-            raise InputError(f"loss.tau={tau}: the temperature of the sigmoid must be above 0")
-        if delta < 0.0:
-            raise InputError(f"loss.delta={delta}: the gap beyond which the rank grows linearly must be 0 or more")
+        check_number("loss.tau", tau, above=0)
+        for name, value in {"alpha": alpha, "rho": rho, "delta": delta, "beta": beta, "leak": leak}.items():
+            check_number(f"loss.{name}", value, least=0)
         self.alpha = alpha
         self.tau, self.rho, self.delta, self.start, self.offset = tau, rho, delta, start, offset
         self.smooth_h_rank = smooth_h_rank
@@ -167,7 +166,7 @@ class ClusterLoss(Loss):
         super().__init__()
         if not temperature > 0.0:
             raise InputError(f"loss.temperature={temperature}: must be above 0, such as 0.05")
-        self.temperature = temperature
+        self.temperature, self.num_classes = temperature, num_classes
         bound = embedding_dim**-0.5
         self.proxies = nn.Parameter(torch.empty(num_classes, embedding_dim).uniform_(-bound, bound))
 

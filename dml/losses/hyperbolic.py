@@ -11,7 +11,7 @@ from dml.ops.gradients import in_blocks
 from dml.ops.pairs import finest
 from dml.ops.poincare import check_ball, poincare_distances, to_ball
 from dml.ops.precision import full_precision
-from dml.runtime.errors import InputError
+from dml.runtime.errors import check_number
 
 __all__ = ["HyperbolicContrastiveLoss", "poincare_distances", "to_ball"]
 
@@ -49,8 +49,7 @@ class HyperbolicContrastiveLoss(Loss):
 
     def __init__(self, temperature: float = 0.2, curvature: float = 0.1, clip: float = 2.3) -> None:
         super().__init__()
-        if temperature <= 0.0:
-            raise InputError(f"loss.temperature={temperature}: the divisor of the distances must be above 0")
+        check_number("loss.temperature", temperature, above=0)
         check_ball("loss", curvature, clip)
         self.temperature = temperature
         self.curvature = curvature

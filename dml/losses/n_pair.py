@@ -7,7 +7,7 @@ from torch import Tensor
 from dml.losses.loss_contract import Loss
 from dml.ops.pairs import finest, masked_logsumexp, pair_masks, softplus
 from dml.ops.precision import full_precision
-from dml.runtime.errors import InputError
+from dml.runtime.errors import InputError, check_number
 
 Form = Literal["symmetric", "published"]
 
@@ -45,6 +45,7 @@ class NPairLoss(Loss):
         if form not in get_args(Form):
             raise InputError(f"loss.form={form}: must be one of {', '.join(get_args(Form))}")
         self.form = form
+        check_number("loss.norm_weight", norm_weight, least=0)
         self.norm_weight = norm_weight
         self.needs_classes = form == "published"
 

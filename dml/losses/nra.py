@@ -7,7 +7,7 @@ from dml.losses.loss_contract import Loss
 from dml.ops.gradients import refuse_second_derivative, row_blocks
 from dml.ops.pairs import finest, pair_masks
 from dml.ops.precision import full_precision
-from dml.runtime.errors import InputError
+from dml.runtime.errors import check_number
 
 
 class NonlinearRankApproximationLoss(Loss):
@@ -42,10 +42,8 @@ class NonlinearRankApproximationLoss(Loss):
 
     def __init__(self, alpha: float = 4.0, epsilon: float = 1e-4) -> None:
         super().__init__()
-        if alpha <= 0.0:
-            raise InputError(f"loss.alpha={alpha}: the exponent of Eq. 10 must be above 0")
-        if epsilon <= 0.0:
-            raise InputError(f"loss.epsilon={epsilon}: must be above 0, to keep the logarithms of Eq. 13 finite")
+        check_number("loss.alpha", alpha, above=0)
+        check_number("loss.epsilon", epsilon, above=0)
         self.alpha = alpha
         self.epsilon = epsilon
 

@@ -11,7 +11,7 @@ from dml.losses.loss_contract import Loss
 from dml.ops.gradients import block_size, refuse_second_derivative
 from dml.ops.pairs import ALL, finest, related
 from dml.ops.precision import full_precision
-from dml.runtime.errors import InputError
+from dml.runtime.errors import InputError, check_number
 
 BLOCK = 2**21
 """Number of gaps that a CPU computes at a time, 8 MiB in float32; in smaller blocks threads wait for each other."""
@@ -66,10 +66,8 @@ class RecallAtKLoss(Loss):
         recall_at = [*recall_at] if isinstance(recall_at, Iterable) else [recall_at]
         if not recall_at or not all(map(_is_rank, recall_at)):
             raise InputError(f"loss.recall_at={recall_at}: must be one or more whole numbers from 1 on")
-        if temperature <= 0.0:
-            raise InputError(f"loss.temperature={temperature}: the temperature of the ranks must be above 0")
-        if recall_temperature <= 0.0:
-            raise InputError(f"loss.recall_temperature={recall_temperature}: the temperature of recall must be above 0")
+        check_number("loss.temperature", temperature, above=0)
+        check_number("loss.recall_temperature", recall_temperature, above=0)
         self.recall_at = tuple(int(k) for k in recall_at)
         self.temperature = temperature
         self.recall_temperature = recall_temperature

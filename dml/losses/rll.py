@@ -8,7 +8,7 @@ from dml.losses.loss_contract import Loss
 from dml.ops.gradients import in_blocks
 from dml.ops.pairs import ALL, finest, masked_softmax, pair_masks, unit_distances
 from dml.ops.precision import full_precision
-from dml.runtime.errors import InputError
+from dml.runtime.errors import InputError, check_number
 
 
 class RankedListLoss(Loss):
@@ -56,6 +56,8 @@ class RankedListLoss(Loss):
         detach_gallery: bool = True,
     ) -> None:
         super().__init__()
+        check_number("loss.margin", margin, least=0)
+        check_number("loss.alpha", 1.0 if alpha is None else alpha, above=0)
         if not 0.0 <= negative_weight <= 1.0:
             raise InputError(f"loss.negative_weight={negative_weight}: lambda of Eq. 13 must be between 0 and 1")
         for name, temperature in (("negative", negative_temperature), ("positive", positive_temperature)):

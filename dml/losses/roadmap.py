@@ -6,6 +6,7 @@ from torch import Tensor
 from dml.losses.loss_contract import Loss
 from dml.ops.pairs import finest, pair_masks
 from dml.ops.precision import full_precision
+from dml.runtime.errors import InputError
 
 
 class CalibrationLoss(Loss):
@@ -37,6 +38,9 @@ class CalibrationLoss(Loss):
 
     def __init__(self, positive_bound: float = 0.9, negative_bound: float = 0.6) -> None:
         super().__init__()
+        for name, bound in (("positive", positive_bound), ("negative", negative_bound)):
+            if not -1.0 <= bound <= 1.0:
+                raise InputError(f"loss.{name}_bound={bound}: a cosine, must be from -1 to 1")
         self.positive_bound = positive_bound
         self.negative_bound = negative_bound
 

@@ -8,7 +8,7 @@ from dml.losses.loss_contract import Loss
 from dml.ops.gradients import in_blocks
 from dml.ops.pairs import ALL, finest, list_columns, related
 from dml.ops.precision import full_precision
-from dml.runtime.errors import InputError
+from dml.runtime.errors import check_number
 
 
 class SmoothAPLoss(Loss):
@@ -39,8 +39,7 @@ class SmoothAPLoss(Loss):
 
     def __init__(self, temperature: float = 0.01) -> None:
         super().__init__()
-        if temperature <= 0.0:
-            raise InputError(f"loss.temperature={temperature}: the temperature of the sigmoid must be above 0")
+        check_number("loss.temperature", temperature, above=0)
         self.temperature = temperature
 
     @full_precision

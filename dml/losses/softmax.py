@@ -27,6 +27,7 @@ class SoftmaxLoss(Loss):
 
     def __init__(self, num_classes: int, embedding_dim: int) -> None:
         super().__init__()
+        self.num_classes = num_classes
         self.classifier = nn.Linear(embedding_dim, num_classes)
 
     @full_precision

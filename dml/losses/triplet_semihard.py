@@ -9,6 +9,7 @@ from dml.ops.gradients import in_blocks
 from dml.ops.pairs import finest, pair_masks
 from dml.ops.poincare import euclidean_distances
 from dml.ops.precision import full_precision
+from dml.runtime.errors import check_number
 
 
 class TripletSemihardLoss(Loss):
@@ -38,6 +39,7 @@ class TripletSemihardLoss(Loss):
 
     def __init__(self, margin: float = 1.0) -> None:
         super().__init__()
+        check_number("loss.margin", margin, least=0)
         self.margin = margin
 
     @full_precision

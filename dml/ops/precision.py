@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dml.runtime.errors import InputError
 from dml.runtime.processes import SharedSetting
 
 
@@ -17,9 +16,6 @@ def full_precision(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
     Under autocast the product of the embeddings would have half precision, with errors of 1e-2, which are as large as
     the differences that losses depend on. Half-precision embeddings are therefore converted to float32, and autocast
     and TF32 are switched off in the loss. Products of the backward pass are as ``matmul_precision`` says.
-
-    The decorated function raises `InputError` if its second argument, the labels, has another length than the
-    embeddings: broadcasting would give a value for one label, and indexing for any number.
 
     >>> import torch.nn as nn
     >>> class MeanLoss(nn.Module):
@@ -32,21 +28,12 @@ def full_precision(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     @wraps(forward)
     def wide(self: Any, embeddings: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        _check_labels(embeddings, args[0] if args else kwargs.get("labels"))
         with torch.autocast(embeddings.device.type, enabled=False), without_tf32():
             if embeddings.dtype in (torch.float16, torch.bfloat16):
                 embeddings = embeddings.float()
             return forward(self, embeddings, *args, **kwargs)
 
     return wide
-
-
-def _check_labels(embeddings: Tensor, labels: Tensor | None) -> None:
-    if labels is not None and labels.shape[:1] != embeddings.shape[:1]:
-        raise InputError(
-            f"labels of shape {tuple(labels.shape)} for embeddings of shape {tuple(embeddings.shape)}: "
-            "must be (B,) or (B, L) for (B, D)"
-        )
 
 
 @contextmanager

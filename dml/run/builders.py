@@ -20,7 +20,7 @@ from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.monitor import has_time_for_clusters, make_further_config, make_validation_config
 from dml.evaluation.names import MetricName, list_evaluated_heads, select_joint
 from dml.losses.compose import AtLevel, BySet, check_pairs
-from dml.losses.loss_contract import check_forward, check_module, check_takes_label_sets
+from dml.losses.loss_contract import Loss, check_forward, check_module, check_takes_label_sets
 from dml.losses.matryoshka import MatryoshkaLoss, choose_sizes
 from dml.losses.proxies import check_beginning, count_classes
 from dml.models.recurrent import AnyModel, RecurrentModel
@@ -327,6 +327,8 @@ def _set_hierarchies(loss: nn.Module, labels: Tensor) -> None:
         InputError: if a part isn't the module that it should be.
     """
     check_module(loss)
+    if isinstance(loss, Loss):
+        loss.check_classes(labels)
     if isinstance(loss, UsesHierarchy):
         loss.set_hierarchy(labels)
     for part in () if isinstance(loss, BySet) else loss.children():  # whose parts learn it from the batches

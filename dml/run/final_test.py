@@ -13,7 +13,7 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor
 
-from dml.data.copies import count_queries_in_gallery
+from dml.data.copies import EXCLUDE_COPIES, count_queries_in_gallery
 from dml.data.pair_lists import read_pairs
 from dml.data.table import ImageTable
 from dml.evaluation.distractor_folder import DistractorFolder, list_embedding_files
@@ -88,6 +88,8 @@ def run_test(
     tested = table.take(rows.numpy()) if skipped else table
     evaluator = Evaluator(tested, build_metric_config(settings, table))
     embeddings, lists, metrics = _evaluate(settings, evaluator, embedder, trainer.strategy.root_device, tested)
+    if folder.is_evaluation and {part.queries_in_gallery for part in settings.dataset.parts.values()} == {None}:
+        evaluator.check_copies(embeddings, f"{EXCLUDE_COPIES}, if it is a file of the same content")
     if split == "test":
         metrics |= _compute_test_metrics(settings, images.table, embeddings, rows, run.fixed_neighbors_file)
     is_limited = settings.trainer.limit_test_batches is not None  # the images beyond aren't skipped as unreadable

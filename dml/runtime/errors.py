@@ -1,7 +1,7 @@
 from collections.abc import Collection
 from difflib import get_close_matches
 from importlib.util import find_spec
-from math import isfinite
+from math import inf, isfinite, nan
 from numbers import Integral, Real
 
 
@@ -22,14 +22,15 @@ def check_whole(key: str, value: object, least: int) -> None:
         raise InputError(f"{key}={value}: must be a whole number, {least} or more")
 
 
-def check_number(key: str, value: object, least: float = -float("inf")) -> None:
+def check_number(key: str, value: object, least: float = -inf, *, above: float = -inf) -> None:
     """Check that the setting of a key is a finite number.
 
     Raises:
-        InputError: if the value isn't a finite number, or is below ``least``.
+        InputError: if the value isn't a finite number, is below ``least``, or isn't above ``above``.
     """
-    if isinstance(value, bool) or not isinstance(value, Real) or not isfinite(value) or value < least:
-        range_text = f", {least:g} or more" if isfinite(least) else ""
+    number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else nan
+    if not isfinite(number) or number < least or number <= above:
+        range_text = f", {least:g} or more" if isfinite(least) else f" above {above:g}" if isfinite(above) else ""
         raise InputError(f"{key}={value}: must be a finite number{range_text}")
 
 

@@ -1,4 +1,5 @@
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -14,8 +15,11 @@ AUTO_CLASSES = 20
 """Number of classes in a batch with ``classes_per_batch`` "auto", if so many classes can be drawn."""
 
 
-class EpochSampler:
+class EpochSampler(ABC):
     """Base class of the batch samplers: holds the number of batches an epoch and the current epoch.
+
+    Without `set_epoch` the first loop over the sampler gives epoch 0, the next one epoch 1, and so on, as a
+    plain ``DataLoader`` needs it. An epoch counts from its first batch on, also if the loop leaves it early.
 
     Args:
         batches_per_epoch: number of batches that `iter()` gives.
@@ -24,15 +28,30 @@ class EpochSampler:
     def __init__(self, batches_per_epoch: int) -> None:
         self._batches_per_epoch = batches_per_epoch
         self._epoch = 0
+        self._begun: int | None = 0
 
     def __len__(self) -> int:
         return self._batches_per_epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose batches `iter()` gives; the first epoch is 0, the default."""
+        """Choose the epoch whose batches each loop gives from now on; the first epoch is 0."""
         if epoch < 0:
             raise ValueError(f"epoch={epoch}: must be 0 or more")
-        self._epoch = epoch
+        self._epoch, self._begun = epoch, None
+
+    def __iter__(self) -> Iterator[list[int]]:
+        epoch = self._epoch if self._begun is None else self._begun
+        return self._begin(epoch, self._iterate_epoch(epoch))
+
+    def _begin(self, epoch: int, batches: Iterator[list[int]]) -> Iterator[list[int]]:
+        """Count an epoch at its first batch, as a loader with workers makes an iterator that it never uses."""
+        if self._begun is not None:
+            self._epoch, self._begun = epoch, epoch + 1
+        yield from batches
+
+    @abstractmethod
+    def _iterate_epoch(self, epoch: int) -> Iterator[list[int]]:
+        """Iterate over the batches of an epoch, each a list of rows."""
 
 
 def take_finest_labels(labels: ArrayLike, *, may_be_sets: bool = False) -> NDArray[Any]:

@@ -26,8 +26,7 @@ class ClassBalancedSampler(EpochSampler):
     drawn. These are as many images as in one pass over the data, but not each image once: every class gives about
     N / (number of classes) images. Images of a larger class that are left come first in the next epochs; images of a
     smaller class are used several times. Epoch e is the batches from e·B to (e + 1)·B - 1 of one endless sequence,
-    which depends on labels, C, K, `short_classes` and the seed only. `set_epoch` jumps to any epoch, and iterating
-    changes no state.
+    which depends on labels, C, K, `short_classes` and the seed only. `set_epoch` jumps to any epoch.
 
     Randomness: the classes are shuffled by `default_rng((seed, 0, round))`, and the images of the classes of n images
     by `default_rng((seed, n, pass))`. The epoch is no part of the seed, because an epoch goes on with the shuffles
@@ -97,8 +96,8 @@ class ClassBalancedSampler(EpochSampler):
         self._seed = seed
         super().__init__(batches_per_epoch or self._batches_per_pass)
 
-    def __iter__(self) -> Iterator[list[int]]:
-        first = self._epoch * len(self)
+    def _iterate_epoch(self, epoch: int) -> Iterator[list[int]]:
+        first = epoch * len(self)
         for batch in self.slice_batches(first, first + len(self)):
             yield batch.tolist()
 

@@ -97,8 +97,8 @@ class HardClassSampler(EpochSampler):
         read = np.bincount(classes[rows.any(axis=1)], minlength=len(sums))  # unreadable images are 0 there
         self.set_class_embeddings(sums / np.maximum(read, 1)[:, None])
 
-    def __iter__(self) -> Iterator[list[int]]:
-        return self._batches(self._epoch, self._embeddings)
+    def _iterate_epoch(self, epoch: int) -> Iterator[list[int]]:
+        return self._batches(epoch, self._embeddings)
 
     def _batches(self, epoch: int, embeddings: Floats) -> Iterator[list[int]]:
         for number in range(len(self)):

@@ -102,10 +102,7 @@ class HierarchicalSampler(EpochSampler):
         self._seed = seed
         super().__init__(len(self._pairs) * batches_per_pair)
 
-    def __iter__(self) -> Iterator[list[int]]:
-        return self._batches(self._epoch)
-
-    def _batches(self, epoch: int) -> Iterator[list[int]]:
+    def _iterate_epoch(self, epoch: int) -> Iterator[list[int]]:
         order = np.random.default_rng((self._seed, epoch)).permutation(len(self))
         halves = {
             key: half.slice_batches(epoch * len(half), (epoch + 1) * len(half)) for key, half in self._halves.items()

@@ -63,9 +63,9 @@ class ImageBalancedSampler(EpochSampler):
         self._seed = seed
         super().__init__(batches)
 
-    def __iter__(self) -> Iterator[list[int]]:
-        for number, batch in enumerate(self._batches(self._epoch)):
-            yield self._entries.find_rows(batch, (self._seed, self._epoch, number, 1)).tolist()
+    def _iterate_epoch(self, epoch: int) -> Iterator[list[int]]:
+        for number, batch in enumerate(self._batches(epoch)):
+            yield self._entries.find_rows(batch, (self._seed, epoch, number, 1)).tolist()
 
     def _batches(self, epoch: int) -> Ints:
         """Draw the batches of an epoch -> row indices (B, C·K), the images of a class adjacent."""

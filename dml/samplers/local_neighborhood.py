@@ -291,18 +291,18 @@ class LocalNeighborhoodSampler(EpochSampler):
 
     def groups(self, batch: int) -> list[Group]:
         """Return the groups of a batch of the current epoch in order; rows that no rule chose are the last group."""
-        return self._plan_epoch().fill_batch(batch).groups
+        return self._plan_epoch(self._epoch).fill_batch(batch).groups
 
-    def __iter__(self) -> Iterator[list[int]]:
-        return self._batches(self._plan_epoch())
+    def _iterate_epoch(self, epoch: int) -> Iterator[list[int]]:
+        return self._batches(self._plan_epoch(epoch))
 
-    def _plan_epoch(self) -> "_Epoch":
+    def _plan_epoch(self, epoch: int) -> "_Epoch":
         if self._table is None:
             raise InputError(
                 "sampler: local neighborhoods need a table of neighbors, and none was set yet; call set_neighbors"
             )
-        order = np.random.default_rng((self._seed, self._epoch)).permutation(len(self._classes))
-        return _Epoch(self._table, order, self._batch_size, (self._seed, self._epoch))
+        order = np.random.default_rng((self._seed, epoch)).permutation(len(self._classes))
+        return _Epoch(self._table, order, self._batch_size, (self._seed, epoch))
 
     def _batches(self, plan: "_Epoch") -> Iterator[list[int]]:
         counts: Counter[str] = Counter()

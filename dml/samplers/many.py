@@ -107,15 +107,15 @@ class ManySetsSampler(EpochSampler):
         offsets += epoch * (before - self._counts)
         self.state[2:] = 0
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def _iterate_epoch(self, epoch: int) -> Iterator[list[int]]:
         counts = self._counts
-        starts = self.state[1].astype(np.int64) + self._epoch * counts
+        starts = self.state[1].astype(np.int64) + epoch * counts
         ranges = zip(self._samplers, starts.tolist(), counts.tolist(), strict=True)
         parts = [sampler.slice_batches(start, start + count) for sampler, start, count in ranges]
         if self.mixed:
             yield from (np.concatenate(batch).tolist() for batch in zip(*parts, strict=True))
         else:
-            rng = np.random.default_rng((self._seed, self._epoch))
+            rng = np.random.default_rng((self._seed, epoch))
             yield from (next(parts[i]).tolist() for i in rng.permutation(np.repeat(np.arange(len(parts)), counts)))
 
 

@@ -249,6 +249,7 @@ def test_a_loader_takes_it_as_batch_sampler():
     sampler = ClassBalancedSampler(labels, 2, 3)
     data = torch.utils.data.TensorDataset(labels)
     loaded = [batch.tolist() for (batch,) in torch.utils.data.DataLoader(data, batch_sampler=sampler)]
+    sampler.set_epoch(0)
     assert loaded == [labels[batch].tolist() for batch in sampler]
 
 

@@ -77,6 +77,7 @@ def test_new_embeddings_count_from_the_next_iteration_on():
     labels, rng = np.arange(60) // 3, np.random.default_rng(0)
     first, second = rng.standard_normal((2, 20, 4))
     sampler = HardClassSampler(labels, 5, class_embeddings=first)
+    sampler.set_epoch(0)
     before = list(sampler)
     under_way = iter(sampler)
     begun = [next(under_way)]

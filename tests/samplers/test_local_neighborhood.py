@@ -167,6 +167,7 @@ def test_a_new_table_counts_from_the_next_iteration_on():
     labels, table = clustered(200, 20, 8)
     _, later = clustered(200, 20, 8, seed=1)
     sampler = LocalNeighborhoodSampler(labels, table.copy(), 32)
+    sampler.set_epoch(0)
     before = list(sampler)
     under_way = iter(sampler)
     begun = [next(under_way)]
@@ -349,6 +350,7 @@ def test_a_loader_takes_it_as_batch_sampler():
     sampler = LocalNeighborhoodSampler(labels, table, 32)
     data = torch.utils.data.TensorDataset(torch.arange(200))
     loaded = [batch.tolist() for (batch,) in torch.utils.data.DataLoader(data, batch_sampler=sampler)]
+    sampler.set_epoch(0)
     assert loaded == list(sampler)
 
 

@@ -2,12 +2,16 @@
 
 from collections import Counter
 from functools import cache
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import pytest
+import pytorch_lightning as pl
+import torch
 from configurations import CONF, compose
 from hydra.utils import instantiate
+from torch.utils.data import DataLoader
 
 from dml.data.stream import BatchSampler
 
@@ -52,6 +56,56 @@ def test_an_epoch_is_as_long_as_promised_and_a_function_of_seed_and_number(name:
     assert batches not in (epoch(first, 3), epoch(other, 2))
     assert len({len(batch) for batch in batches}) == 1
     assert all(type(row) is int and 0 <= row < COUNT for batch in batches for row in batch)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_set_epoch_each_loop_is_the_next_epoch(name: str) -> None:
+    counting, expected = sampler(name), [epoch(sampler(name), number) for number in range(3)]
+    iter(counting)  # which no loop uses
+    assert list(counting) == expected[0]
+    assert list(islice(counting, 2)) == expected[1][:2]  # a loop that is left
+    assert list(counting) == expected[2]
+    counting.set_epoch(1)
+    assert list(counting) == list(counting) == expected[1]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_plain_loader_goes_on_to_new_epochs(workers: int) -> None:
+    loader = DataLoader(
+        range(COUNT), batch_sampler=sampler("class_balanced"), num_workers=workers, persistent_workers=workers > 0
+    )
+    loaded = [[batch.tolist() for batch in loader] for _ in range(2)]
+    assert loaded == [epoch(sampler("class_balanced"), number) for number in range(2)]
+
+
+class Recorder(pl.LightningModule):
+    """A module that keeps the batches of its training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.batches = torch.nn.Linear(1, 1), list[list[int]]()
+
+    def training_step(self, batch: torch.Tensor) -> torch.Tensor:
+        self.batches.append(batch.tolist())
+        return self.layer(batch[:1, None].float()).sum()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*LeafSpec")
+def test_lightnings_own_trainer_goes_on_to_new_epochs() -> None:
+    module, quiet = Recorder(), dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
+    trainer = pl.Trainer(max_epochs=2, accelerator="cpu", enable_model_summary=False, **quiet)
+    trainer.fit(module, DataLoader(range(COUNT), batch_sampler=sampler("class_balanced")))
+    assert module.batches == [rows for number in range(2) for rows in epoch(sampler("class_balanced"), number)]
+
+
+def test_all_images_of_a_class_are_used_in_a_plain_loop() -> None:
+    labels = np.repeat(np.arange(20), 500)
+    counting = instantiate(compose("sampler=class_balanced", "sampler.batches_per_epoch=50").sampler)(labels)
+    drawn = {row for _ in range(10) for batch in counting for row in batch}
+    assert sum(row < 500 for row in drawn) == 500
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,0 +1,98 @@
+"""What a loss is given that can't be a batch, and numbers that would make it a constant: one line each."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from every_loss import LABELS, LOSSES, batch, build
+
+from dml.losses import (
+    CalibrationLoss,
+    ClusterLoss,
+    CSLLoss,
+    NonlinearRankApproximationLoss,
+    RankedListLoss,
+    SimplexLoss,
+    SmoothAPLoss,
+    SmoothHierarchicalAPLoss,
+    SoftmaxLoss,
+    TripletSemihardLoss,
+)
+from dml.runtime.errors import InputError
+
+X, Y = batch(), LABELS
+SIZE = X.shape[1]
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize(
+    ("embeddings", "labels", "line"),
+    [
+        (X.tolist(), Y, r"^embeddings: list, must be a tensor: torch\.as_tensor\(embeddings\)$"),
+        (X.numpy(), Y, "^embeddings: ndarray, must be a tensor"),
+        (X, Y.numpy(), r"^labels: ndarray, must be a tensor: torch\.as_tensor\(labels\)"),
+        (X, ["a"] * len(X), r"^labels: list, .* of names torch\.as_tensor\(numpy\.unique\(labels"),
+        (X[:, 0], Y, r"^embeddings of shape \(15,\), torch.float32: must be \(B, D\) floats$"),
+        (X.long(), Y, r"^embeddings of shape .*, torch.int64: must be \(B, D\) floats$"),
+        (X, F.one_hot(Y[:, 0]), r"^labels \(15, 5\) are one-hot rows: labels\.argmax\(dim=1\) gives their classes$"),
+    ],
+)
+def test_what_is_no_batch_is_refused(name: str, embeddings: Any, labels: Any, line: str) -> None:
+    with pytest.raises(InputError, match=line):
+        build(name)(embeddings, labels)
+
+
+@pytest.mark.parametrize("shift", [-1, 1, -100, 100])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ClusterLoss(5, SIZE),
+        lambda: CSLLoss(5, SIZE),
+        lambda: SoftmaxLoss(5, SIZE),
+        lambda: SimplexLoss(5, SIZE),
+        lambda: build("proxy_anchor"),
+        lambda: build("cluster"),
+    ],
+)
+def test_labels_that_are_no_classes_are_refused(make: Callable[[], Any], shift: int) -> None:
+    loss = make()
+    loss(embeddings=X, labels=Y)
+    with pytest.raises(InputError, match=rf"^labels from {shift} to {4 + shift}: .* has classes from 0 to 4 \(num_"):
+        loss(X, Y + shift)
+
+
+def test_labels_of_a_loss_of_pairs_may_be_any_whole_numbers() -> None:
+    assert RankedListLoss()(X, 1000 * Y - 7) == RankedListLoss()(X, Y)
+
+
+def test_levels_of_images_of_one_class_are_no_one_hot_rows() -> None:
+    RankedListLoss()(X, torch.tensor([[1, 0, 0]]).expand(len(X), -1))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: RankedListLoss(margin=-3),
+        lambda: RankedListLoss(margin=float("nan")),
+        lambda: RankedListLoss(alpha=0),
+        lambda: TripletSemihardLoss(margin=-1),
+        lambda: CSLLoss(3, 4, margins=[-3]),
+        lambda: CSLLoss(3, 4, scale=0),
+        lambda: SimplexLoss(3, 4, scale=-1),
+        lambda: NonlinearRankApproximationLoss(alpha=float("nan")),
+        lambda: SmoothAPLoss(temperature=float("nan")),
+        lambda: SmoothHierarchicalAPLoss(tau=0),
+        lambda: SmoothHierarchicalAPLoss(rho=-1),
+        lambda: CalibrationLoss(negative_bound=3),
+    ],
+)
+def test_numbers_that_leave_a_loss_without_a_meaning_are_refused(make: Callable[[], Any]) -> None:
+    with pytest.raises(InputError, match=r"^loss\.\w+=\S+: .*must be "):
+        make()
+
+
+def test_a_loss_compiles() -> None:
+    compiled = torch.compile(build("rll"), backend="eager")
+    torch.testing.assert_close(compiled(X, Y), build("rll")(X, Y))
