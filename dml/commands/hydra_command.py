@@ -64,10 +64,9 @@ JOBS = {
     "prepare": "dml.run.prepare_job.prepare",
     "inspect": "dml.commands.inspect.inspect",
     "audit": "dml.commands.audit.audit",
-    "shift": "dml.commands.shift.shift",
 }
 """The function of each command, which is imported late: --help and --cfg need no torch, preparing no Lightning."""
-WITHOUT_RUN_FOLDER = ("prepare", "inspect", "audit", "shift")
+WITHOUT_RUN_FOLDER = ("prepare", "inspect", "audit")
 """The commands that write to the data set's cache folder alone."""
 
 

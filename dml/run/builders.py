@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from torch import Tensor, nn
 
-from dml.data.class_splits import take_some_classes
 from dml.data.copies import assign_content_ids, warn_of_copies
 from dml.data.prepared.cache import CacheFolder
 from dml.data.readability import check_readability
+from dml.data.subsets import take_some_classes
 from dml.data.table import ImageTable
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.monitor import has_time_for_clusters, make_further_config, make_validation_config

@@ -150,7 +150,7 @@ def check_resumed_data(
 ) -> None:
     """Make sure that a run which is resumed has the data that it began with; its root may be another.
 
-    Corrections and class splits count by what they change, wherever their file is.
+    Corrections count by what they change, wherever their file is.
 
     Args:
         config: configuration of the run.
@@ -163,7 +163,7 @@ def check_resumed_data(
     """
     before = folder.splits()
     then, now = without_unset(stored.config.get("dataset") or {}, "dataset."), plain_config(config)["dataset"]
-    by_content = {"root": None, "corrections": None, "class_splits": None}
+    by_content = {"root": None, "corrections": None}
     if before is None or config.accept_changed_data or then | by_content != now | by_content:
         return
     _refuse_changes(f"resume={folder.path}", before, table_summary)

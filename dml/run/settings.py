@@ -116,7 +116,6 @@ class DatasetSettings:
     verify: bool = key()
     corrections: str | None = added_key(None, is_path=True, unset=None)
     planted: dict[Any, Any] | None = added_key(None, unset=None)
-    class_splits: str | None = added_key(None, is_path=True, unset=None)
     counts: dict[Any, Any] | None = key()
     sets: dict[Any, Any] | None = added_key(None, unset=None)
 
@@ -386,25 +385,12 @@ class AuditSettings(Settings):
     audit: Any = key()
 
 
-@dataclass(frozen=True)
-class ShiftSettings(Settings):
-    """The configuration of ``dml shift``."""
-
-    levels: Count = key()
-    beginning: Literal["drawn", "data_set"] = key()
-    components: Count = key()
-    max_images: Count | None = key()
-    processes: Count | None = key(is_prepared=True)
-    output: str | None = key(is_path=True)
-
-
 SETTINGS: dict[str, type[Settings]] = {
     "train": Settings,
     "evaluate": EvaluateSettings,
     "prepare": PrepareSettings,
     "inspect": InspectSettings,
     "audit": AuditSettings,
-    "shift": ShiftSettings,
 }
 """The settings of each command."""
 

@@ -1,4 +1,4 @@
-"""The reading of a data set's table: counts are checked, then splits, folds, corrections and faults are applied."""
+"""The reading of a data set's table: counts are checked, then folds, corrections and faults are applied."""
 
 import re
 from collections.abc import Callable
@@ -6,7 +6,6 @@ from functools import partial
 
 from pytorch_lightning.utilities import rank_zero_only
 
-from dml.data.class_splits import apply_class_splits, read_class_splits
 from dml.data.corrections import apply_corrections, read_corrections
 from dml.data.image_files.limits import limit_list_bytes
 from dml.data.joined_sets import join_tables
@@ -25,10 +24,10 @@ def read_table(
 ) -> ImageTable:
     """Read and check a data set, make the fold of the configuration the validation split, and apply what changes it.
 
-    The published counts are those of the data set without corrections and with its own splits. Class splits are applied
-    first, so that folds divide the new training classes. The classes are divided into folds before the corrections too,
-    which therefore leave all other classes in their splits. The remaining rules are checked on the corrected table.
-    Faults are planted last. All of this happens in each data set of ``dataset.sets`` before they are joined.
+    The published counts are those of the data set without corrections. The classes are divided into folds before the
+    corrections, which therefore leave all other classes in their splits. The remaining rules are checked on the
+    corrected table. Faults are planted last. All of this happens in each data set of ``dataset.sets`` before they are
+    joined.
 
     Args:
         dataset: settings of the data set.
@@ -37,7 +36,7 @@ def read_table(
         needs_labels: whether training images without a label are an error.
 
     Raises:
-        InputError: if the data set has a fault, or class splits or a correction can't be applied.
+        InputError: if the data set has a fault, or a correction can't be applied.
     """
     with limit_list_bytes(max_list_bytes):
         if dataset.sets is None:
@@ -46,14 +45,13 @@ def read_table(
                 dataset.root,
                 name=dataset.name,
                 counts=dataset.counts,
-                disjoint=dataset.disjoint and dataset.corrections is None and dataset.class_splits is None,
+                disjoint=dataset.disjoint and dataset.corrections is None,
                 verify=dataset.verify,
             )
         else:
             images = read_parts(dataset, partial(read_table, max_list_bytes=max_list_bytes, needs_fold=needs_fold))
         if images.is_unlabeled.any():
             _check_unlabeled(dataset, needs_labels=needs_labels)
-        images = images if dataset.class_splits is None else _divide(dataset.class_splits, images)
         if dataset.folds is not None and (needs_fold or len(list_training_classes(images)) >= dataset.folds):
             images = hold_out_classes(images, folds=dataset.folds, fold=dataset.fold)
         images = images if dataset.corrections is None else _correct(dataset, dataset.corrections, images)
@@ -62,7 +60,7 @@ def read_table(
 
 def _check_unlabeled(dataset: DatasetSettings, *, needs_labels: bool) -> None:
     """Refuse what needs the labels of training images that have none."""
-    settings = ("folds", "class_splits", "corrections", "planted")
+    settings = ("folds", "corrections", "planted")
     if needing := [name for name in settings if getattr(dataset, name) is not None]:
         raise InputError(f"dataset.{needing[0]}: needs the labels of training images, and some have none; null")
     if needs_labels:
@@ -89,17 +87,6 @@ def read_parts(dataset: DatasetSettings, read: Callable[[DatasetSettings], Image
         except InputError as error:
             raise InputError(re.sub(r"(?<![\w./])dataset\.", f"dataset.sets.{name}.", str(error))) from error
     return join_tables(tables)
-
-
-def _divide(file: str, images: ImageTable) -> ImageTable:
-    """Apply the class splits, and print one line of them."""
-    divided = apply_class_splits(images, read_class_splits(file))
-    numbers = divided.counts()
-    train, test = (numbers[split][images.levels[0]] for split in ("train", "test"))
-    rank_zero_only(console.print)(
-        f"[bold]splits[/]   {train:,} classes for training, {test:,} for the test ({in_markup(file)})"
-    )
-    return divided
 
 
 def _correct(dataset: DatasetSettings, file: str, images: ImageTable) -> ImageTable:

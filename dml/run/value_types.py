@@ -53,7 +53,7 @@ def check_types(config: DictConfig, *also: DictConfig, command: str = "train") -
     Args:
         config: a composed configuration, or a part of one.
         also: configurations that have the same values, in which they become whole numbers too.
-        command: "train", "evaluate", "prepare", "inspect", "audit" or "shift".
+        command: "train", "evaluate", "prepare", "inspect" or "audit".
 
     Raises:
         InputError: naming the key, the value and what would be right.

@@ -14,7 +14,7 @@ from dml.__main__ import COMMANDS, SUCCESSORS, dispatch, format_help
 from dml.commands.report import find_common_folder
 
 ROOT = Path(__file__).parents[2]
-HYDRA = {"train", "evaluate", "prepare", "inspect", "audit", "shift"}
+HYDRA = {"train", "evaluate", "prepare", "inspect", "audit"}
 """The commands whose help is Hydra's."""
 
 
@@ -63,7 +63,6 @@ def test_help_fits_a_terminal_and_has_examples(
         (["evaluate", "checkpoint=/nowhere.ckpt"], "checkpoint=/nowhere.ckpt: no such file"),
         (["inspect", "dataset=sob"], "dataset=sob: no such choice; nearest: sop"),
         (["audit", "dataset=sob"], "dataset=sob: no such choice; nearest: sop"),
-        (["shift", "dataset=sob"], "dataset=sob: no such choice; nearest: sop"),
         (["prepare", "dataset=sob"], "dataset=sob: no such choice; nearest: sop"),
         (["report"], "the following arguments are required: RUN; dml report --help lists all"),
         (["report", "/nowhere"], "/nowhere: metrics.json, per_query.parquet, .hydra/config.yaml missing"),

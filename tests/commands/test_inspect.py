@@ -218,7 +218,7 @@ def test_mistakes_are_one_line(refused: Refused, mine: Path, override: str, mess
     assert not (mine / ".dml").exists() or override == "components=0"
 
 
-@pytest.mark.parametrize("command", ["inspect", "audit", "shift"])
+@pytest.mark.parametrize("command", ["inspect", "audit"])
 def test_a_list_of_files_that_are_elsewhere_is_told_as_such(command: str, refused: Refused, tmp_path: Path) -> None:
     listed = tmp_path / "list.csv"
     listed.write_text("path,label\n" + "".join(f"old/{i}.jpg,{'abcdef'[i // 2]}\n" for i in range(12)))

@@ -63,7 +63,7 @@ def test_what_needs_labels_says_so(tmp_path: Path, refused: Refused, photos: Pat
     assert line in refused("dataset=unlabeled", f"dataset.root={photos}", *plain, *words, f"hydra.run.dir={tmp_path}/r")
 
 
-@pytest.mark.parametrize("command", ["audit", "inspect", "shift"])
+@pytest.mark.parametrize("command", ["audit", "inspect"])
 def test_commands_that_need_labels_say_so(refused: Refused, photos: Path, command: str) -> None:
     line = refused("dataset=unlabeled", f"dataset.root={photos}", command=command)
     assert "training images without labels, which only dml train does without, and not in dataset=many" in line
