@@ -65,8 +65,7 @@ def check_and_summarize(
         )
     is_whole = len(table) == len(whole_table) and not settings.quick
     dataset = settings.dataset
-    is_changed = dataset.corrections or dataset.planted
-    if is_whole and not is_changed:
+    if is_whole and not dataset.corrections:
         # with folds, the splits that its lists give, as dml prepare writes them
         listed = build_table(replace(settings, dataset=replace(dataset, folds=None))) if dataset.folds else table
         write_table(folder, listed, images)

@@ -1,4 +1,4 @@
-"""The reading of a data set's table: counts are checked, then folds, corrections and faults are applied."""
+"""The reading of a data set's table: counts are checked, then folds and corrections are applied."""
 
 import re
 from collections.abc import Callable
@@ -9,7 +9,6 @@ from pytorch_lightning.utilities import rank_zero_only
 from dml.data.corrections import apply_corrections, read_corrections
 from dml.data.image_files.limits import limit_list_bytes
 from dml.data.joined_sets import join_tables
-from dml.data.planted_faults import plant_faults, read_planted_faults
 from dml.data.table import ImageTable, hold_out_classes, list_training_classes, load
 from dml.evaluation.names import SCOPE
 from dml.run.building import build
@@ -26,8 +25,7 @@ def read_table(
 
     The published counts are those of the data set without corrections. The classes are divided into folds before the
     corrections, which therefore leave all other classes in their splits. The remaining rules are checked on the
-    corrected table. Faults are planted last. All of this happens in each data set of ``dataset.sets`` before they are
-    joined.
+    corrected table. All of this happens in each data set of ``dataset.sets`` before they are joined.
 
     Args:
         dataset: settings of the data set.
@@ -54,13 +52,12 @@ def read_table(
             _check_unlabeled(dataset, needs_labels=needs_labels)
         if dataset.folds is not None and (needs_fold or len(list_training_classes(images)) >= dataset.folds):
             images = hold_out_classes(images, folds=dataset.folds, fold=dataset.fold)
-        images = images if dataset.corrections is None else _correct(dataset, dataset.corrections, images)
-        return _plant(dataset, images) if dataset.planted is not None else images
+        return images if dataset.corrections is None else _correct(dataset, dataset.corrections, images)
 
 
 def _check_unlabeled(dataset: DatasetSettings, *, needs_labels: bool) -> None:
     """Refuse what needs the labels of training images that have none."""
-    settings = ("folds", "corrections", "planted")
+    settings = ("folds", "corrections")
     if needing := [name for name in settings if getattr(dataset, name) is not None]:
         raise InputError(f"dataset.{needing[0]}: needs the labels of training images, and some have none; null")
     if needs_labels:
@@ -95,14 +92,3 @@ def _correct(dataset: DatasetSettings, file: str, images: ImageTable) -> ImageTa
     rank_zero_only(console.print)(f"[bold]corrections[/]  {in_markup(counts.describe())} ({in_markup(file)})")
     name = f"{dataset.name}, corrected by {file}"
     return load(lambda _: corrected, dataset.root, name=name, disjoint=dataset.disjoint, verify=dataset.verify)
-
-
-def _plant(dataset: DatasetSettings, images: ImageTable) -> ImageTable:
-    """Plant faults in the training images, and print one line of them."""
-    faulty, relabeled = plant_faults(images, read_planted_faults(dataset.planted))
-    remaining, before = ((table.split == "train").sum() for table in (faulty, images))
-    rank_zero_only(console.print)(
-        f"[bold]planted[/]  {remaining:,} of {before:,} training images stay, "
-        f"and {relabeled:,} of them have the label of another class"
-    )
-    return faulty

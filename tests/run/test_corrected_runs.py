@@ -85,18 +85,3 @@ def test_a_class_that_corrections_leave_in_two_splits_is_a_fault(refused: Refuse
     given = ["dataset=folder", f"dataset.root={photos}", *SHORT, f"dataset.corrections={file}"]
     assert "line 2: unknown action 'same_clas'; the actions are" in refused(*given)
     assert "dataset.corrections=/none.csv: no such file" in refused(*given[:-1], "dataset.corrections=/none.csv")
-
-
-def test_planted_faults_are_in_the_training_images_alone(
-    here: Here, refused: Refused, photos: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    given = ["dataset=folder", f"dataset.root={photos}", *SHORT]
-    run = tmp_path / "run"
-    here("train", *given, "dataset.planted={label_noise:0.25,seed:${seed}}", f"hydra.run.dir={run}")
-    assert "planted  12 of 12 training images stay, and 3 of them have the label" in capfd.readouterr().out
-    splits = RunFolder(run).splits()
-    assert splits is not None
-    assert sum(int(text.split()[0]) for text in splits["train"].values()) == 12
-    assert {text.split()[0] for text in splits["test"].values()} == {"3"}
-    here("evaluate", f"checkpoint={run / 'checkpoints' / 'last.ckpt'}", f"hydra.run.dir={tmp_path / 'again'}")
-    assert "dataset.planted.long_tail=0: expected 1 or more" in refused(*given, "dataset.planted={long_tail:0}")

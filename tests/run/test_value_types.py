@@ -55,8 +55,6 @@ WRONG = {
     "data.pin_memory=yes": "data.pin_memory=yes: must be one of auto, true or false",
     "training.gradient_cache=0": "training.gradient_cache=0: must be a whole number, 1 or more, or null",
     "training.gradient_cache=all": "training.gradient_cache=all: must be a whole number, 1 or more, or null",
-    "dataset.planted=false": "dataset.planted=false: must be a mapping or null",
-    "dataset.planted=0.1": "dataset.planted=0.1: must be a mapping or null",
     "evaluation.threshold.wrong_share=0": "wrong_share=0: must be a number, above 0 and below 1",
     "evaluation.threshold.wrong_share=nan": "wrong_share=nan: must be a number, above 0 and below 1",
     "evaluation.threshold.fmr=1": "fmr=1: must be a number, above 0 and below 1, or null",

@@ -153,10 +153,10 @@ def test_a_run_under_slurm_is_the_same_on_other_nodes(monkeypatch: pytest.Monkey
 
 
 def test_unset_changes_of_a_data_set_are_not_stored() -> None:
-    unset = {"name": "emoji", "corrections": None, "planted": None}
+    unset = {"name": "emoji", "corrections": None, "sets": None}
     assert plain_config(OmegaConf.create({"dataset": unset}))["dataset"] == {"name": "emoji"}
-    planted = unset | {"planted": {"label_noise": 0.1}}
-    assert plain_config(OmegaConf.create({"dataset": planted}))["dataset"].keys() == {"name", "planted"}
+    joined = unset | {"sets": {"emoji": {}}}
+    assert plain_config(OmegaConf.create({"dataset": joined}))["dataset"].keys() == {"name", "sets"}
 
 
 def test_the_default_rate_is_that_of_older_versions_unless_the_heads_alone_learn() -> None:
