@@ -34,28 +34,15 @@ COMMANDS = {
     "prepare": Command(JOB, "run_job", "check a data set, and keep its images decoded"),
     "inspect": Command(JOB, "run_job", "show what a data set holds, and what networks find"),
     "audit": Command(JOB, "run_job", "find copies and doubtful labels in a data set"),
-    "shift": Command(JOB, "run_job", "write class splits of growing distance"),
-    "report": Command(f"{ROOM}.report", "write_report", "write the report of one run, or of two together"),
     "compare": Command(f"{ROOM}.compare", "compare_runs", "print a table of finished runs"),
     "embed": Command(f"{ROOM}.embed", "embed_images", "write the vectors of images to a file"),
     "index": Command(f"{ROOM}.index", "index_images", "make an index of images, or extend one"),
     "upgrade": Command(f"{ROOM}.upgrade", "upgrade", "give an index a better model, and keep it searchable"),
     "search": Command(f"{ROOM}.search", "search_images", "find the images that are most similar to one"),
     "export": Command(f"{ROOM}.export", "export_model", "write a model as ONNX or as a torch.export file"),
-    "compress": Command(f"{ROOM}.compress", "compress_vectors", "measure what smaller vectors of a model cost"),
     "serve": Command(f"{ROOM}.serve", "serve_index", "show an index as a page to search in a browser"),
-    "label": Command(f"{ROOM}.label", "label_images", "ask which images are the same, and write labels"),
     "study": Command("dml.studies.study_command", "run_study", "reproduce the papers' tables, claims and figures"),
 }
-
-SUCCESSORS = {
-    name: f"dml study {name}"
-    for name in (
-        *("tables", "claims", "leaderboard", "ablation"),
-        *("robustness", "protocol", "figures", "reproducibility"),
-    )
-}
-"""What stands in the place of commands of the last version."""
 
 HELP = """\
 usage: dml COMMAND ...
@@ -105,8 +92,7 @@ def dispatch(arguments: Sequence[str]) -> None:
         from dml.runtime.errors import suggest
         from dml.runtime.text import printable
 
-        advice = f"; {SUCCESSORS[name]} does it now" if name in SUCCESSORS else suggest(name, COMMANDS)
-        sys.stderr.write(f"error: {printable(name)}: no such command{advice}; dml --help lists all\n")
+        sys.stderr.write(f"error: {printable(name)}: no such command{suggest(name, COMMANDS)}; dml --help lists all\n")
         sys.exit(2)
 
 

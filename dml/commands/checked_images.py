@@ -8,17 +8,17 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from dml.data.class_splits import draw_share_of_classes
 from dml.data.image_files.images import suggest_slashes
 from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.verification import CheckedImage, check_images, write_table
 from dml.data.split_overview import make_overview_table
+from dml.data.subsets import draw_share_of_classes
 from dml.data.table import TEST_SPLITS, ImageTable
 from dml.models.embedding import EmbeddingModel
 from dml.run.builders import build_model, build_table
 from dml.run.building import build
 from dml.run.feature_source import FeatureSource
-from dml.run.settings import AuditSettings, InspectSettings, Settings, ShiftSettings, read_settings
+from dml.run.settings import AuditSettings, InspectSettings, Settings, read_settings
 from dml.run.stages import find_stage
 from dml.runtime.console import console, progress_bar, warn
 from dml.runtime.errors import InputError
@@ -28,7 +28,7 @@ from dml.training.checkpoints import TrainingProgress, lacks_weights, load_model
 from dml.training.frozen import unpack_inputs
 
 
-def read_part(settings: InspectSettings | AuditSettings | ShiftSettings) -> tuple[ImageTable, ImageTable]:
+def read_part(settings: InspectSettings | AuditSettings) -> tuple[ImageTable, ImageTable]:
     """Read the data set -> the table, with ``max_images`` of a part of each class, and the table of the whole.
 
     Raises:
@@ -45,7 +45,7 @@ def read_part(settings: InspectSettings | AuditSettings | ShiftSettings) -> tupl
 
 
 def check_and_summarize(
-    settings: InspectSettings | AuditSettings | ShiftSettings,
+    settings: InspectSettings | AuditSettings,
     table: ImageTable,
     folder: CacheFolder,
     whole_table: ImageTable,
@@ -65,8 +65,7 @@ def check_and_summarize(
         )
     is_whole = len(table) == len(whole_table) and not settings.quick
     dataset = settings.dataset
-    is_changed = dataset.corrections or dataset.class_splits or dataset.planted
-    if is_whole and not is_changed:
+    if is_whole:
         # with folds, the splits that its lists give, as dml prepare writes them
         listed = build_table(replace(settings, dataset=replace(dataset, folds=None))) if dataset.folds else table
         write_table(folder, listed, images)

@@ -19,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dml.data.class_splits import take_some_classes
 from dml.data.image_files.images import UnreadableImageError, without_remedy
+from dml.data.subsets import take_some_classes
 from dml.data.table import ImageTable
 from dml.data.transforms import stack
 from dml.evaluation import evaluate

@@ -40,7 +40,6 @@ class Key:
         decides_raw: whether the metrics of the features before the training depend on it.
         needs: key right below it without which, or with null, the part counts as missing; None for no such key.
         unset: value with which a run counts as one of a version that lacked the key; `MISSING` if there is none.
-        formerly: value that a version without the key trained with, if the default is another one; `MISSING` if not.
     """
 
     fixed: str | None = None
@@ -57,7 +56,6 @@ class Key:
     decides_raw: bool = False
     needs: str | None = None
     unset: Any = MISSING
-    formerly: Any = MISSING
 
 
 def key(**facts: Any) -> Any:
@@ -87,11 +85,10 @@ class DataSettings:
     max_image_bytes: Count = key()
     max_pixels: Count = key()
     max_list_bytes: Count = key()
-    background: str = key(formerly="none")
+    background: str = key()
     box_margin: Annotated[float, Ge(0)] = added_key(0.0)
     eval_batch_size: Count = key()
     pin_memory: bool | Literal["auto"] = key()
-    decode: Literal["workers", "device"] = added_key("workers")
     cache: str | None = key(is_path=True)
 
     @property
@@ -114,9 +111,6 @@ class DatasetSettings:
     disjoint: bool = key()
     queries_in_gallery: bool | None = added_key(None)
     verify: bool = key()
-    corrections: str | None = added_key(None, is_path=True, unset=None)
-    planted: dict[Any, Any] | None = added_key(None, unset=None)
-    class_splits: str | None = added_key(None, is_path=True, unset=None)
     counts: dict[Any, Any] | None = key()
     sets: dict[Any, Any] | None = added_key(None, unset=None)
 
@@ -201,7 +195,7 @@ class CheckpointSettings:
     tie_breaker: str | None = key(fixed=CHOICE)
     patience: Count | None = key()
     beginning: bool = key()
-    interpolation: list[Any] | None = key(fixed=CHOICE, unset=None, formerly=None)
+    interpolation: list[Any] | None = key(fixed=CHOICE, unset=None)
 
 
 @dataclass(frozen=True)
@@ -386,25 +380,12 @@ class AuditSettings(Settings):
     audit: Any = key()
 
 
-@dataclass(frozen=True)
-class ShiftSettings(Settings):
-    """The configuration of ``dml shift``."""
-
-    levels: Count = key()
-    beginning: Literal["drawn", "data_set"] = key()
-    components: Count = key()
-    max_images: Count | None = key()
-    processes: Count | None = key(is_prepared=True)
-    output: str | None = key(is_path=True)
-
-
 SETTINGS: dict[str, type[Settings]] = {
     "train": Settings,
     "evaluate": EvaluateSettings,
     "prepare": PrepareSettings,
     "inspect": InspectSettings,
     "audit": AuditSettings,
-    "shift": ShiftSettings,
 }
 """The settings of each command."""
 

@@ -1,43 +1,31 @@
-"""The reading of a data set's table: counts are checked, then splits, folds, corrections and faults are applied."""
+"""The reading of a data set's table: counts are checked, then a fold is applied."""
 
 import re
 from collections.abc import Callable
 from functools import partial
 
-from pytorch_lightning.utilities import rank_zero_only
-
-from dml.data.class_splits import apply_class_splits, read_class_splits
-from dml.data.corrections import apply_corrections, read_corrections
 from dml.data.image_files.limits import limit_list_bytes
 from dml.data.joined_sets import join_tables
-from dml.data.planted_faults import plant_faults, read_planted_faults
 from dml.data.table import ImageTable, hold_out_classes, list_training_classes, load
 from dml.evaluation.names import SCOPE
 from dml.run.building import build
 from dml.run.settings import DatasetSettings
-from dml.runtime.console import console
 from dml.runtime.errors import InputError
-from dml.runtime.text import in_markup, printable
+from dml.runtime.text import printable
 
 
-def read_table(
-    dataset: DatasetSettings, max_list_bytes: int, *, needs_fold: bool = True, needs_labels: bool = True
-) -> ImageTable:
-    """Read and check a data set, make the fold of the configuration the validation split, and apply what changes it.
+def read_table(dataset: DatasetSettings, max_list_bytes: int, *, needs_fold: bool = True) -> ImageTable:
+    """Read and check a data set, and make the fold of the configuration the validation split.
 
-    The published counts are those of the data set without corrections and with its own splits. Class splits are applied
-    first, so that folds divide the new training classes. The classes are divided into folds before the corrections too,
-    which therefore leave all other classes in their splits. The remaining rules are checked on the corrected table.
-    Faults are planted last. All of this happens in each data set of ``dataset.sets`` before they are joined.
+    This happens in each data set of ``dataset.sets`` before they are joined.
 
     Args:
         dataset: settings of the data set.
         max_list_bytes: largest size of a file that lists images.
         needs_fold: whether fewer training classes than folds are an error; a test does without a validation split.
-        needs_labels: whether training images without a label are an error.
 
     Raises:
-        InputError: if the data set has a fault, or class splits or a correction can't be applied.
+        InputError: if the data set has a fault.
     """
     with limit_list_bytes(max_list_bytes):
         if dataset.sets is None:
@@ -46,28 +34,14 @@ def read_table(
                 dataset.root,
                 name=dataset.name,
                 counts=dataset.counts,
-                disjoint=dataset.disjoint and dataset.corrections is None and dataset.class_splits is None,
+                disjoint=dataset.disjoint,
                 verify=dataset.verify,
             )
         else:
             images = read_parts(dataset, partial(read_table, max_list_bytes=max_list_bytes, needs_fold=needs_fold))
-        if images.is_unlabeled.any():
-            _check_unlabeled(dataset, needs_labels=needs_labels)
-        images = images if dataset.class_splits is None else _divide(dataset.class_splits, images)
         if dataset.folds is not None and (needs_fold or len(list_training_classes(images)) >= dataset.folds):
             images = hold_out_classes(images, folds=dataset.folds, fold=dataset.fold)
-        images = images if dataset.corrections is None else _correct(dataset, dataset.corrections, images)
-        return _plant(dataset, images) if dataset.planted is not None else images
-
-
-def _check_unlabeled(dataset: DatasetSettings, *, needs_labels: bool) -> None:
-    """Refuse what needs the labels of training images that have none."""
-    settings = ("folds", "class_splits", "corrections", "planted")
-    if needing := [name for name in settings if getattr(dataset, name) is not None]:
-        raise InputError(f"dataset.{needing[0]}: needs the labels of training images, and some have none; null")
-    if needs_labels:
-        line = "training images without labels, which only dml train does without, and not in dataset=many"
-        raise InputError(f"dataset={dataset.name}: {line}")
+        return images
 
 
 def read_parts(dataset: DatasetSettings, read: Callable[[DatasetSettings], ImageTable]) -> ImageTable:
@@ -89,33 +63,3 @@ def read_parts(dataset: DatasetSettings, read: Callable[[DatasetSettings], Image
         except InputError as error:
             raise InputError(re.sub(r"(?<![\w./])dataset\.", f"dataset.sets.{name}.", str(error))) from error
     return join_tables(tables)
-
-
-def _divide(file: str, images: ImageTable) -> ImageTable:
-    """Apply the class splits, and print one line of them."""
-    divided = apply_class_splits(images, read_class_splits(file))
-    numbers = divided.counts()
-    train, test = (numbers[split][images.levels[0]] for split in ("train", "test"))
-    rank_zero_only(console.print)(
-        f"[bold]splits[/]   {train:,} classes for training, {test:,} for the test ({in_markup(file)})"
-    )
-    return divided
-
-
-def _correct(dataset: DatasetSettings, file: str, images: ImageTable) -> ImageTable:
-    """Apply the corrections, print one line of what they change, and check the result."""
-    corrected, counts = apply_corrections(images, read_corrections(file), dataset.root)
-    rank_zero_only(console.print)(f"[bold]corrections[/]  {in_markup(counts.describe())} ({in_markup(file)})")
-    name = f"{dataset.name}, corrected by {file}"
-    return load(lambda _: corrected, dataset.root, name=name, disjoint=dataset.disjoint, verify=dataset.verify)
-
-
-def _plant(dataset: DatasetSettings, images: ImageTable) -> ImageTable:
-    """Plant faults in the training images, and print one line of them."""
-    faulty, relabeled = plant_faults(images, read_planted_faults(dataset.planted))
-    remaining, before = ((table.split == "train").sum() for table in (faulty, images))
-    rank_zero_only(console.print)(
-        f"[bold]planted[/]  {remaining:,} of {before:,} training images stay, "
-        f"and {relabeled:,} of them have the label of another class"
-    )
-    return faulty

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 from dml.runtime.checksums import DamageError, file_checksum
 from dml.runtime.errors import InputError
 from dml.runtime.files import remove_partial_files
-from dml.runtime.former_keys import rename_keys, rename_override
 from dml.runtime.locks import holding, is_held
 from dml.runtime.run_files import (
     read_configuration,
@@ -77,7 +76,6 @@ class RunFolder:
         self.report_file = self.path / "report.html"
         self.picture_file = self.path / "retrieval.png"  # some queries and their nearest neighbors
         self.threshold_curves_file = self.path / "threshold_curves.json"  # error rates, which the report draws
-        self.compression_file = self.path / "compression.json"  # the metrics of smaller vectors, by dml compress
         self.fixed_neighbors_file = self.path / "fixed_neighbors.npz"  # before the last stage
         self.evaluations_folder = self.path / "evaluations"  # of the run's checkpoints
         self.splits_file = self.path / "splits.json"  # the summary of the data set that the run began with
@@ -108,7 +106,7 @@ class RunFolder:
     def write_configuration(self, config: str, hydra: str, overrides: str) -> None:
         """Write the three files of `.hydra/`, all of them YAML texts."""
         self.config_file.parent.mkdir(parents=True, exist_ok=True)
-        for cached in ("config", "_stored_config", "overrides", "choices", "start_folder"):
+        for cached in ("config", "overrides", "choices", "start_folder"):
             self.__dict__.pop(cached, None)
         # The configuration is written last, because it decides whether metrics.json holds the metrics of this run.
         for path, text in ((self.overrides_file, overrides), (self.hydra_file, hydra), (self.config_file, config)):
@@ -133,10 +131,6 @@ class RunFolder:
     @cached_property
     def config(self) -> dict[str, Any]:
         """Read the configuration without `RUN_KEYS`."""
-        return rename_keys(self._stored_config)
-
-    @cached_property
-    def _stored_config(self) -> dict[str, Any]:
         return without_run_keys(self._read(self.config_file, read_configuration))
 
     @property
@@ -155,7 +149,7 @@ class RunFolder:
         """Read the overrides: the arguments of the command line; empty if there is no overrides.yaml."""
         if not self.overrides_file.exists():
             return []
-        return [rename_override(str(override)) for override in self._read_yaml(self.overrides_file, list)]
+        return [str(override) for override in self._read_yaml(self.overrides_file, list)]
 
     @cached_property
     def choices(self) -> dict[str, Any]:
@@ -191,14 +185,7 @@ class RunFolder:
         if not self.metrics_file.exists():
             return False
         identifier = self.metrics().get(CONFIGURATION)
-        return (
-            identifier is None or not self.config_file.exists() or identifier == configuration_id(self._stored_config)
-        )
-
-    @property
-    def is_pruned(self) -> bool:
-        """Whether the finished run was ended early by the pruner of its sweep."""
-        return bool(self.metrics().get("pruned", False))
+        return identifier is None or not self.config_file.exists() or identifier == configuration_id(self.config)
 
     def metrics(self) -> dict[str, Any]:
         """Read metrics.json without its checksums."""
@@ -232,9 +219,8 @@ class RunFolder:
         except (DamageError, FileNotFoundError):  # the resumed run writes metrics.json anew
             return
         name = self.history_file.name
-        is_same = self.has_configuration and metrics.get(CONFIGURATION) == configuration_id(self._stored_config)
-        # A run that was pruned and is resumed appends to its history before it writes metrics.json anew.
-        if name in checksums and is_same and not metrics.get("pruned"):
+        is_same = self.has_configuration and metrics.get(CONFIGURATION) == configuration_id(self.config)
+        if name in checksums and is_same:
             self._check_file(name, checksums[name])
 
     def raw_metrics(self, configuration: str) -> dict[str, Any] | None:
@@ -263,10 +249,6 @@ class RunFolder:
             write_values(self.threshold_curves_file, rows, {})
         else:
             self.threshold_curves_file.unlink(missing_ok=True)
-
-    def compression(self) -> dict[str, Any]:
-        """Read the metrics of smaller vectors by name; no value if ``dml compress`` hasn't measured them."""
-        return self._read(self.compression_file, read_metrics)[0] if self.compression_file.exists() else {}
 
     def splits(self) -> dict[str, dict[str, str]] | None:
         """Read the summary of the data set, {split: {class: summary of its images}}; None for runs without the file."""
@@ -329,8 +311,3 @@ def newest_runs(folder: Path) -> Iterator[RunFolder]:
     """Find the runs in a folder, at any depth, the one that was started or resumed last before others."""
     folders = sorted(folders_below(folder), key=lambda run: run.config_file.stat().st_mtime, reverse=True)
     return (run for run in folders if not run.is_evaluation)
-
-
-def runs_below(folder: Path) -> list[RunFolder]:
-    """Find the runs in a folder, at any depth and in any state, without the evaluations of their checkpoints."""
-    return [run for run in folders_below(folder) if not run.is_evaluation]

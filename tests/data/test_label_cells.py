@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dml.data.class_splits import name_movable_classes
 from dml.data.readers.csv import read
 from dml.data.splits import describe_shared_classes
 from dml.data.table import UNKNOWN, ImageTable, find_faults, hold_out_classes
@@ -77,8 +76,6 @@ def test_whole_classes_cannot_be_drawn(tmp_path: Path) -> None:
     table = read(write(tmp_path, *LINES), separator="|")
     with pytest.raises(InputError, match=r"^dataset\.folds=2: "):
         hold_out_classes(table, folds=2)
-    with pytest.raises(InputError, match=r"^dataset\.class_splits: "):
-        name_movable_classes(table, "dataset.class_splits")
 
 
 def test_a_label_in_training_and_test_is_a_fault(tmp_path: Path) -> None:

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dml.data.class_splits import draw_share_of_classes, take_some_classes
 from dml.data.judgments import Query, make_judged_table
+from dml.data.subsets import draw_share_of_classes, take_some_classes
 from dml.data.table import ImageTable
 from dml.evaluation.items import check_queries
 

@@ -55,8 +55,6 @@ WRONG = {
     "data.pin_memory=yes": "data.pin_memory=yes: must be one of auto, true or false",
     "training.gradient_cache=0": "training.gradient_cache=0: must be a whole number, 1 or more, or null",
     "training.gradient_cache=all": "training.gradient_cache=all: must be a whole number, 1 or more, or null",
-    "dataset.planted=false": "dataset.planted=false: must be a mapping or null",
-    "dataset.planted=0.1": "dataset.planted=0.1: must be a mapping or null",
     "evaluation.threshold.wrong_share=0": "wrong_share=0: must be a number, above 0 and below 1",
     "evaluation.threshold.wrong_share=nan": "wrong_share=nan: must be a number, above 0 and below 1",
     "evaluation.threshold.fmr=1": "fmr=1: must be a number, above 0 and below 1, or null",
@@ -93,7 +91,7 @@ def test_every_whole_number_may_be_written_with_a_point():
     }
 
 
-@pytest.mark.parametrize("command", ["prepare", "inspect", "audit", "shift"])
+@pytest.mark.parametrize("command", ["prepare", "inspect", "audit"])
 @pytest.mark.parametrize("value", ["2.5", "x", "true"])
 def test_a_number_of_processes_is_a_whole_number(command: str, value: str):
     config = compose(f"processes={value}", command=command)
@@ -157,7 +155,6 @@ def test_nodes_in_lists_are_checked():
         ("prepare", "resize=abc", "resize=abc: must be a whole number or null"),
         ("inspect", "components=0", "components=0: must be a whole number, 1 or more, or null"),
         ("audit", "shown=251", "shown=251: must be a whole number, 1 or more and 250 at most"),
-        ("shift", "beginning=own", "beginning=own: must be one of drawn, data_set"),
     ],
 )
 def test_keys_of_a_command_alone_are_checked(command: str, override: str, line: str):

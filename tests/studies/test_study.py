@@ -60,17 +60,6 @@ def test_each_row_of_the_ablation_changes_one_part_of_the_default(dataset: str, 
         assert len(keys) == 1, cell.row
 
 
-@pytest.mark.pipeline
-def test_each_condition_of_robustness_plants_its_faults_with_the_seed_of_the_run() -> None:
-    study = read("robustness", "rows=rll")
-    assert {cell.condition for cell in study.selected} == {"noise_10", "noise_20", "long_tail", "thinned"}
-    for cell in study.selected:
-        config = compose(cell.training.extended(cell.after))
-        config.seed = 5
-        assert (config.dataset.planted.seed, config.training.frozen) == (5, True)
-        assert cell.choice_from == ("emoji", "heads", "rll")
-
-
 def test_settings_change_and_select() -> None:
     study = read("leaderboard", "rows=rll,*softmax", "conditions=whole", "seeds=5")
     assert {(cell.row, cell.condition) for cell in study.selected} == {

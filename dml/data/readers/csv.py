@@ -5,7 +5,6 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from dml.data.image_files.parts import COLUMNS, Edges, name_part, parse_edges
 from dml.data.image_listing import is_passed_over
 from dml.data.layout import Layout, read_csv_rows, to_text
 from dml.data.splits import complete_splits, name_classes, number_classes, read_split_columns, warn_of_names
-from dml.data.table import SPLITS, UNKNOWN, ImageTable, join_labels
+from dml.data.table import SPLITS, ImageTable, join_labels
 from dml.runtime.errors import InputError
 from dml.runtime.paths import URL
 from dml.runtime.text import format_count, printable
@@ -93,21 +92,6 @@ def read_listed(root: str | Path | None) -> ImageTable:
     A file without a column of labels gives all images a class whose name is empty.
     """
     return _read_file(root, {"split": None}, "utf-8", needs_labels=False)
-
-
-def read_partly_labeled(root: str | Path | None) -> ImageTable:
-    """Read the images of a file with their splits, "train" if there are none; a missing label becomes `UNKNOWN`."""
-    table = _read_file(root, {}, "utf-8", needs_labels=False)
-    split = np.where(table.split == "", "train", table.split)
-    lacking = np.array([names[0] == "" for names in table.names])  # the empty name is the first in order
-    labels = table.labels - lacking
-    is_missing = (labels == UNKNOWN).T
-    if (is_wrong := is_missing.any(axis=0) & ~(is_missing.all(axis=0) & (split == "train"))).any():
-        row = is_wrong.argmax()
-        path = printable(table.paths[row])
-        raise InputError(f"{table.source}: {path} of {split[row]} has no label, which only images of train may lack")
-    names = tuple(names[int(lacks) :] for names, lacks in zip(table.names, lacking, strict=True))
-    return replace(table, labels=labels, names=names, split=split)
 
 
 def read_frame(frame: Any, separator: str = "") -> ImageTable:
@@ -251,8 +235,6 @@ def _missing_column_error(place: str, header: list[str], missing: list[str], *, 
     """Return the error for a header that lacks columns, with the columns of other names that may be meant."""
     fault = f"{place}: no column {missing[0]!r} among {_quote(header)}"
     others = {name: [cell for cell in header if _simplify(cell) in OTHER_NAMES.get(name, ())] for name in missing}
-    if others == {"label": []} and not is_frame:
-        fault += ", without which dataset=unlabeled trains"
     if len(header) == 1 and not is_frame:
         return InputError(f"{fault}; give {LAYOUT}, with commas, semicolons or tabs between the cells of a line")
     if not all(others.values()):
