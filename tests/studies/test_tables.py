@@ -195,6 +195,9 @@ def test_happiers_configurations_hold_what_the_paper_states() -> None:
                 assert config.optimizer.loss.lr == 0.01  # the release; HAPPIER's own proxies have 0.02
             if "alpha" in stated:
                 h_ap = config.loss.terms.h_ap if "lambda" in stated else config.loss
+                if row == "sigmoid_no_clust":  # Smooth-AP's sigmoid in both ranks
+                    assert config.loss._target_ == "dml.losses.smooth_ap.SmoothAPLoss", cell
+                    h_ap = config.loss.relevance
                 assert h_ap.alpha == float(stated["alpha"]), cell
             if "lambda" in stated:
                 cluster = float(stated["lambda"])
