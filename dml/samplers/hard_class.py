@@ -117,8 +117,9 @@ class HardClassSampler(EpochSampler):
     def _draw_members(self, classes: Ints, rng: np.random.Generator) -> Ints:
         """Draw K different entries of each class -> (n, K); a call of ``choice`` for each class takes far longer."""
         sizes, entries = self._entries.sizes[classes], np.concatenate([self._members[c] for c in classes])
-        shuffled = entries[np.lexsort((rng.random(len(entries)), np.repeat(np.arange(len(classes)), sizes)))]
-        return shuffled[(sizes.cumsum() - sizes)[:, None] + np.arange(self.images_per_class)]
+        order = np.lexsort((rng.random(len(entries)), np.repeat(np.arange(len(classes)), sizes)))
+        drawn: Ints = entries[order[(sizes.cumsum() - sizes)[:, None] + np.arange(self.images_per_class)]]
+        return drawn
 
     def _choose_classes(self, embeddings: Floats, rng: np.random.Generator) -> Ints:
         """Choose C of the classes whose drawn images have the embeddings (n, K, D); the first is the anchor class."""
