@@ -133,7 +133,7 @@ STATED = {
 }
 """Where a setting that the reference states stands in a configuration of RLL, NRA or LNS; where it can't, it is 0."""
 
-ORDERS = {None: "", "nearest_first": "ordered=yes", "random": "ordered=no"}  # of a recurrent model's neighbors
+ORDERS = {None: "", "farthest_first": "ordered=yes", "random": "ordered=no"}  # of a recurrent model's neighbors
 READ_OTHERWISE = {("rll", "XIV", "ck_60x4")}  # 60x4 is not the 180 that is printed beside it
 
 
@@ -190,10 +190,14 @@ def test_happiers_configurations_hold_what_the_paper_states() -> None:
             assert config.sampler._target_ == f"dml.samplers.{released}", cell
             stated = dict(pair.split("=") for pair in cell.settings.split(";") if pair)
             assert ("h_ap" in config.loss.get("terms", {})) == ("lambda" in stated), cell
+            assert config.evaluation.exclude == (None if dataset.startswith("dyml") else "nearest"), cell
             if row == "csl" and dataset == "dyml_product":
                 assert config.optimizer.loss.lr == 0.01  # the release; HAPPIER's own proxies have 0.02
             if "alpha" in stated:
                 h_ap = config.loss.terms.h_ap if "lambda" in stated else config.loss
+                if row == "sigmoid_no_clust":  # Smooth-AP's sigmoid in both ranks
+                    assert config.loss._target_ == "dml.losses.smooth_ap.SmoothAPLoss", cell
+                    h_ap = config.loss.relevance
                 assert h_ap.alpha == float(stated["alpha"]), cell
             if "lambda" in stated:
                 cluster = float(stated["lambda"])
