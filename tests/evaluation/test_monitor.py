@@ -87,7 +87,7 @@ def test_the_metrics_are_those_of_a_test_of_the_same_rows() -> None:
 
 
 SETTINGS = ["dataset=sop", "model=small_cnn", "model.heads=[L,H]", "model.embed_dim=32", "transform.size=32"]
-SETTINGS += ["trainer.max_steps=100", "evaluation.metrics=[recall,map@r,nmi]", "checkpoints.monitor=level0/recall@1"]
+SETTINGS += ["trainer.max_steps=100", "evaluation.metrics=[recall,nmi]", "checkpoints.monitor=level0/recall@1"]
 SETTINGS += ["checkpoints.tie_breaker=null"]
 
 
@@ -107,9 +107,7 @@ def learner_of_products(*settings: str) -> MetricLearner:
     ("settings", "images", "classes"),
     [
         (["training.frozen=true"], 11_913, 2_264),
-        pytest.param(
-            ["evaluation.selection=test"], 60_502, 11_316, marks=[pytest.mark.thorough, pytest.mark.timeout(900)]
-        ),
+        pytest.param(["evaluation.selection=test"], 60_502, 11_316, marks=pytest.mark.thorough),
     ],
 )
 def test_a_validation_of_any_size_has_nmi_and_a_line_says_what_leaves_it_out(
@@ -118,16 +116,14 @@ def test_a_validation_of_any_size_has_nmi_and_a_line_says_what_leaves_it_out(
     validate: Any = learner_of_products(*settings).evaluate_further
     vectors = torch.randn(images, 16, generator=torch.Generator().manual_seed(0))
     found = validate(vectors, torch.arange(images))
-    assert {"level0/map@r", "level0/nmi", "level1/nmi"} < found.keys()
-    assert 0 < found["level0/nmi"] < 1
+    assert found.keys() == {"level0/nmi", "level1/nmi"}
+    assert 0 < found["level1/nmi"] < found["level0/nmi"] < 1
 
     line = describe_clustering(validate, 16)
     counts = rf"on \d+ cores? in each validation, for nmi of {images:,} images in {classes + 12:,} clusters"
     said = re.fullmatch(rf"(?:about \d+|less than 1) s {counts}, 16 dimensions; '(.+)' leaves it out", line)
     assert said, line
-    without: Any = learner_of_products(*settings, said[1]).evaluate_further
-    assert [metric.name for metric in without.config.selected] == ["map@r"]
-    assert describe_clustering(without, 16) == ""
+    assert learner_of_products(*settings, said[1]).evaluate_further is None
 
 
 def test_the_line_counts_queries_alone_and_twice_the_vector_takes_twice_the_time() -> None:
