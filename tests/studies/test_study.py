@@ -21,6 +21,7 @@ NOT_ON_THE_LEADERBOARD = {
     "matryoshka",  # any loss over prefixes of the embedding
     "by_set",  # any loss, in each of several data sets
     "tuplet_drift",  # the drift of an embedding whose network learns
+    "lns",  # the same
 }
 
 
