@@ -2,7 +2,7 @@
 
 - ``model.safetensors``: the weights.
 - ``config.yaml``: the resolved configuration of the training, with the network and the preprocessing.
-- ``model.json``: fingerprint, heads, size and geometry of the vectors, names of the training classes, metrics.
+- ``model.json``: fingerprint, heads, size and geometry of the vectors, names of the classes it has seen, metrics.
 - ``README.md`` and, if the run has one, ``retrieval.png``: the model card, in the format of the Hugging Face hub.
 """
 
@@ -99,10 +99,12 @@ def read_folder(path: Path, *, trust: bool = False) -> SavedModel:
         heads, chosen = (tuple(map(str, names)) for names in (description["heads"], chosen_heads))
         training, metrics = dict(description["training"]), restore_nan(dict(description["metrics"]))
         check_metrics(metrics)
-        class_names = tuple(map(str, description["class_names"]))
+        class_names, val_class_names = (tuple(map(str, description[key])) for key in ("class_names", "val_class_names"))
         parts = {part: dict(config[part]) for part in ("model", "transform", "data")}
         picture = (path / PICTURE).read_bytes() if (path / PICTURE).is_file() else None
-        settings = ModelSettings({**config, **parts}, str(name), training, metrics, class_names, picture, trust)
+        settings = ModelSettings(
+            {**config, **parts}, str(name), training, metrics, class_names, val_class_names, picture, trust
+        )
         # what is read of them later: a missing value, or one of another kind, raises an error here
         _ = settings.batch_size, settings.views, settings.limits, settings.decisive
     except (OSError, ValueError, KeyError, TypeError, AttributeError, DamageError) as error:
@@ -154,6 +156,7 @@ def describe(embedder: ImageEmbedder) -> dict[str, Any]:
         "training": dict(settings.training),
         "metrics": replace_nan(settings.metrics),
         "class_names": [*settings.class_names],
+        "val_class_names": [*settings.val_class_names],
     }
 
 
