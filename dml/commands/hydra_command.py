@@ -108,8 +108,8 @@ def run_from_python(command: str, words: Sequence[str]) -> Path:
     finally:
         sys.argv = before
     if (mistake := outcome.error) is not None:
-        line = None if isinstance(mistake, InputError) else explain(mistake)
-        raise mistake if line is None else InputError(line) from mistake
+        line = explain(mistake)
+        raise mistake if line in (None, str(mistake)) else InputError(line) from mistake
     assert outcome.folder is not None
     return outcome.folder
 
@@ -300,7 +300,7 @@ def _removing_unused_sweeps() -> Iterator[None]:
 
 def _hint(command: str, folder: RunFolder) -> str:
     """Return how the work goes on that a signal has stopped."""
-    if command == "train" and (folder.has_configuration or folder.last_checkpoint.exists()):
+    if command == "train" and folder.last_checkpoint.exists():
         return f"{printable(shlex.quote(f'resume={folder.path}'))} goes on"
     return "" if command == "evaluate" else "the same command starts it again"
 
