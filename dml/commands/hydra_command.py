@@ -36,8 +36,17 @@ from dml.commands.command_help import format_help
 from dml.commands.error_lines import explain, is_users_mistake, one_line_errors, print_line, told_errors
 from dml.commands.required_values import check_parts, check_values, select_used_parts
 from dml.commands.start import follow, import_from_working_folder, quiet
+from dml.commands.sweep_start import check_point, make_composable
 from dml.run import building, sweeps
-from dml.run.config_folders import CONF, GROUPS, list_network_overrides, list_overrides, pretrained_name, quote
+from dml.run.config_folders import (
+    CONF,
+    GROUPS,
+    list_network_overrides,
+    list_overrides,
+    pretrained_name,
+    quote,
+    search_path_overrides,
+)
 from dml.run.settings import list_keys
 from dml.run.stored_configuration import (
     keep_choices,
@@ -155,7 +164,7 @@ def main(command: str, *, is_named: bool = False, outcome: Outcome | None = None
             raise InputError(f"{min(shown)}: shows one configuration, and a sweep has many; leave out --multirun")
         typed = replace_set_choices(typed)
         arguments = follow(_with_stored_overrides(typed))
-        sys.argv[1:] = arguments
+        sys.argv[1:] = make_composable(arguments)
         task = Task(command, typed, is_debugged, full_error, os.getpid(), outcome)
         if (folder := find_path(arguments, "hydra.run.dir")) and "${" not in str(folder):
             note_new_folder(folder)
@@ -226,6 +235,8 @@ class Task:
         # a sweeper may propose the same values twice at a time: the second waits for the first, and is skipped
         lock = _hold(folder, wait=in_sweep) if is_first else nullcontext()
         with errors, lock, _environment("HYDRA_FULL_ERROR", self.full_error):
+            if in_sweep:
+                check_point(self.typed, [*search_path_overrides(hydra_config), *hydra_config.overrides.task])
             check_parts(self.command, config, hydra_config.runtime)
             check_values(self.command, config)
             ranks.name_folder(str(folder.path))

@@ -52,16 +52,17 @@ class ImageLoader(DataLoader[Item | None]):
     `dml.data.stream.BatchStream.close`.
 
     Attributes:
-        iterators: the iterators that are in use: they may outlive the loader, in the trace of an error.
+        iterators: set that gets the iterators: they may outlive the loader, in the trace of an error; None for no set.
     """
 
-    iterators: "weakref.WeakSet[Any]" = weakref.WeakSet()
+    iterators: "weakref.WeakSet[Any] | None" = None
 
     def _get_iterator(self) -> Any:
         if self.num_workers:
             pause_before_forks()
         iterator = super()._get_iterator()
-        self.iterators.add(iterator)
+        if self.iterators is not None:
+            self.iterators.add(iterator)
         return iterator
 
 
