@@ -146,8 +146,12 @@ def read_bounded(path: Path) -> bytes:
         raise ValueError(error.reason) from error
 
 
-def parse_yaml(text: str) -> Any:
+def parse_yaml(text: str, *, with_aliases: bool = False) -> Any:
     """Return the content of a YAML text: plain values, lists and dictionaries.
+
+    Args:
+        text: the text.
+        with_aliases: whether it may hold aliases and merge keys, as the project's own files do; never for a stranger's.
 
     Raises:
         yaml.YAMLError: if the text is no YAML.
@@ -165,7 +169,7 @@ def parse_yaml(text: str) -> Any:
         if count > MOST_EVENTS:
             raise ValueError(f"more than {MOST_EVENTS:,} values")
         word = event.value if isinstance(event, yaml.ScalarEvent) and event.implicit[0] else ""
-        if isinstance(event, yaml.AliasEvent) or word == "<<":
+        if not with_aliases and (isinstance(event, yaml.AliasEvent) or word == "<<"):
             raise ValueError("an alias or a merge key; the values have to stand there themselves")
         if len(word) > LONGEST_NUMBER and word[0] in "+-.0123456789":
             raise ValueError(f"a number of more than {LONGEST_NUMBER:,} characters")
