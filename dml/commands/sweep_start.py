@@ -90,7 +90,7 @@ def make_composable(arguments: Sequence[str]) -> list[str]:
         for override in OverridesParser.create().parse_overrides(words)
         if not is_below(override.key_or_group, ["hydra", "sweep", *own])
     ]
-    groups = {override.key_or_group for override in parsed if override.is_sweep_override()} & GROUPS
+    groups = GROUPS & {override.key_or_group for override in parsed if override.is_sweep_override()}
     if groups & {"dataset", "experiment"}:  # which choose other groups
         groups = GROUPS
     below = (override for override in parsed if "." in override.key_or_group)
