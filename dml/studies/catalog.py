@@ -62,7 +62,7 @@ def read_figures(data: Path | None) -> Iterator[Study]:
 
     Those of the kind "run_figure" are drawn of any runs, and train nothing.
     """
-    entries: Mapping[str, Any] = parse_yaml((REFERENCE / "figures.yaml").read_text(encoding="utf-8"))
+    entries: Mapping[str, Any] = parse_yaml((REFERENCE / "figures.yaml").read_text(encoding="utf-8"), with_aliases=True)
     for name, entry in entries.items():
         if "parts" not in entry:
             yield Study(name, "run_figure", (), entry)

@@ -194,5 +194,5 @@ def read_numbers() -> tuple[PrintedNumber, ...]:
 @cache
 def read_entries(paper: str) -> dict[str, dict[str, Any]]:
     """Read reference/PAPER.yaml -> {table: {row: entry}}; the head of rll.yaml describes an entry."""
-    content = parse_yaml((REFERENCE / f"{paper}.yaml").read_text(encoding="utf-8")) or {}
+    content = parse_yaml((REFERENCE / f"{paper}.yaml").read_text(encoding="utf-8"), with_aliases=True) or {}
     return {str(table): entries for table, entries in content.items()}

@@ -109,7 +109,7 @@ def read_file(experiment: str) -> ExperimentFile:
     """Read the values and the comments of one file of conf/experiment."""
     path = f"{experiment}.yaml"
     text = (CONF / EXPERIMENT / path).read_text(encoding="utf-8")
-    values = parse_yaml(text) or {}
+    values = parse_yaml(text, with_aliases=True) or {}
     defaults = [_read_default(entry) for entry in values.pop("defaults", [])]
     paragraphs = [(DIFFERS.fullmatch(paragraph), paragraph) for paragraph in _comment_paragraphs(text.splitlines())]
     sentences = [
@@ -156,7 +156,7 @@ def _comment_paragraphs(lines: Iterable[str]) -> Iterator[str]:
 
 def _overrides_by_line(text: str) -> dict[int, list[str]]:
     """Return the overrides that have the effect of each line of a file, such as {7: ["loss=nra"]}."""
-    values, by_line = parse_yaml(text) or {}, dict[int, list[str]]()
+    values, by_line = parse_yaml(text, with_aliases=True) or {}, dict[int, list[str]]()
     flat_values = flat(values)
 
     def visit(node: yaml.MappingNode, prefix: str) -> None:
