@@ -52,7 +52,7 @@ SUCCESSORS = {
     name: f"dml study {name}"
     for name in (
         *("tables", "claims", "leaderboard", "ablation"),
-        *("robustness", "protocol", "figures", "reproducibility"),
+        *("robustness", "protocol", "figures"),
     )
 }
 """What stands in the place of commands of the last version."""

@@ -103,7 +103,7 @@ class Study:
 
     Args:
         name: name of the study.
-        kind: "file" for a study of a YAML file, "table", "figure", "run_figure" or "reproducibility".
+        kind: "file" for a study of a YAML file, "table", "figure" or "run_figure".
         cells: all cells of the study.
         content: further values, which the page needs.
         metrics: ends of the names of the metrics that are kept of each run; "" for all.

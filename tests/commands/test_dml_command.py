@@ -97,10 +97,6 @@ def test_help_fits_a_terminal_and_has_examples(
         (["study", "nothing.yaml"], "nothing.yaml: no such file, which would describe a study"),
         (["study", "protocol", "run", "datasets=emojis"], "dataset=emojis: no such choice; nearest: emoji"),
         (["study", "claims", "claims=11"], "claims=11: there is none; nearest: 1"),
-        (
-            ["study", "reproducibility", "page", "--docs", "file"],
-            "file: File exists; choose a path where no file stands",
-        ),
         *(([name], f"{name}: no such command; dml study {name} does it now") for name in SUCCESSORS),
     ],
     ids=" ".join,
