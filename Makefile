@@ -14,7 +14,6 @@
 #     SEEDS=5 runs of each training, PRESET=smoke small on the embedded data, SET='trainer.precision=bf16-mixed'
 # make table-rsk, make table-hyp   the same for RS@k and Hyp-ViT, beside published numbers with their sources; dml study rsk
 #     prints the published numbers alone
-# make reproducibility   writes docs/reproducibility.md: what of each table is as its paper states it, and what differs
 # make claims  the papers' claims, tested in many hours, which can be stopped: writes docs/claims.md. JOBS=2 runs at a time,
 #     DATA=/data tests them on the photographs of /data/grocery too, ONLY=1,2 some claims alone
 # make leaderboard   every loss after the same search, in half an hour for each data set: docs/leaderboard.md. PHOTOGRAPHS=CSV adds a
@@ -35,7 +34,7 @@ BIN := $(VENV)/bin
 CORE := $(VENV)/.core
 SETUP := $(VENV)/.set-up
 
-.PHONY: demo setup test test-all test-fast test-gpu test-oldest check format docs bench bench-peers tables tables-list reproducibility claims leaderboard ablation robustness protocol reliability figures figures-list emoji clean
+.PHONY: demo setup test test-all test-fast test-gpu test-oldest check format docs bench bench-peers tables tables-list claims leaderboard ablation robustness protocol reliability figures figures-list emoji clean
 
 demo: $(CORE)
 	$(BIN)/python train.py
@@ -133,9 +132,6 @@ figures: setup
 
 figures-list: setup
 	@$(STUDY) figures list
-
-reproducibility: setup
-	$(STUDY) reproducibility page
 
 claims: setup
 	+$(STUDY) claims run $(STUDY_OPTIONS) $(addprefix claims=,$(ONLY))

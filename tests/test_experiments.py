@@ -149,8 +149,8 @@ def test_an_experiment_trains(training: Training, small_emoji: Path, tmp_path: P
     wanted = {
         cell.find_metric(number.metric_name)
         for table in TABLES
-        for number in table.numbers
-        for cell in table.find_entry(number.row, number.dataset).cells
+        for number in table.trained
+        for cell in table.find_cells(number.row, number.dataset)
         if training == cell.training
     }
     assert {key for key in wanted if _of_emoji(key)} <= found.keys()

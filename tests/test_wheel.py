@@ -134,7 +134,6 @@ run("tables", "rll-V", "--show")
 run("claims", "--commands", "--only", "1")
 run("claims", "--show", "--docs", "pages")
 run("figures", "nra_3", "--commands")
-run("reproducibility", "pages/protocols.md")
 """
 
 
@@ -146,7 +145,7 @@ def test_a_wheel_has_all_commands(installed: Installed, site: Path, small_emoji:
     printed = installed("-c", script)
     assert printed.count("python -m dml train experiment=claims/rll") == 2
     assert printed.count("python -m dml evaluate checkpoint=outputs/claims/") == 2
-    for page in ("run/report.html", "tables/table.csv", "outputs/tables/rll-V.md", "pages/protocols.md"):
+    for page in ("run/report.html", "tables/table.csv", "outputs/tables/rll-V.md"):
         assert (tmp_path / page).exists()
     assert "RLL, Table V" in printed
     assert (tmp_path / "pages" / "claims.md").exists()

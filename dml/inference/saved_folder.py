@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
+from omegaconf import OmegaConf
 from safetensors.torch import save
 
 from dml.evaluation.names import (
@@ -133,7 +133,7 @@ def save_folder(embedder: ImageEmbedder, folder: str | Path, license_id: str | N
     with replacing_folder(path) as partial:
         state = {name: value.detach().cpu().clone().contiguous() for name, value in embedder.model.state_dict().items()}
         (partial / WEIGHTS).write_bytes(save(state, metadata={"fingerprint": embedder.fingerprint}))
-        write_sealed_text(partial / CONFIG, yaml.safe_dump(dict(settings.config), sort_keys=False))
+        write_sealed_text(partial / CONFIG, OmegaConf.to_yaml(dict(settings.config)))
         if settings.picture is not None and embedder.has_chosen_heads:
             (partial / PICTURE).write_bytes(settings.picture)
             checksums[PICTURE] = file_checksum(partial / PICTURE)

@@ -20,8 +20,8 @@ STUDIES = {
 }
 """The studies of this project, and what they compare."""
 
-GROUPS = ("tables", "figures", "reproducibility")
-"""Names of several studies, and of a page without trainings."""
+GROUPS = ("tables", "figures")
+"""Names of several studies."""
 
 
 def find_studies(name: str | None, settings: Sequence[str] = (), data: Path | None = None) -> list[Study]:
@@ -43,8 +43,6 @@ def find_studies(name: str | None, settings: Sequence[str] = (), data: Path | No
         return [read_study(REFERENCE / f"{name}.yaml" if name in STUDIES else Path(name), settings, data)]
     if "," in name:
         return [study for part in name.split(",") for study in find_studies(part, settings, data)]
-    if name == "reproducibility":
-        return [Study(name, name, (), {})]
     figures = list(read_figures(data))
     label = name.removeprefix("table-")  # as targets of make begin
     studies = [figure for figure in figures if name in ("figures", figure.name)]
@@ -62,7 +60,7 @@ def read_figures(data: Path | None) -> Iterator[Study]:
 
     Those of the kind "run_figure" are drawn of any runs, and train nothing.
     """
-    entries: Mapping[str, Any] = parse_yaml((REFERENCE / "figures.yaml").read_text(encoding="utf-8"))
+    entries: Mapping[str, Any] = parse_yaml((REFERENCE / "figures.yaml").read_text(encoding="utf-8"), with_aliases=True)
     for name, entry in entries.items():
         if "parts" not in entry:
             yield Study(name, "run_figure", (), entry)
@@ -107,7 +105,7 @@ def format_list(studies: Sequence[Study]) -> str:
     lines = [f"{'':22}{'cells':>6}{'runs':>6}"]
     for study in studies:
         is_table = study.kind == "table"
-        name, cells = f"{'table-' * is_table}{study.name}", study.content["table"].numbers if is_table else study.cells
+        name, cells = f"{'table-' * is_table}{study.name}", study.content["table"].trained if is_table else study.cells
         runs = study.seeds * len({training for cell in study.cells for _, training in cell.divide(cell.after)})
         texts = (study.content.get("title"), study.content.get("shows"), STUDIES.get(study.name))
         about = ": ".join(filter(None, texts))

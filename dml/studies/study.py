@@ -103,7 +103,7 @@ class Study:
 
     Args:
         name: name of the study.
-        kind: "file" for a study of a YAML file, "table", "figure", "run_figure" or "reproducibility".
+        kind: "file" for a study of a YAML file, "table", "figure" or "run_figure".
         cells: all cells of the study.
         content: further values, which the page needs.
         metrics: ends of the names of the metrics that are kept of each run; "" for all.
@@ -165,7 +165,7 @@ def read_study(path: Path, settings: Sequence[str] = (), data: Path | None = Non
     """
     if not path.is_file():
         raise InputError(f"{path}: no such file, which would describe a study")
-    content = parse_yaml(path.read_text(encoding="utf-8"))
+    content = parse_yaml(path.read_text(encoding="utf-8"), with_aliases=True)
     if not isinstance(content, dict):
         raise InputError(f"{path}: holds no keys, which would describe a study")
     try:
@@ -272,7 +272,9 @@ def _parse_value(setting: str, old: Any) -> Any:
 def _read_rows(entries: Any) -> dict[str, dict[str, Any]]:
     """Read the rows of a file, or those of the study that it names -> {name: their values}."""
     if isinstance(entries, str):
-        return _read_rows(parse_yaml((REFERENCE / f"{entries}.yaml").read_text(encoding="utf-8"))["rows"])
+        return _read_rows(
+            parse_yaml((REFERENCE / f"{entries}.yaml").read_text(encoding="utf-8"), with_aliases=True)["rows"]
+        )
     return {name: {"overrides": entry} if isinstance(entry, list) else entry for name, entry in entries.items()}
 
 

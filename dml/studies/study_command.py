@@ -9,7 +9,6 @@ from dml.commands.arguments import quote_paths
 from dml.commands.command_parser import CommandParser, positive_number
 from dml.commands.error_lines import one_line_errors, print_line
 from dml.runtime.errors import InputError, check_installed, suggest
-from dml.runtime.files import write_text
 from dml.runtime.paths import expand_home
 from dml.studies.catalog import find_studies, format_list
 from dml.studies.study import Study
@@ -20,9 +19,9 @@ DESCRIPTION = """\
 Train what a study compares, and write its page. A study is a table of a paper
 (rll-I), all tables of a paper (rll) or all of them (tables), a figure (nra_3)
 or all of them (figures), claims, leaderboard, ablation, robustness, protocol,
-or a YAML file of yours; reproducibility is a page without trainings. Runs that
-are finished, or whose results are stored, are not made again. Figures of
-trained models, such as rll_5, are drawn of the runs whose folders are named.
+or a YAML file of yours. Runs that are finished, or whose results are stored,
+are not made again. Figures of trained models, such as rll_5, are drawn of the
+runs whose folders are named.
 
   list     the studies of this name; dml study list lists all
   show     print the page of the results, and train nothing (the default)
@@ -85,16 +84,6 @@ def _are_of_runs(studies: Sequence[Study], folders: Sequence[Path], name: str) -
 
 def _run_action(study: Study, options: argparse.Namespace) -> bool:
     """Train a study, and show or write its page -> whether a run failed."""
-    if study.kind == "reproducibility":
-        from dml.studies.reproducibility import render_reproducibility_page  # after --help: it takes seconds
-
-        page, path = render_reproducibility_page(), options.docs / "reproducibility.md"
-        if options.action == "show":
-            print_line(page)
-        else:
-            write_text(path, page)
-            print_line(f"written: {path}")
-        return False
     from dml.studies.session import Session  # after --help and list: it takes seconds
 
     session = Session(study, options)

@@ -423,10 +423,10 @@ def test_a_failed_save_leaves_the_old_one(
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "mkdir", lambda path, **_: fail(path))
-        with pytest.raises(OSError, match=f"No space left on device: '{tmp_path / 'saved'}'"):
+        with pytest.raises(InputError, match=f"{tmp_path / 'saved'}: No space left on device"):
             model.save_pretrained(tmp_path / "saved")
     monkeypatch.setattr("dml.inference.saved_folder.write_card", fail)
-    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path / 'saved'}'"):
+    with pytest.raises(InputError, match=f"{tmp_path / 'saved'}: No space left on device"):
         model.save_pretrained(tmp_path / "saved")
     assert (tmp_path / "saved" / "model.json").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]

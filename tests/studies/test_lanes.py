@@ -91,7 +91,7 @@ def test_a_row_is_of_the_network_and_the_size_of_its_lane() -> None:
     for table in (table for table in read_tables() if table.is_lane):
         assert len({(cell.backbone, cell.dim) for cell in table.numbers}) == 1
         for cell in table.numbers:
-            config = compose(table.find_entry(cell.row, cell.dataset).cells[0].training)
+            config = compose(table.find_cells(cell.row, cell.dataset)[0].training)
             assert (config.model.backbone.name, str(config.model.embed_dim)) == (cell.backbone, cell.dim)
             assert f"mixup={str(config.loss.get('mixup')).lower()}" == (cell.settings or "mixup=none")
 
