@@ -1,6 +1,5 @@
 """The job of ``dml audit``: find what may be wrong with a data set, and write a page and a file to be edited."""
 
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -46,7 +45,7 @@ PAGE, FILE = "audit.html", "audit.csv"
 
 
 def audit(config: DictConfig, _folder: RunFolder, _overrides: list[str]) -> list[Finding]:
-    """Write what may be wrong with a data set, as a page and as a CSV file that corrections are read from.
+    """Write what may be wrong with a data set, as a page and as a CSV file to be edited.
 
     Raises:
         InputError: if an option can't be used, the network can't be had, the data set has a
@@ -162,7 +161,4 @@ def _print_summary(findings: list[Finding], decided: int, output: Path) -> None:
     if decided:
         console.print(f"[bold]kept[/]     {decided:,} lines of the earlier audit.csv in which something was filled in")
     console.print(f"[bold]written[/]  {in_markup(output / PAGE)} to look at")
-    argument = shlex.quote(f"dataset.corrections={output / FILE}")
-    console.print(
-        f"[bold]written[/]  {in_markup(output / FILE)} to fill in its column action; {in_markup(argument)} reads it"
-    )
+    console.print(f"[bold]written[/]  {in_markup(output / FILE)} to fill in its column action")

@@ -65,7 +65,7 @@ def check_and_summarize(
         )
     is_whole = len(table) == len(whole_table) and not settings.quick
     dataset = settings.dataset
-    if is_whole and not dataset.corrections:
+    if is_whole:
         # with folds, the splits that its lists give, as dml prepare writes them
         listed = build_table(replace(settings, dataset=replace(dataset, folds=None))) if dataset.folds else table
         write_table(folder, listed, images)

@@ -138,15 +138,9 @@ def _seed_generator(seed: tuple[int, ...] | None) -> Iterator[None]:
 
 def make_unreadable_class_error(path: str, label: int, class_names: Sequence[str]) -> InputError:
     """Return the error for a class of which no image can be read; its line tells how to leave the class out."""
-    line = f"image {printable(path)}: not one image of its class can be read"
-    if not class_names or label == UNKNOWN:
-        return InputError(f"{line}; drop its images in a file for dataset.corrections (docs/audit.md)")
-    name = printable(class_names[label])
-    quoted_name = name.replace('"', '""')
-    return InputError(
-        f"{line}, which is {name}; to leave the class out, give dataset.corrections=FILE.csv with the lines "
-        f'action,path,label and drop,,"{quoted_name}" (docs/audit.md)'
-    )
+    named = class_names and label != UNKNOWN
+    which = f", which is {printable(class_names[label])}" if named else ""
+    return InputError(f"image {printable(path)}: not one image of its class can be read{which}; take the class out")
 
 
 def collate(items: Sequence[Item | None]) -> Batch:

@@ -8,8 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dml.data.corrections import iterate_rows
-from dml.data.layout import parse_whole_number, read_list_lines, read_list_rows
+from dml.data.layout import iterate_rows, parse_whole_number, read_list_lines, read_list_rows
 from dml.data.splits import FALSE, TRUE
 from dml.data.table import ImageTable
 from dml.runtime.errors import InputError

@@ -48,7 +48,7 @@ from dml.training.run_length import count_steps
 
 
 def build_table(settings: Settings, *, needs_fold: bool = True, needs_labels: bool = True) -> ImageTable:
-    """Read the data set and check its counts; its fold becomes ``val``, and its corrections are applied.
+    """Read the data set and check its counts; its fold becomes ``val``.
 
     Args:
         settings: settings of a run, or of one of its stages.

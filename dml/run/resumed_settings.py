@@ -150,8 +150,6 @@ def check_resumed_data(
 ) -> None:
     """Make sure that a run which is resumed has the data that it began with; its root may be another.
 
-    Corrections count by what they change, wherever their file is.
-
     Args:
         config: configuration of the run.
         table_summary: the data as it is now, see `dml.data.split_overview.summarize_data`.
@@ -163,8 +161,7 @@ def check_resumed_data(
     """
     before = folder.splits()
     then, now = without_unset(stored.config.get("dataset") or {}, "dataset."), plain_config(config)["dataset"]
-    by_content = {"root": None, "corrections": None}
-    if before is None or config.accept_changed_data or then | by_content != now | by_content:
+    if before is None or config.accept_changed_data or then | {"root": None} != now | {"root": None}:
         return
     _refuse_changes(f"resume={folder.path}", before, table_summary)
 

@@ -114,7 +114,6 @@ class DatasetSettings:
     disjoint: bool = key()
     queries_in_gallery: bool | None = added_key(None)
     verify: bool = key()
-    corrections: str | None = added_key(None, is_path=True, unset=None)
     counts: dict[Any, Any] | None = key()
     sets: dict[Any, Any] | None = added_key(None, unset=None)
 

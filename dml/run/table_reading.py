@@ -1,31 +1,25 @@
-"""The reading of a data set's table: counts are checked, then folds and corrections are applied."""
+"""The reading of a data set's table: counts are checked, then a fold is applied."""
 
 import re
 from collections.abc import Callable
 from functools import partial
 
-from pytorch_lightning.utilities import rank_zero_only
-
-from dml.data.corrections import apply_corrections, read_corrections
 from dml.data.image_files.limits import limit_list_bytes
 from dml.data.joined_sets import join_tables
 from dml.data.table import ImageTable, hold_out_classes, list_training_classes, load
 from dml.evaluation.names import SCOPE
 from dml.run.building import build
 from dml.run.settings import DatasetSettings
-from dml.runtime.console import console
 from dml.runtime.errors import InputError
-from dml.runtime.text import in_markup, printable
+from dml.runtime.text import printable
 
 
 def read_table(
     dataset: DatasetSettings, max_list_bytes: int, *, needs_fold: bool = True, needs_labels: bool = True
 ) -> ImageTable:
-    """Read and check a data set, make the fold of the configuration the validation split, and apply what changes it.
+    """Read and check a data set, and make the fold of the configuration the validation split.
 
-    The published counts are those of the data set without corrections. The classes are divided into folds before the
-    corrections, which therefore leave all other classes in their splits. The remaining rules are checked on the
-    corrected table. All of this happens in each data set of ``dataset.sets`` before they are joined.
+    This happens in each data set of ``dataset.sets`` before they are joined.
 
     Args:
         dataset: settings of the data set.
@@ -34,7 +28,7 @@ def read_table(
         needs_labels: whether training images without a label are an error.
 
     Raises:
-        InputError: if the data set has a fault, or a correction can't be applied.
+        InputError: if the data set has a fault.
     """
     with limit_list_bytes(max_list_bytes):
         if dataset.sets is None:
@@ -43,7 +37,7 @@ def read_table(
                 dataset.root,
                 name=dataset.name,
                 counts=dataset.counts,
-                disjoint=dataset.disjoint and dataset.corrections is None,
+                disjoint=dataset.disjoint,
                 verify=dataset.verify,
             )
         else:
@@ -52,14 +46,13 @@ def read_table(
             _check_unlabeled(dataset, needs_labels=needs_labels)
         if dataset.folds is not None and (needs_fold or len(list_training_classes(images)) >= dataset.folds):
             images = hold_out_classes(images, folds=dataset.folds, fold=dataset.fold)
-        return images if dataset.corrections is None else _correct(dataset, dataset.corrections, images)
+        return images
 
 
 def _check_unlabeled(dataset: DatasetSettings, *, needs_labels: bool) -> None:
     """Refuse what needs the labels of training images that have none."""
-    settings = ("folds", "corrections")
-    if needing := [name for name in settings if getattr(dataset, name) is not None]:
-        raise InputError(f"dataset.{needing[0]}: needs the labels of training images, and some have none; null")
+    if dataset.folds is not None:
+        raise InputError("dataset.folds: needs the labels of training images, and some have none; null")
     if needs_labels:
         line = "training images without labels, which only dml train does without, and not in dataset=many"
         raise InputError(f"dataset={dataset.name}: {line}")
@@ -84,11 +77,3 @@ def read_parts(dataset: DatasetSettings, read: Callable[[DatasetSettings], Image
         except InputError as error:
             raise InputError(re.sub(r"(?<![\w./])dataset\.", f"dataset.sets.{name}.", str(error))) from error
     return join_tables(tables)
-
-
-def _correct(dataset: DatasetSettings, file: str, images: ImageTable) -> ImageTable:
-    """Apply the corrections, print one line of what they change, and check the result."""
-    corrected, counts = apply_corrections(images, read_corrections(file), dataset.root)
-    rank_zero_only(console.print)(f"[bold]corrections[/]  {in_markup(counts.describe())} ({in_markup(file)})")
-    name = f"{dataset.name}, corrected by {file}"
-    return load(lambda _: corrected, dataset.root, name=name, disjoint=dataset.disjoint, verify=dataset.verify)

@@ -97,7 +97,6 @@ def test_planted_errors_are_found_and_decisions_come_back(
     page = Path("found/audit.html").read_text()
     assert page.count('<li class="query-result">') == len(read_rows())
     assert "train/class1/swapped.png" in page
-    assert "dataset.corrections=found/audit.csv" in printed
     assert max(map(len, printed.splitlines())) <= 150
 
     rows = read_rows()
@@ -107,13 +106,10 @@ def test_planted_errors_are_found_and_decisions_come_back(
         )
     decided = [row for row in rows if row["action"]]
     write_rows(rows)
-    printed = audit("dataset.corrections=found/audit.csv")
-    relabeled = len([row for row in rows if row["action"] == "relabel"])
-    assert f"corrections  dropped 2 images, relabeled {relabeled}, merged 0 classes into others" in printed
+    printed = audit()
     assert f"kept     {len(decided)} lines of the earlier audit.csv" in printed
     after = read_rows()
     assert after[: len(decided)] == decided
-    assert "train/class1/swapped.png" not in {row["path"] for row in after[len(decided) :]}
     assert {path: path.read_bytes() for path in before} == before
 
     def decide_meanwhile(*arguments: Any) -> str:
@@ -121,7 +117,7 @@ def test_planted_errors_are_found_and_decisions_come_back(
         return audit_report(*arguments)
 
     monkeypatch.setattr(audit_job, "audit_report", decide_meanwhile)
-    audit("dataset.corrections=found/audit.csv")
+    audit()
     assert [row for row in read_rows() if row["action"]] == [*decided, after[-1] | {"action": "keep"}]
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dml.data.corrections import iterate_rows
+from dml.data.layout import iterate_rows
 from dml.data.table import ImageTable
 from dml.runtime.errors import InputError
 from dml.runtime.files import write_text
@@ -129,7 +129,10 @@ def read_decided_rows(path: Path) -> list[dict[str, str]]:
     """
     if not path.exists():
         return []
-    rows = [dict.fromkeys(COLUMNS, "") | cells for _, cells in iterate_rows(path)]
+    rows = [
+        dict.fromkeys(COLUMNS, "") | cells
+        for _, cells in iterate_rows(path, ("action", "path"), "give the columns of dml audit")
+    ]
     return [row for row in rows if any(cell for column, cell in row.items() if column not in FILLED_BY_AUDIT)]
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dml.data.corrections import read_corrections
+from dml.data.layout import iterate_rows
 from dml.data.table import ImageTable
 from dml.evaluation.audit.findings import (
     SMALL_CLASS,
@@ -234,6 +234,5 @@ def test_a_later_audit_keeps_what_the_user_has_filled_in(tmp_path: Path) -> None
 def test_line_ends_in_names_are_read_as_they_were_written(name: str, tmp_path: Path) -> None:
     file = tmp_path / "audit.csv"
     write_findings(file, [Finding(SMALL_CLASS, 0.5, "1 image", path=f"/mine/{name}.jpg", label=name)], {})
-    assert [(correction.path, correction.label) for correction in read_corrections(file)] == [
-        (f"/mine/{name}.jpg", name)
-    ]
+    rows = iterate_rows(file, ("path", "label"), "")
+    assert [(cells["path"], cells["label"]) for _, cells in rows] == [(f"/mine/{name}.jpg", name)]

@@ -153,7 +153,7 @@ def test_a_run_under_slurm_is_the_same_on_other_nodes(monkeypatch: pytest.Monkey
 
 
 def test_unset_changes_of_a_data_set_are_not_stored() -> None:
-    unset = {"name": "emoji", "corrections": None, "sets": None}
+    unset = {"name": "emoji", "sets": None}
     assert plain_config(OmegaConf.create({"dataset": unset}))["dataset"] == {"name": "emoji"}
     joined = unset | {"sets": {"emoji": {}}}
     assert plain_config(OmegaConf.create({"dataset": joined}))["dataset"].keys() == {"name", "sets"}
