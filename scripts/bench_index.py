@@ -29,8 +29,7 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from dml.evaluation.compression import count_per_second
-from dml.inference.certificates import RecallTest, summarize
+from dml.inference.certificates import RecallTest, count_per_second, summarize
 from dml.retrieval.vector_index import VectorIndex
 from dml.runtime.errors import InputError
 

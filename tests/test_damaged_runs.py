@@ -27,7 +27,6 @@ from dml.run.stored_configuration import read_checkpoint_configuration, read_sto
 from dml.run.sweeps import read_objective
 from dml.runtime.checksums import CHECKSUMS
 from dml.runtime.errors import InputError
-from dml.runtime.run_files import write_values
 from dml.runtime.run_folder import RunFolder
 from dml.training.checkpoints import TrainingProgress, read_checkpoint
 
@@ -43,7 +42,6 @@ def finished(small_emoji: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
         run = [f"dataset.root={small_emoji}", *SHORT, "evaluation.metrics=[recall]", f"hydra.run.dir={folder}"]
         patched.setattr(sys, "argv", ["train.py", *run])
         main("train")
-    write_values(folder / "compression.json", {"split": "test", "prefix8/float32/bytes": 32}, {})
     (folder / "raw_id").write_text(json.loads((folder / "raw_metrics.json").read_text())["configuration"])
     return folder
 
@@ -71,7 +69,6 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "metrics.csv": read_run,
     "per_query.parquet": read_run,
     "threshold_curves.json": read_run,
-    "compression.json": read_run,
     "fixed_neighbors.npz": lambda run: FixedNeighbors.read(run / "fixed_neighbors.npz"),
     ".hydra/config.yaml": lambda run: (read_stored_configuration(RunFolder(run)), RunFolder(run).config_text),
     ".hydra/overrides.yaml": lambda run: read_stored_configuration(RunFolder(run)),

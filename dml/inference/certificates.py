@@ -1,13 +1,13 @@
 """How many of the true nearest neighbors an index finds, and the search parameters that find enough of them."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dml.evaluation.compression import count_per_second
 from dml.report.statistics import clopper_pearson
 from dml.retrieval.search import drop_excluded
 from dml.retrieval.vector_index import VectorIndex
@@ -17,6 +17,8 @@ Array = NDArray[Any]
 
 MOST_LABELS = 10
 """The largest number of labels in a certificate: those of which the fewest neighbors are found."""
+TIMED_SECONDS = 0.2
+"""How long each choice of search parameters is timed at least."""
 ROUNDING = 1e-12
 """Difference of products of float32 vectors, computed in float64, that comes from rounding."""
 
@@ -95,3 +97,13 @@ def summarize(shares: Array, labels: Sequence[Sequence[str]]) -> dict[str, Any]:
     low, high = clopper_pearson(shares.sum(), len(shares))
     values = {"recall": float(shares.mean()), "low": low, "high": high, "queries": len(shares)}
     return values | {"labels": sorted(rows, key=lambda row: row[1])[:MOST_LABELS]}
+
+
+def count_per_second(task: Callable[[], Any]) -> float:
+    """Return how often a task runs in a second; the first time isn't counted."""
+    task()
+    count, began = 0, perf_counter()
+    while (seconds := perf_counter() - began) < TIMED_SECONDS:
+        task()
+        count += 1
+    return count / seconds

@@ -12,10 +12,8 @@ from dml.data.table import ImageTable
 from dml.evaluation.evaluator import Evaluator
 from dml.inference.image_embedder import ImageEmbedder
 from dml.run.builders import build_table
-from dml.run.config_folders import compose_training, quote
 from dml.run.evaluators import build_metric_config
 from dml.run.settings import Settings, read_settings
-from dml.run.stages import resolve_parts
 from dml.runtime.errors import InputError
 
 METRICS = ["recall", "map@r"]
@@ -34,27 +32,17 @@ class EmbeddedTable(NamedTuple):
     vectors: NDArray[np.float32]
 
 
-def read_data_set(model: ImageEmbedder, *, root: str | None = None) -> tuple[Settings, ImageTable]:
+def read_data_set(model: ImageEmbedder) -> tuple[Settings, ImageTable]:
     """Read the table of the data set that a model was trained on -> the settings of its training, the table.
 
-    That of a network which dml didn't train is ``root``, as ``dataset=folder`` reads it.
-
     Raises:
-        InputError: if the data can't be read, or unknown code would read it.
+        InputError: if dml didn't train the model, the data can't be read, or unknown code would read it.
     """
     plain: dict[str, Any] = deepcopy({**model.settings.config})
     if "dataset" not in plain:
-        if root is None:
-            raise InputError(
-                f"{model.settings.name}: dml didn't train it, so it names no data set; --root FOLDER gives images, "
-                "in a folder for each class"
-            )
-        composed = compose_training(["dataset=folder", f"dataset.root={quote(root)}"])
-        plain |= resolve_parts(composed, [str(key) for key in composed if key not in ("dataset", "evaluation")])
+        raise InputError(f"{model.settings.name}: dml didn't train it, so it names no data set")
     plain["evaluation"] = plain.get("evaluation", {}) | {"metrics": METRICS, "level_weights": None}
     settings = read_settings(OmegaConf.create({**plain, "recurrent": None}), Settings)
-    if root is not None:
-        settings = replace(settings, dataset=replace(settings.dataset, root=root))
     with model.settings.building():
         return settings, build_table(settings)
 

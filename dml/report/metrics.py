@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dml.evaluation import compression
 from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES
 from dml.evaluation.names import (
     MetricDescription,
@@ -130,23 +129,4 @@ def choose_headlines(run: ReportedRun) -> dict[str, tuple[str, str]]:
     return {
         metric.label: (format_metric(run.metrics[name], metric), format_metric(run.metrics.get(f"raw/{name}"), metric))
         for name, metric in described.items()
-    }
-
-
-def make_compression_section(run: ReportedRun) -> dict[str, Any] | None:
-    """Make the table of smaller vectors: its "split", the "threads" of the searches, "header" and "rows".
-
-    Returns:
-        None if smaller vectors weren't measured, or were those of another step of the training.
-    """
-    values = run.compression
-    if not values or values.get("step") != run.metrics.get("step"):
-        return None
-    threads = int(values["threads"])
-    label = f"{threads} thread{'s' if threads > 1 else ''}"
-    return {
-        "split": values["split"],
-        "threads": label,
-        "header": compression.HEADER,
-        "rows": compression.format_cells(compression.read_values(values)),
     }

@@ -24,7 +24,6 @@ from dml.report.embedding_map import embedding_map, make_map
 from dml.report.metrics import (
     choose_headlines,
     list_labels_not_in_percent,
-    make_compression_section,
     make_metric_tables,
 )
 from dml.report.pictures import ReadPicture, choose_queries, draw_queries
@@ -62,7 +61,6 @@ def run_report(run: ReportedRun) -> str:
         "not_in_percent": list_labels_not_in_percent(run),
         "charts": make_charts(run.history, table.levels, run.metrics.get("step"), run.custom_metrics),
         "threshold": make_threshold_section(run),
-        "vectors": make_compression_section(run),
         "score": score_queries(table).name,
         "sheets": make_sheets(table, tiles),
         "map": make_map(table, map_tiles),

@@ -37,7 +37,6 @@ class ReportedRun:
         history: rows of metrics.csv, each a dictionary with the key "step".
         choices: choice of each configuration group, {"loss": "rll", ...}.
         threshold_curves: {split: (2, P) FMR and FNMR} of thresholds on the similarity.
-        compression: contents of compression.json, which ``dml compress`` writes: metrics of smaller vectors by name.
         start_folder: working folder in which the run was started; empty if it is unknown.
         is_trained: whether the vectors are of a training: neither a network as it is, nor `dml.report`, has a step.
     """
@@ -49,7 +48,6 @@ class ReportedRun:
     history: Sequence[Mapping[str, float]] = ()
     choices: Mapping[str, str] = field(default_factory=dict)
     threshold_curves: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
-    compression: Mapping[str, Any] = field(default_factory=dict)
     start_folder: str = ""
     is_trained: bool = True
 
@@ -162,7 +160,6 @@ def read_run(path: Path, metrics: Mapping[str, Any] | None = None) -> ReportedRu
         history=[{name: float(value) for name, value in row.items()} for row in folder.history()],
         choices={group: choice for group, choice in folder.choices.items() if choice},
         threshold_curves=folder.threshold_curves(),
-        compression=folder.compression(),
         start_folder=folder.start_folder,
         is_trained="step" in metrics,
     )

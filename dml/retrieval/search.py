@@ -97,7 +97,6 @@ def search_with_ties(
     queries: npt.NDArray[Any],
     k: int,
     count: int,
-    most_ties: int | None = None,
 ) -> tuple[Floats, Integers]:
     """Find the k best neighbors, of which those with equal scores have the smallest ids and are sorted by them.
 
@@ -109,13 +108,12 @@ def search_with_ties(
         queries: (Q, D) queries, as ``search`` takes them.
         k: number of neighbors, 1 to ``count``.
         count: number of vectors that are searched.
-        most_ties: largest number of vectors beyond the k-th that are searched for equal scores; None for `MOST_TIES`.
 
     Returns:
-        Scores (Q, k) and ids (Q, k), best first. If more than ``most_ties`` vectors share the k-th score, they may be
-        any of these.
+        Scores (Q, k) and ids (Q, k), best first. If more than `MOST_TIES` vectors share the k-th score, they may be any
+        of these.
     """
-    largest_depth = min(count, k + (MOST_TIES if most_ties is None else most_ties))
+    largest_depth = min(count, k + MOST_TIES)
     scores, ids = sort_ties(*search(queries, min(k + 1, count)))
     tied = np.flatnonzero(scores[:, k - 1] == scores[:, -1])
     scores, ids = scores[:, :k], ids[:, :k]

@@ -212,7 +212,6 @@ def remedy_for(path: Path, run: Path, *, is_resumable: bool) -> str:
     remedies = {
         "metrics.csv": "delete it to do without the history; nothing else is lost",
         "raw_metrics.json": f"delete it, and {resuming} computes it again",
-        "compression.json": f"delete it, and dml compress {run} writes it anew",
         "splits.json": "delete it to go on without a comparison of the data with what it was",
     }
     tested = f"{resuming} tests the run again and writes it anew" if is_resumable else "test the checkpoint again"

@@ -77,7 +77,6 @@ class RunFolder:
         self.report_file = self.path / "report.html"
         self.picture_file = self.path / "retrieval.png"  # some queries and their nearest neighbors
         self.threshold_curves_file = self.path / "threshold_curves.json"  # error rates, which the report draws
-        self.compression_file = self.path / "compression.json"  # the metrics of smaller vectors, by dml compress
         self.fixed_neighbors_file = self.path / "fixed_neighbors.npz"  # before the last stage
         self.evaluations_folder = self.path / "evaluations"  # of the run's checkpoints
         self.splits_file = self.path / "splits.json"  # the summary of the data set that the run began with
@@ -263,10 +262,6 @@ class RunFolder:
             write_values(self.threshold_curves_file, rows, {})
         else:
             self.threshold_curves_file.unlink(missing_ok=True)
-
-    def compression(self) -> dict[str, Any]:
-        """Read the metrics of smaller vectors by name; no value if ``dml compress`` hasn't measured them."""
-        return self._read(self.compression_file, read_metrics)[0] if self.compression_file.exists() else {}
 
     def splits(self) -> dict[str, dict[str, str]] | None:
         """Read the summary of the data set, {split: {class: summary of its images}}; None for runs without the file."""

@@ -57,7 +57,7 @@ def test_evaluate_has_the_digits_of_its_vectors(tmp_path: Path, capfd: pytest.Ca
     assert "unchanged" not in capfd.readouterr().out
 
 
-def test_commands_take_its_name(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_commands_take_its_name(tmp_path: Path) -> None:
     place = "pretrained:tf_efficientnet_lite0"
     model = dml.load(place, device="cpu")
     assert model.fingerprint == dml.pretrained("tf_efficientnet_lite0").fingerprint
@@ -65,11 +65,6 @@ def test_commands_take_its_name(tmp_path: Path, capfd: pytest.CaptureFixture[str
     dispatch(["embed", place, str(tmp_path), "--output", str(tmp_path / "vectors.npz"), "--workers", "0"])
     with np.load(tmp_path / "vectors.npz") as arrays:
         np.testing.assert_array_equal(arrays["vectors"], model.embed(IMAGES[:1]))
-    with pytest.raises(SystemExit):
-        dispatch(["compress", place, "--output", str(tmp_path / "compression.json")])
-    assert (
-        "error: tf_efficientnet_lite0: dml didn't train it, so it names no data set; --root" in capfd.readouterr().err
-    )
     model.save_pretrained(tmp_path / "model")
     assert "not trained by dml" in (tmp_path / "model" / "README.md").read_text()
     with pytest.raises(InputError, match="no_such_network"):
@@ -83,18 +78,3 @@ def test_mistakes_are_told() -> None:
         dml.pretrained("no_such_network")
     with pytest.raises(InputError, match=r"embed_dim=8 for features of shape \(16, 1, 1\)"):
         RawHead((16, 1, 1), embed_dim=8)
-
-
-def test_compress_takes_its_name_with_images_in_a_folder_for_each_class(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dml.evaluation.compression.TIMED_SECONDS", 0.001)
-    for label in range(12):
-        (folder := tmp_path / "images" / f"class {label}").mkdir(parents=True)
-        for number in range(5):
-            noise = np.random.default_rng(10 * label + number).integers(0, 160, (40, 40, 3))
-            Image.fromarray((noise + 8 * label).astype(np.uint8)).save(folder / f"{number}.png")
-    words = ["compress", "pretrained:tf_efficientnet_lite0", "--output", str(tmp_path / "small.json")]
-    dispatch([*words, "--root", str(tmp_path / "images")])
-    assert "| prefix1280 | 1280 | float32 |" in capfd.readouterr().out
-    assert (tmp_path / "small.json").is_file()
