@@ -33,7 +33,17 @@ def serve_index(arguments: Sequence[str]) -> None:
     """Serve the index that the arguments of ``dml serve`` name, until a signal ends it."""
     parser = CommandParser("serve", DESCRIPTION, EXAMPLES)
     parser.add_argument("index", metavar="INDEX", help="folder of an index, which dml index wrote")
-    add_address(parser)
+    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="address to serve (default: 127.0.0.1)")
+    parser.add_argument(
+        "--port", type=_read_port, default=8000, metavar="N", help="port; 0 is any free (default: 8000)"
+    )
+    parser.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="name or address by which other machines may call this one",
+    )
     parser.add_argument(
         "--model", metavar="MODEL", help="run, saved model or checkpoint to embed with (default: the one in the index)"
     )
@@ -50,7 +60,7 @@ def serve_index(arguments: Sequence[str]) -> None:
         from dml.inference.serving.image_search import ServedIndex
         from dml.inference.serving.web_api import create_app
 
-        hosts = list_hosts(options.host, options.allow_host)
+        hosts = _list_hosts(options.host, options.allow_host)
         listener = open_listener(options.host, options.port)  # before the model is loaded: mistakes are told at once
         with listener:
             model = options.model and load(options.model, device=options.device, trust=options.trust)
@@ -60,29 +70,14 @@ def serve_index(arguments: Sequence[str]) -> None:
             index = served.find_search().index
             if not index.model.fingerprint:
                 raise InputError(f"{printable(options.index)}: built of vectors alone; --model MODEL embeds queries")
-            page_hosts, pages = list_pages(listener, options.allow_host)
+            page_hosts, pages = _list_pages(listener, options.allow_host)
             app = create_app(served, [*hosts, *page_hosts])  # --host may name another address
             with running_server(app, listener) as server:
                 print_line(f"{printable(options.index)}: {len(index):,} images at {pages}; Ctrl-C ends it")
                 server.result()
 
 
-def add_address(parser: CommandParser) -> None:
-    """Add the options of the commands that serve a page."""
-    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="address to serve (default: 127.0.0.1)")
-    parser.add_argument(
-        "--port", type=_read_port, default=8000, metavar="N", help="port; 0 is any free (default: 8000)"
-    )
-    parser.add_argument(
-        "--allow-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="name or address by which other machines may call this one",
-    )
-
-
-def list_hosts(host: str, allowed: Sequence[str]) -> list[str]:
+def _list_hosts(host: str, allowed: Sequence[str]) -> list[str]:
     """List the names by which browsers may call the server.
 
     Raises:
@@ -104,7 +99,7 @@ def list_hosts(host: str, allowed: Sequence[str]) -> list[str]:
     return [*dict.fromkeys([*OWN_HOSTS, _bracket(host), *map(_bracket, allowed)])]
 
 
-def list_pages(listener: socket, allowed: Sequence[str]) -> tuple[list[str], str]:
+def _list_pages(listener: socket, allowed: Sequence[str]) -> tuple[list[str], str]:
     """List the names by which the page is opened -> these, and the addresses of the page in words.
 
     No browser opens that of all addresses, such as 0.0.0.0.

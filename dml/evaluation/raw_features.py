@@ -110,25 +110,22 @@ SMOOTHING = 0.9
 """The share of the unit matrix in the covariance of `normalize_within_classes`, which has more entries than images."""
 
 
-def normalize_within_classes(
-    features: Tensor, labels: npt.NDArray[np.int64], unknown_features: Tensor, smoothing: float | None = None
-) -> Tensor:
+def normalize_within_classes(features: Tensor, labels: npt.NDArray[np.int64], unknown_features: Tensor) -> Tensor:
     """Map features (M, F) of unknown classes so that those of known classes would vary alike in all directions.
 
     The classes' means aside, the mapped features (N, F) have the unit matrix as their covariance. This is within-class
     covariance normalization (Hatch et al., Within-class covariance normalization for SVM-based speaker recognition,
     2006): x is mapped to (x - m) A with A A^T = W^-1, where m is the mean of all features, and W their covariance
     around the means of their classes (N,), smoothed with the unit matrix times their mean variance, whose share is
-    `SMOOTHING` unless ``smoothing`` says another.
+    `SMOOTHING`.
     """
-    smoothing = SMOOTHING if smoothing is None else smoothing
     rows = features.double()
     classes = torch.from_numpy(np.unique(labels, return_inverse=True)[1])
     sums = rows.new_zeros(int(classes.max()) + 1, rows.shape[1]).index_add_(0, classes, rows)
     centered = rows - (sums / classes.bincount()[:, None])[classes]
     squares, directions = _decompose(centered)
-    added = smoothing * centered.square().mean()  # to the variance in every direction, also where the rows have none
-    scales = (added + (1 - smoothing) * squares / len(rows)).clamp(min=1e-12).rsqrt()
+    added = SMOOTHING * centered.square().mean()  # to the variance in every direction, also where the rows have none
+    scales = (added + (1 - SMOOTHING) * squares / len(rows)).clamp(min=1e-12).rsqrt()
     scale_elsewhere = added.clamp(min=1e-12).rsqrt()
     shifted = unknown_features - rows.mean(dim=0)
     mapped = scale_elsewhere * shifted + (shifted @ directions.T * (scales - scale_elsewhere)) @ directions

@@ -136,10 +136,10 @@ def wait_for_disk(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def write_text(path: Path, text: str, *, on_disk: bool = False) -> None:
+def write_text(path: Path, text: str) -> None:
     """Write a UTF-8 text file in one step, see `replacing`, into a folder that is made if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path, on_disk=on_disk) as partial:
+    with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 

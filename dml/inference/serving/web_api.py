@@ -1,7 +1,7 @@
 """The page and the JSON API of an index, as an application of FastAPI."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from importlib import resources
 from io import BytesIO
@@ -313,22 +313,16 @@ def create_app(searched: ImageSearch | ServedIndex, hosts: Sequence[str]) -> Fas
         hosts: names by which browsers may call the server. Without this check, a page of another origin could lead a
             name of its own to this machine (DNS rebinding), and read the answers.
     """
-    app = make_app("dml serve", DESCRIPTION, router, FILES, hosts)
-    app.state.searched, app.state.limiter, app.state.upload_bytes = searched, CapacityLimiter(THREADS), 0
-    return app
-
-
-def make_app(title: str, description: str, api: APIRouter, files: Mapping[str, str], hosts: Sequence[str]) -> FastAPI:
-    """Make the application of a page and its API; ``files`` names the assets of the page, the page itself first."""
     app = FastAPI(
-        title=title,
-        description=description,
+        title="dml serve",
+        description=DESCRIPTION,
         docs_url=None,  # these pages load scripts from the internet
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.include_router(api)
-    for name, kind in files.items():
+    app.state.searched, app.state.limiter, app.state.upload_bytes = searched, CapacityLimiter(THREADS), 0
+    app.include_router(router)
+    for name, kind in FILES.items():
         path = "/" if kind == "text/html" else f"/{name}"
         app.add_api_route(path, _make_file_route(name, kind), include_in_schema=False)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*hosts], www_redirect=False)
