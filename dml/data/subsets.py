@@ -18,7 +18,7 @@ def take_some_classes(table: ImageTable, *, classes: int, images: int) -> ImageT
 
     At most ``classes`` of each data set and benchmark list are kept of train, of val, and of the test splits together.
     """
-    labels_by_level = table.separate_unlabeled().labels.T
+    labels_by_level = table.labels.T
     is_kept = np.zeros(len(table), dtype=np.bool_)
     for splits, domain in product((("train",), ("val",), TEST_SPLITS), table.domains):
         is_candidate = np.isin(table.split, splits) & (table.domain == domain)

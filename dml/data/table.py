@@ -171,7 +171,7 @@ class ImageTable:
             raise InputError(f"image table: names of {len(self.names)} levels for the levels {self.levels}")
         for i, level in enumerate(self.levels):
             is_evaluated = np.isin(self.benchmark, (EVERY_LEVEL, i))
-            if (is_wrong := self.labels[:, i] < np.where(is_evaluated & ~self.is_unlabeled, 0, UNKNOWN)).any():
+            if (is_wrong := self.labels[:, i] < np.where(is_evaluated, 0, UNKNOWN)).any():
                 row = int(np.argmax(is_wrong))
                 raise InputError(
                     f"image table: negative label {self.labels[row].tolist()} of {printable(self.paths[row])}"
@@ -242,20 +242,6 @@ class ImageTable:
             used, labels[is_known, i] = np.unique(labels[is_known, i], return_inverse=True)
             names.append(tuple(self.names[i][label] for label in used) if self.names else ())
         return replace(self, labels=labels, names=tuple(names) if self.names else ())
-
-    @property
-    def is_unlabeled(self) -> NDArray[np.bool_]:
-        """Tell which images of ``train`` have no label at any level (N,)."""
-        is_unlabeled: NDArray[np.bool_] = (self.split == "train") & (self.labels == UNKNOWN).all(axis=1)
-        return is_unlabeled
-
-    def separate_unlabeled(self) -> "ImageTable":
-        """Return the table in which each training image without a label is a class of its own, called by its path."""
-        rows = np.flatnonzero(self.is_unlabeled)
-        labels = self.labels.copy()
-        labels[rows] = self.labels.max(axis=0, initial=UNKNOWN) + 1 + np.arange(len(rows))[:, None]
-        names = tuple((*names, *self.paths[rows].tolist()) for names in self.names)
-        return replace(self, labels=labels, names=names)
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Count the images, and the classes of each level, in each split that has images.

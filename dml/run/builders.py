@@ -47,16 +47,14 @@ from dml.training.recurrent_learner import RecurrentEmbedder, RecurrentLearner
 from dml.training.run_length import count_steps
 
 
-def build_table(settings: Settings, *, needs_fold: bool = True, needs_labels: bool = True) -> ImageTable:
+def build_table(settings: Settings, *, needs_fold: bool = True) -> ImageTable:
     """Read the data set and check its counts; its fold becomes ``val``.
 
     Args:
         settings: settings of a run, or of one of its stages.
         needs_fold: whether fewer training classes than folds are an error; a test does without a validation split.
-        needs_labels: whether training images without a label are an error.
     """
-    limit = settings.data.max_list_bytes
-    images = read_table(settings.dataset, limit, needs_fold=needs_fold, needs_labels=needs_labels)
+    images = read_table(settings.dataset, settings.data.max_list_bytes, needs_fold=needs_fold)
     if settings.quick:
         images = take_some_classes(images, classes=QUICK_CLASSES, images=QUICK_IMAGES)
     if not compares_contents(settings):
@@ -124,11 +122,6 @@ def _list_domains(settings: Settings, *, queries_in_gallery: bool | None) -> lis
 
 def build_data(settings: Settings, images: ImageTable) -> DataModule:
     """Build the loaders of a table; with ``training.frozen`` they load head inputs, once it is known where from."""
-    if settings.training.frozen and images.is_unlabeled.any():
-        raise InputError(
-            "training.frozen=true: its features have no augmentation, so two views of an image would be the same, and "
-            "images without a label teach nothing; false"
-        )
     kind = FrozenDataModule if settings.training.frozen else DataModule
     return kind(
         images,

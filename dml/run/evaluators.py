@@ -119,8 +119,6 @@ def find_ball(settings: Settings) -> Ball | None:
 def choose_final_split(table: ImageTable) -> str:
     """Return the split that a run is tested on at its end: "test", or "val" where no class is held out for a test.
 
-    It is "", the split of no image, if there are no labels to measure by.
-
     Raises:
         InputError: if the table has neither.
     """
@@ -128,8 +126,6 @@ def choose_final_split(table: ImageTable) -> str:
         return "test"
     if len(table.rows("val")):
         return "val"
-    if table.is_unlabeled.any():
-        return ""
     raise InputError(
         f"{table.source}: no class is left for a test or a validation; a dataset.reader.val_fraction such as 0.2 holds "
         "classes out"

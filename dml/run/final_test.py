@@ -66,16 +66,11 @@ def run_test(
     """Embed and evaluate a split; write the metrics and pictures, log the metrics, and print them.
 
     The loggers of the trainer get the metrics, and ``folder`` metrics.json last of all, which has the values of
-    ``description`` too. Without a ``split`` no image has a label, and nothing can be measured. ``run`` has the
-    neighbors for evaluation.fixed_neighbors.
+    ``description`` too. ``run`` has the neighbors for evaluation.fixed_neighbors.
 
     Returns:
         The contents of metrics.json.
     """
-    if not split:
-        rank_zero_only(console.print)("[bold]test[/]     nothing was measured, as no image for it has a label")
-        rank_zero_only(folder.write_metrics)(description)
-        return description
     settings = stage.settings
     images.tested_on = split
     model = embedder.model

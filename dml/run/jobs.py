@@ -100,7 +100,7 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
     _check_folder(config, settings, folder, overrides)
     run: dict[str, Any] = {"overrides": overrides, "config": plain_config(config)}
     composed = config.copy()  # building a stage turns epochs into steps
-    table, stages = builders.build_table(settings, needs_labels=False), _list_stages(config, is_quick=settings.quick)
+    table, stages = builders.build_table(settings), _list_stages(config, is_quick=settings.quick)
     splits = summarize_data(table, settings.dataset.root)
     if settings.resume:
         rank_zero_only(check_resumed_data)(config, splits, folder, read_stored_configuration(folder))

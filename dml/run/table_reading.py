@@ -14,9 +14,7 @@ from dml.runtime.errors import InputError
 from dml.runtime.text import printable
 
 
-def read_table(
-    dataset: DatasetSettings, max_list_bytes: int, *, needs_fold: bool = True, needs_labels: bool = True
-) -> ImageTable:
+def read_table(dataset: DatasetSettings, max_list_bytes: int, *, needs_fold: bool = True) -> ImageTable:
     """Read and check a data set, and make the fold of the configuration the validation split.
 
     This happens in each data set of ``dataset.sets`` before they are joined.
@@ -25,7 +23,6 @@ def read_table(
         dataset: settings of the data set.
         max_list_bytes: largest size of a file that lists images.
         needs_fold: whether fewer training classes than folds are an error; a test does without a validation split.
-        needs_labels: whether training images without a label are an error.
 
     Raises:
         InputError: if the data set has a fault.
@@ -42,20 +39,9 @@ def read_table(
             )
         else:
             images = read_parts(dataset, partial(read_table, max_list_bytes=max_list_bytes, needs_fold=needs_fold))
-        if images.is_unlabeled.any():
-            _check_unlabeled(dataset, needs_labels=needs_labels)
         if dataset.folds is not None and (needs_fold or len(list_training_classes(images)) >= dataset.folds):
             images = hold_out_classes(images, folds=dataset.folds, fold=dataset.fold)
         return images
-
-
-def _check_unlabeled(dataset: DatasetSettings, *, needs_labels: bool) -> None:
-    """Refuse what needs the labels of training images that have none."""
-    if dataset.folds is not None:
-        raise InputError("dataset.folds: needs the labels of training images, and some have none; null")
-    if needs_labels:
-        line = "training images without labels, which only dml train does without, and not in dataset=many"
-        raise InputError(f"dataset={dataset.name}: {line}")
 
 
 def read_parts(dataset: DatasetSettings, read: Callable[[DatasetSettings], ImageTable]) -> ImageTable:

@@ -54,8 +54,6 @@ def evaluate_raw_features(
         source: source of the backbone's features; None computes them.
     """
     settings = stage.settings
-    if not choose_tested_split(settings, images.table):
-        return {}
     parts = {part: value for part, value in plain_config(stage.config).items() if part in list_keys("decides_raw")}
     configuration = configuration_id(parts | {"precision": settings.trainer.precision})
     metrics = folder.raw_metrics(configuration)

@@ -181,7 +181,7 @@ class DataModule(EvaluationData):
         self.validated_on = validated_on
         self.batches_between_bank_updates: int | None = None
         self.seed = seed
-        self.train_table = table.subset("train").separate_unlabeled().renumber()
+        self.train_table = table.subset("train").renumber()
         if not len(self.train_table):
             raise InputError("dataset: its train split is empty")
         self.train_transform = train_transform

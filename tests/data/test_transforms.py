@@ -279,15 +279,6 @@ PAPERS = {
         [v2.RandomResizedCrop(224, (0.2, 1.0), interpolation=BICUBIC), FLIP],
         [v2.Resize(224, interpolation=BICUBIC), CENTER],
     ),
-    "views": (
-        [
-            crop(224, 0.2, 1.0),
-            FLIP,
-            v2.RandomApply([v2.ColorJitter(0.4, 0.4, 0.4, 0.1)], 0.8),
-            v2.RandomGrayscale(0.2),
-        ],
-        [WARP, CENTER],
-    ),
     "mnist": ([v2.Resize((28, 28), antialias=True)], [v2.Resize((28, 28), antialias=True)]),
     "emoji": (
         [

@@ -5,7 +5,6 @@ import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from dml.data.image_files.parts import COLUMNS, Edges, name_part, parse_edges
 from dml.data.image_listing import is_passed_over
 from dml.data.layout import Layout, read_csv_rows
 from dml.data.splits import complete_splits, number_classes, read_split_columns
-from dml.data.table import SPLITS, UNKNOWN, ImageTable, join_labels
+from dml.data.table import SPLITS, ImageTable, join_labels
 from dml.runtime.errors import InputError
 from dml.runtime.paths import URL
 from dml.runtime.text import printable
@@ -87,21 +86,6 @@ def read_listed(root: str | Path | None) -> ImageTable:
     A file without a column of labels gives all images a class whose name is empty.
     """
     return _read_file(root, {"split": None}, "utf-8", needs_labels=False)
-
-
-def read_partly_labeled(root: str | Path | None) -> ImageTable:
-    """Read the images of a file with their splits, "train" if there are none; a missing label becomes `UNKNOWN`."""
-    table = _read_file(root, {}, "utf-8", needs_labels=False)
-    split = np.where(table.split == "", "train", table.split)
-    lacking = np.array([names[0] == "" for names in table.names])  # the empty name is the first in order
-    labels = table.labels - lacking
-    is_missing = (labels == UNKNOWN).T
-    if (is_wrong := is_missing.any(axis=0) & ~(is_missing.all(axis=0) & (split == "train"))).any():
-        row = is_wrong.argmax()
-        path = printable(table.paths[row])
-        raise InputError(f"{table.source}: {path} of {split[row]} has no label, which only images of train may lack")
-    names = tuple(names[int(lacks) :] for names, lacks in zip(table.names, lacking, strict=True))
-    return replace(table, labels=labels, names=names, split=split)
 
 
 def _read_file(
@@ -224,8 +208,6 @@ def _missing_column_error(file: Path, header: list[str], missing: list[str]) -> 
     "rename image to path (for dataset=csv, 'dataset.reader.columns={path: image}' would do)"
     """
     fault = f"{file}, line 1: no column {missing[0]!r} among {_quote(header)}"
-    if missing == ["label"] and {*map(_simplify, header)}.isdisjoint(OTHER_NAMES["label"]):
-        fault += ", without which dataset=unlabeled trains"
     if len(header) == 1:
         return InputError(f"{fault}; give {LAYOUT}, with commas, semicolons or tabs between the cells of a line")
     likely = {

@@ -130,8 +130,7 @@ def _check_depth(folder: Path, images: list[Parts], classes: list[Parts]) -> Non
     examples = {len(parts): os.path.join(*image) for image, parts in zip(images[::-1], classes[::-1], strict=True)}
     if 1 in examples:
         raise InputError(
-            f"{os.path.join(folder, examples[1])}: an image outside of a class's folder; give the folder of {LAYOUT}; "
-            "dataset=unlabeled trains without them"
+            f"{os.path.join(folder, examples[1])}: an image outside of a class's folder; give the folder of {LAYOUT}"
         )
     if (deepest := max(examples)) > len(LEVELS) + 1:
         raise InputError(f"{(folder / examples[deepest]).parent}: a folder too deep; give the folder of {LAYOUT}")
