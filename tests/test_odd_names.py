@@ -9,7 +9,6 @@ from conftest import SMALL, Here, Refused
 from PIL import Image
 
 from dml.commands.compare import compare_runs
-from dml.commands.report import write_report
 from dml.evaluation.per_query import read_queries
 
 NAMES = [
@@ -49,7 +48,6 @@ def test_they_are_shown_and_change_nothing(
     report = "evaluation.report={neighbors:3,map:true,seed:0}"
     here("train", *arguments, *small, report, f"hydra.run.dir={run}", "transform.size=24")
     compare_runs([str(run)])
-    write_report([str(run)])
     out, err = capfd.readouterr()
     for told in (out, err):
         assert "\x1b" not in told

@@ -128,7 +128,6 @@ def run(*arguments):
 
 run("prepare", "dataset=emoji", "dataset.root={emoji}", "dataset.counts=null", "data.cache=cache", "processes=1")
 run("train", "dataset.root={emoji}", "hydra.run.dir=run", {short}, "evaluation.report={{neighbors:3,map:false,seed:0}}")
-run("report", "run")
 run("compare", "run", "--csv", "tables/table.csv")
 run("tables", "rll-V", "--list")
 run("tables", "rll-V", "--show")

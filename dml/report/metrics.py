@@ -40,7 +40,7 @@ class MetricTable:
     note: str = ""
 
 
-def metrics_by_part(run: ReportedRun) -> dict[str, dict[str, float]]:
+def _metrics_by_part(run: ReportedRun) -> dict[str, dict[str, float]]:
     """Return the metrics of each part that the run has metrics of.
 
     Returns:
@@ -49,16 +49,16 @@ def metrics_by_part(run: ReportedRun) -> dict[str, dict[str, float]]:
     trained_label = "after training" if run.is_trained else "the vectors"
     whole_label = "all heads" if any(MetricName.parse(name).heads for name in run.metrics) else trained_label
     parts = split_parts(run.metrics, "before training", whole_label)
-    rows = {name: select_joint_metrics(part) for name, part in parts.items()}
+    rows = {name: _select_joint_metrics(part) for name, part in parts.items()}
     return {name: values for name, values in rows.items() if values}
 
 
-def select_joint_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
+def _select_joint_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics of all heads together: those of a level, of the mean of the levels, and of all levels."""
     return {name: value for name, value in metrics.items() if is_joint_metric(name, value)}
 
 
-def name_group(metric: str, levels: Sequence[str]) -> str:
+def _name_group(metric: str, levels: Sequence[str]) -> str:
     """Return the group of a metric in the tables: the name of its level, `MEAN_OF_LEVELS` or `ALL_LEVELS`."""
     prefix = metric.rpartition("/")[0]
     if not prefix:
@@ -68,11 +68,11 @@ def name_group(metric: str, levels: Sequence[str]) -> str:
 
 def make_metric_tables(run: ReportedRun) -> list[MetricTable]:
     """Make a table of the metrics of each level, and one of the metrics of all levels together, such as H-AP."""
-    rows = metrics_by_part(run)
+    rows = _metrics_by_part(run)
     names = dict.fromkeys(name for values in rows.values() for name in values)
     levels = run.queries.levels
     groups = {
-        group: [name for name in names if name_group(name, levels) == group]
+        group: [name for name in names if _name_group(name, levels) == group]
         for group in (*levels, MEAN_OF_LEVELS, ALL_LEVELS)
     }
     hierarchical = groups.pop(ALL_LEVELS)
@@ -89,7 +89,7 @@ def make_metric_tables(run: ReportedRun) -> list[MetricTable]:
 
 def list_labels_not_in_percent(run: ReportedRun) -> list[str]:
     """Return the labels of the run's metrics whose values are not shown in percent."""
-    columns = _select_columns(run, (name for values in metrics_by_part(run).values() for name in values))
+    columns = _select_columns(run, (name for values in _metrics_by_part(run).values() for name in values))
     return [label for label, metric in columns.items() if not metric.shown_in_percent]
 
 

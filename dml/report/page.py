@@ -1,4 +1,4 @@
-"""The HTML pages of a run, of two runs, of an audit and of searches, and the files of a tested run."""
+"""The HTML pages of a run, of an audit and of searches, and the files of a tested run."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -29,14 +29,6 @@ from dml.report.metrics import (
 from dml.report.pictures import ReadPicture, choose_queries, draw_queries
 from dml.report.run import ReportedRun, collect_versions, read_run
 from dml.report.sheets import COLUMNS, ImageSearches, Tiles, find_confusions, make_search_results, make_sheets
-from dml.report.side_by_side import (
-    align_queries,
-    choose_changed_queries,
-    compare_metrics,
-    compare_parts,
-    compare_settings,
-    count_outcomes,
-)
 from dml.retrieval.rows import Embeddings
 from dml.runtime.files import replacing, write_text
 from dml.runtime.paths import expand_home
@@ -107,25 +99,6 @@ def _make_queries(
     positions = None if mapped is None else embedding_map(mapped.take(queries), seed=seed)
     described = {"levels": table.levels, "names": table.names, "separator": table.separator}
     return join_lists(table, lists, neighbors, **described, made_with=collect_versions(), positions=positions)
-
-
-def comparison_report(a: ReportedRun, b: ReportedRun) -> str:
-    """Make the report that compares runs A and B, which were tested on the same queries: one HTML file."""
-    b, tiles = align_queries(a, b), Tiles()
-    summaries = [run.summarize() for run in (a, b)]
-    names = dict.fromkeys(name for summary in summaries for name in summary)
-    content = {
-        "runs": (a, b),
-        "facts": {name: [summary.get(name, "–") for summary in summaries] for name in names},
-        "levels": a.queries.levels,
-        "differences": compare_metrics(a, b),
-        "not_in_percent": list_labels_not_in_percent(a),
-        "parts": compare_parts(a, b),
-        "outcomes": count_outcomes(a, b),
-        "changed": choose_changed_queries(a, b, tiles),
-        "settings": compare_settings(a, b),
-    }
-    return _render("comparison.html.j2", content, tiles, a.read_picture)
 
 
 def search_report(searches: ImageSearches, read: ReadPicture = read_image) -> str:

@@ -1,7 +1,7 @@
 """Queries with what they find, and pairs of classes that are mixed up, with their small pictures."""
 
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from typing import NamedTuple
@@ -88,16 +88,15 @@ class CaptionedPicture:
 
 @dataclass(frozen=True)
 class QueryResult:
-    """A query and its nearest neighbors, in one run or in several.
+    """A query and its nearest neighbors, nearest first.
 
-    ``superclasses`` are the names of the query's coarser classes, the coarsest first. ``neighbors`` has a list for each
-    run, nearest first.
+    ``superclasses`` are the names of the query's coarser classes, the coarsest first.
     """
 
     query: CaptionedPicture
     superclasses: str
     remarks: Sequence[str]
-    neighbors: Sequence[Sequence[CaptionedPicture]]
+    neighbors: Sequence[CaptionedPicture]
 
 
 def make_sheets(table: QueryTable, tiles: Tiles, count: int = 6) -> dict[str, list[QueryResult]]:
@@ -109,24 +108,21 @@ def make_sheets(table: QueryTable, tiles: Tiles, count: int = 6) -> dict[str, li
     orders = {"Worst": score.values, "Median": distances_to_median, "Best": -score.values}
     return {
         title: [
-            show_query(table, row, tiles, remarks=(score.describe(row), describe_first_match(table, row)))
+            _show_query(table, row, tiles, remarks=(score.describe(row), describe_first_match(table, row)))
             for row in choose_lowest(values, table.labels[:, 0], count)
         ]
         for title, values in orders.items()
     }
 
 
-def show_query(
-    table: QueryTable, row: int, tiles: Tiles, remarks: Sequence[str], other_runs: Iterable[QueryTable] = ()
-) -> QueryResult:
-    """Return a query with its neighbors, and below them those in other runs with the same order of queries."""
+def _show_query(table: QueryTable, row: int, tiles: Tiles, remarks: Sequence[str]) -> QueryResult:
     labels = table.labels[row].tolist()
     superclasses = [table.class_name(label, level) for level, label in enumerate(labels) if level]
     return QueryResult(
         query=CaptionedPicture(tiles.place(table.paths[row]), table.class_name(labels[0])),
         superclasses=" › ".join(reversed(superclasses)),
         remarks=remarks,
-        neighbors=[_show_neighbors(run, row, tiles) for run in (table, *other_runs)],
+        neighbors=_show_neighbors(table, row, tiles),
     )
 
 
@@ -250,7 +246,7 @@ def make_search_results(searches: ImageSearches, tiles: Tiles) -> list[QueryResu
             CaptionedPicture(tiles.place(query), _name_file(query)),
             "",
             (),
-            [[_show_image(image, tiles) for image in images]],
+            [_show_image(image, tiles) for image in images],
         )
         for query, images in searches.queries
     ]

@@ -1,9 +1,9 @@
 """Drawings of the papers' figures from the results of a study, or from its runs; the same runs give the same bytes."""
 
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from statistics import mean
@@ -16,14 +16,14 @@ from PIL import Image
 from torch import Tensor
 
 from dml.commands.error_lines import print_line
-from dml.evaluation.per_query import choose_lowest
+from dml.data.table import UNKNOWN
+from dml.evaluation.per_query import QueryTable, Strings, choose_lowest
 from dml.inference.loading import load
 from dml.losses.nra import NonlinearRankApproximationLoss
 from dml.metrics.binary import average_precision, positive_ranks
 from dml.report.embedding_map import FEWEST, embedding_map
 from dml.report.pictures import choose_queries, draw_queries
 from dml.report.run import ReportedRun, read_run
-from dml.report.side_by_side import align_queries
 from dml.run import builders
 from dml.run.settings import Settings, read_settings
 from dml.runtime.errors import InputError
@@ -327,7 +327,7 @@ def _draw_sheet(name: str, figure: Mapping[str, Any], runs: Sequence[ReportedRun
     levels = slice(None if figure.get("graded") else 1)
     if better and len(runs) != 2:
         raise InputError(f"{name}: shows what one of two runs finds and the other doesn't; {len(runs)} given")
-    tables = [(run.name, align_queries(runs[0], run).queries) for run in runs]
+    tables = [(run.name, _align_queries(runs[0], run).queries) for run in runs]
     if better is None:
         queries = choose_queries(len(first), min(QUERIES_PER_SHEET, len(first))).tolist()
     else:
@@ -366,3 +366,76 @@ def _place_class_means(run: ReportedRun, folder: Path) -> PlaneEmbeddings:
     is_drawn = ~np.isnan(places[:, 0])
     names = np.array([table.class_name(label, -1) for label in table.labels[rows, -1].tolist()])
     return PlaneEmbeddings(places[is_drawn], names[is_drawn], f"{run.title}\n{run.name}")
+
+
+def _align_queries(a: ReportedRun, b: ReportedRun) -> ReportedRun:
+    """Return run B with the rows of its queries in the order of run A, and with the paths of run A.
+
+    Images are the same if they have the same path below the folder that holds all queries, because copies of a data
+    set may lie in different folders. Classes are the same if they have the same name, because other training classes
+    shift their numbers.
+
+    Raises:
+        InputError: if the runs were tested on different queries, or on the same ones with different classes.
+    """
+    queries_a, queries_b = a.queries, _renumber_classes(a.queries, b.queries)
+    runs = f"{a.name} and {b.name}"
+    if len(queries_a) != len(queries_b):
+        raise InputError(f"{runs}: different queries, {len(queries_a):,} and {len(queries_b):,}")
+    (root_a, keys_a), (root_b, keys_b) = _split_root(queries_a.paths), _split_root(queries_b.paths)
+    row_by_key = {key: row for row, key in enumerate(keys_b)}
+    order = np.array([row_by_key.get(key, -1) for key in keys_a])
+    if (order < 0).any():
+        raise InputError(f"{runs}: different queries, {queries_a.paths[int(np.argmin(order))]} is in the first alone")
+    if queries_a.levels != queries_b.levels or not np.array_equal(queries_a.labels, queries_b.labels[order]):
+        raise InputError(f"{runs}: different labels of the same queries")
+    moved_paths = {
+        path: root_a + path.removeprefix(root_b) if path.startswith(root_b) else path
+        for path in queries_b.neighbors.ravel().tolist()
+    }
+    aligned = replace(
+        queries_b,
+        paths=queries_a.paths,
+        labels=queries_a.labels,
+        metrics={name: values[order] for name, values in queries_b.metrics.items()},
+        neighbors=np.vectorize(moved_paths.__getitem__, otypes=[object])(queries_b.neighbors[order]),
+        neighbor_labels=queries_b.neighbor_labels[order],
+        similarities=queries_b.similarities[order],
+        positions=None,
+    )
+    return replace(b, queries=aligned)
+
+
+def _renumber_classes(a: QueryTable, b: QueryTable) -> QueryTable:
+    """Return table B with the class numbers of table A, matched by name; classes that A lacks follow those of A.
+
+    A level keeps its numbers if a name stands twice in it, and so do all levels if a table has no names.
+    """
+    if a.levels != b.levels or not (a.names and b.names):
+        return b
+    labels, neighbor_labels, names = b.labels.copy(), b.neighbor_labels.copy(), list(b.names)
+    for level, (names_a, names_b) in enumerate(zip(a.names, b.names, strict=True)):
+        if len({*names_a}) < len(names_a) or len({*names_b}) < len(names_b):
+            continue
+        names[level] = tuple(dict.fromkeys([*names_a, *names_b]))
+        number_by_name = {name: number for number, name in enumerate(names[level])}
+        numbers = np.array([*map(number_by_name.__getitem__, names_b), UNKNOWN])  # UNKNOWN, -1, takes the last
+        labels[:, level] = numbers[labels[:, level]]
+        neighbor_labels[:, :, level] = numbers[neighbor_labels[:, :, level]]
+    return replace(b, labels=labels, neighbor_labels=neighbor_labels, names=tuple(names))
+
+
+def _split_root(paths: Strings) -> tuple[str, list[tuple[str, int]]]:
+    """Return the folder that holds all paths, and a key for each path.
+
+    The key is the path below the folder, and how often the same path came before: a query of several lists has several
+    rows.
+    """
+    listed = paths.tolist()
+    root = os.path.join(os.path.commonpath([os.path.dirname(path) for path in listed]), "")
+    counts: Counter[str] = Counter()
+    keys = []
+    for path in listed:
+        keys.append((path.removeprefix(root), counts[path]))
+        counts[path] += 1
+    return root, keys

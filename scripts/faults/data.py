@@ -134,7 +134,6 @@ def _use_tagged_name(attempt: Try) -> str:
             _train_on_tagged_root,
             _train_into_tagged_run,
             _prepare_tagged_class,
-            _report_tagged_run,
             _prepare_tagged_root,
             _sweep_in_tagged_folder,
             _evaluate_tagged_run,
@@ -173,12 +172,6 @@ def _prepare_tagged_class(attempt: Try) -> tuple[EndedCommand, str]:
     tagged = chosen.rename(images / "a[red]b")
     min(tagged.iterdir()).write_bytes(b"no image")
     return run("scripts/prepare.py", *prepare_arguments(images), folder=attempt.folder), "a[red]b"
-
-
-def _report_tagged_run(attempt: Try) -> tuple[EndedCommand, str]:
-    folder = attempt.folder / TAG
-    shutil.copytree(attempt.fixtures / "run", folder)
-    return run("scripts/report.py", str(folder), folder=attempt.folder), TAG
 
 
 def _prepare_tagged_root(attempt: Try) -> tuple[EndedCommand, str]:

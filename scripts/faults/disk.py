@@ -91,14 +91,13 @@ def _fill_disk_in_prepare(attempt: Try) -> str:
     return "there was room" if how == "unchanged" else "told, and went on"
 
 
-def _fill_disk_in_report(attempt: Try) -> str:
-    """Write the report of a finished run, or the table of compare.py, to a full disk."""
+def _fill_disk_in_compare(attempt: Try) -> str:
+    """Write the table of a finished run to a full disk."""
     disk = attempt.folder / "disk"
     mount_disk(disk, "16m")
     fixtures = Fixtures(attempt.fixtures)
     _fill_disk(disk, 4096)
-    script, options = [("report.py", ["--output"]), ("compare.py", ["--csv"])][attempt.number // len(MACHINE) % 2]
-    ended = run(f"scripts/{script}", str(fixtures.run), *options, str(disk / "out"), folder=attempt.folder)
+    ended = run("scripts/compare.py", str(fixtures.run), "--csv", str(disk / "out"), folder=attempt.folder)
     return check_unchanged_or_told(ended, lambda: "", disk)
 
 
@@ -107,7 +106,7 @@ def _write_to_read_only_disk(script: str) -> Callable[[Try], str]:
         disk = attempt.folder / "disk"
         mount_disk(disk, "16m")
         fixtures = Fixtures(attempt.fixtures)
-        copied = {"train.py": "interrupted", "scripts/prepare.py": "images", "scripts/report.py": "run"}[script]
+        copied = {"train.py": "interrupted", "scripts/prepare.py": "images"}[script]
         shutil.copytree(attempt.fixtures / copied, disk / copied)
         _mount("-o", "remount,ro", str(disk))
         arguments = {
@@ -115,7 +114,6 @@ def _write_to_read_only_disk(script: str) -> Callable[[Try], str]:
             if attempt.number % 2
             else train_arguments(fixtures.images, disk / "run"),
             "scripts/prepare.py": prepare_arguments(disk / copied),
-            "scripts/report.py": [str(disk / copied)],
         }[script]
         return check_told(run(script, *arguments, folder=attempt.folder))
 
@@ -172,10 +170,9 @@ MACHINE: list[Callable[[Try], str]] = [
     _fill_disk_in_training,
     _fill_disk_in_training,
     _fill_disk_in_prepare,
-    _fill_disk_in_report,
+    _fill_disk_in_compare,
     _write_to_read_only_disk("train.py"),
     _write_to_read_only_disk("scripts/prepare.py"),
-    _write_to_read_only_disk("scripts/report.py"),
     _kill_worker,
     _kill_preparer,
 ]

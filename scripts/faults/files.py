@@ -66,19 +66,6 @@ def resume(attempt: Try, copy: Path, damage: Callable[[], None]) -> str:
     return check_unchanged_or_told(ended, lambda: find_run_difference(Fixtures(attempt.fixtures).resumed, copy), copy)
 
 
-def report(attempt: Try, copy: Path, damage: Callable[[], None]) -> str:
-    """Write the report of a finished run again."""
-    page = attempt.folder / "report.html"
-
-    def write() -> EndedCommand:
-        return run("scripts/report.py", str(copy), "--output", str(page), folder=attempt.folder)
-
-    check_done(write())
-    expected = page.read_bytes()
-    damage()
-    return check_unchanged_or_told(write(), lambda: "" if page.read_bytes() == expected else "another report", copy)
-
-
 def compare(attempt: Try, copy: Path, damage: Callable[[], None]) -> str:
     """Print the table of a finished run."""
     table = attempt.folder / "table.csv"
@@ -124,13 +111,12 @@ TARGETS = {
     for target in (
         Target("best.ckpt", "run", "checkpoints/best.ckpt", [evaluate]),
         Target("last.ckpt", "interrupted", "checkpoints/last.ckpt", [resume]),
-        Target("metrics.json", "run", "metrics.json", [report, compare]),
-        Target("metrics.csv", "run", "metrics.csv", [report]),
+        Target("metrics.json", "run", "metrics.json", [compare]),
         Target("metrics.csv of an interrupted run", "interrupted", "metrics.csv", [resume]),
-        Target("per_query.parquet", "run", "per_query.parquet", [report]),
-        Target(".hydra/config.yaml", "run", ".hydra/config.yaml", [report, compare]),
-        Target(".hydra/overrides.yaml", "run", ".hydra/overrides.yaml", [report, compare]),
-        Target(".hydra/hydra.yaml", "run", ".hydra/hydra.yaml", [report, compare]),
+        Target("per_query.parquet", "run", "per_query.parquet", [compare]),
+        Target(".hydra/config.yaml", "run", ".hydra/config.yaml", [compare]),
+        Target(".hydra/overrides.yaml", "run", ".hydra/overrides.yaml", [compare]),
+        Target(".hydra/hydra.yaml", "run", ".hydra/hydra.yaml", [compare]),
         Target(".hydra/config.yaml of an interrupted run", "interrupted", ".hydra/config.yaml", [resume]),
         Target(".hydra/overrides.yaml of an interrupted run", "interrupted", ".hydra/overrides.yaml", [resume]),
         Target("the cache's pixels", "prepared", ".dml/folder/warp-32.pixels", [train, prepare]),

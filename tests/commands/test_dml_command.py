@@ -11,7 +11,6 @@ import pytest
 
 from dml import __version__
 from dml.__main__ import COMMANDS, SUCCESSORS, dispatch, format_help
-from dml.commands.report import find_common_folder
 
 ROOT = Path(__file__).parents[2]
 HYDRA = {"train", "evaluate", "prepare", "inspect", "audit"}
@@ -29,7 +28,7 @@ def test_the_list_has_a_line_for_each_command_and_fits_a_terminal(capsys: pytest
         assert line.endswith(command.summary)
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["train", "--version"], ["report", "--version"]])
+@pytest.mark.parametrize("arguments", [["--version"], ["train", "--version"], ["compare", "--version"]])
 def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     dispatch(arguments)
     assert capsys.readouterr().out == f"dml {__version__}\n"
@@ -64,9 +63,8 @@ def test_help_fits_a_terminal_and_has_examples(
         (["inspect", "dataset=sob"], "dataset=sob: no such choice; nearest: sop"),
         (["audit", "dataset=sob"], "dataset=sob: no such choice; nearest: sop"),
         (["prepare", "dataset=sob"], "dataset=sob: no such choice; nearest: sop"),
-        (["report"], "the following arguments are required: RUN; dml report --help lists all"),
-        (["report", "/nowhere"], "/nowhere: metrics.json, per_query.parquet, .hydra/config.yaml missing"),
-        (["report", "a", "b", "c"], "c: no such argument; dml report --help lists all"),
+        (["serve"], "the following arguments are required: INDEX; dml serve --help lists all"),
+        (["serve", "a", "b"], "b: no such argument; dml serve --help lists all"),
         (["compare", "/nowhere"], "/nowhere: no finished run in it"),
         (["compare", "/nowhere", "--metrisc=h_ap"], "--metrisc=h_ap: no such argument; nearest: --metrics"),
         (["embed", "/nowhere", "/tmp"], "the following arguments are required: --output; dml embed --help"),
@@ -167,7 +165,7 @@ run_command()
     [*zip(COMMANDS, cycle([signal.SIGINT, signal.SIGTERM]), strict=False), ("train", signal.SIGTERM)],
 )
 def test_a_signal_while_libraries_are_loaded_is_one_line(name: str, signum: signal.Signals, tmp_path: Path) -> None:
-    needed = {"report": ["run"], "compare": ["run"], "evaluate": ["checkpoint=best.ckpt"]}
+    needed = {"compare": ["run"], "evaluate": ["checkpoint=best.ckpt"]}
     needed |= {"embed": ["run", "photos", "--output=a.npz"], "index": ["run", "photos"], "search": ["index", "a.jpg"]}
     needed |= {"export": ["run", "--output=a.pt2"]}
     needed |= {"serve": ["index"], "protocol": ["losses=rll"]}
@@ -213,10 +211,3 @@ def test_output_that_nobody_reads_ends_a_command_silently(tmp_path: Path) -> Non
         _, errors = process.communicate(timeout=120)
     assert errors == ""
     assert process.returncode == 141
-
-
-@pytest.mark.parametrize(
-    ("other", "folder"), [("out/b", "out"), ("sweep/0", "."), ("out/a/evaluations/b", "out"), ("out/a", "out")]
-)
-def test_a_report_of_two_runs_is_written_beside_them(tmp_path: Path, other: str, folder: str) -> None:
-    assert find_common_folder(tmp_path / "out" / "a", tmp_path / other) == (tmp_path / folder).resolve()

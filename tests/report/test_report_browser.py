@@ -10,7 +10,7 @@ from chromium import NEEDS_CHROMIUM
 from PIL import Image
 from report_runs import HOSTILE, MakeRun
 
-from dml.report.page import comparison_report, run_report
+from dml.report.page import run_report
 from dml.report.run import read_run
 
 pytest_plugins = ("chromium", "report_runs")
@@ -20,12 +20,9 @@ LIGHT = {"light": (200, 256), "dark": (0, 60)}
 
 
 @pytest.fixture
-def pages(make_run: MakeRun, tmp_path: Path) -> dict[str, Path]:
-    a, b = read_run(make_run("a")), read_run(make_run("b", seed=1))
-    files = {"run": run_report(a), "comparison": comparison_report(a, b)}
-    for name, text in files.items():
-        (tmp_path / f"{name}.html").write_text(text, encoding="utf-8")
-    return {name: tmp_path / f"{name}.html" for name in files}
+def written(make_run: MakeRun, tmp_path: Path) -> Path:
+    (tmp_path / "run.html").write_text(run_report(read_run(make_run("a"))), encoding="utf-8")
+    return tmp_path / "run.html"
 
 
 class Errors(list[str]):
@@ -39,14 +36,13 @@ class Errors(list[str]):
         page.on("request", lambda request: None if request.url[:5] in ("file:", "data:") else self.append(request.url))
 
 
-@pytest.mark.parametrize("kind", ["run", "comparison"])
-def test_pages_open_in_every_width_and_theme(browser: Any, pages: dict[str, Path], kind: str) -> None:
+def test_pages_open_in_every_width_and_theme(browser: Any, written: Path) -> None:
     for width in (1280, 360):
         for scheme, (low, high) in LIGHT.items():
             errors = Errors()
             page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
             errors.watch(page)
-            page.goto(pages[kind].as_uri())
+            page.goto(written.as_uri())
             page.evaluate("document.querySelectorAll('details').forEach((each) => (each.open = true))")
             assert page.evaluate("document.documentElement.scrollWidth") <= width
             picture = np.asarray(Image.open(BytesIO(page.screenshot())).convert("L"))
@@ -57,11 +53,11 @@ def test_pages_open_in_every_width_and_theme(browser: Any, pages: dict[str, Path
             assert errors == []
 
 
-def test_the_map_answers(browser: Any, pages: dict[str, Path]) -> None:
+def test_the_map_answers(browser: Any, written: Path) -> None:
     errors = Errors()
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     errors.watch(page)
-    page.goto(pages["run"].as_uri())
+    page.goto(written.as_uri())
     canvas, card, said = page.locator("#map canvas"), page.locator("#map .card"), page.locator("#shown")
 
     def drawn() -> Any:
@@ -107,9 +103,9 @@ def test_the_map_answers(browser: Any, pages: dict[str, Path]) -> None:
     assert errors == []
 
 
-def test_the_legend_is_that_of_the_colors_while_a_class_is_searched(browser: Any, pages: dict[str, Path]) -> None:
+def test_the_legend_is_that_of_the_colors_while_a_class_is_searched(browser: Any, written: Path) -> None:
     page = browser.new_page(viewport={"width": 1280, "height": 900})
-    page.goto(pages["run"].as_uri())
+    page.goto(written.as_uri())
     said, legend = page.locator("#shown"), page.locator("#map .classes button")
     data = page.evaluate("JSON.parse(document.getElementById('map-data').textContent)")
     page.fill("#find", "SQUARE")
@@ -124,9 +120,9 @@ def test_the_legend_is_that_of_the_colors_while_a_class_is_searched(browser: Any
     page.close()
 
 
-def test_a_tap_shows_the_card(browser: Any, pages: dict[str, Path]) -> None:
+def test_a_tap_shows_the_card(browser: Any, written: Path) -> None:
     page = browser.new_page(viewport={"width": 360, "height": 800}, has_touch=True)
-    page.goto(pages["run"].as_uri())
+    page.goto(written.as_uri())
     canvas = page.locator("#map canvas")
     canvas.scroll_into_view_if_needed()
     box = canvas.bounding_box()
@@ -139,10 +135,9 @@ def test_a_tap_shows_the_card(browser: Any, pages: dict[str, Path]) -> None:
     page.close()
 
 
-@pytest.mark.parametrize("kind", ["run", "comparison"])
-def test_paper_holds_all_columns_and_colors(browser: Any, pages: dict[str, Path], kind: str) -> None:
+def test_paper_holds_all_columns_and_colors(browser: Any, written: Path) -> None:
     page = browser.new_page(viewport={"width": 703, "height": 900})  # A4 with margins of 12 mm
-    page.goto(pages[kind].as_uri())
+    page.goto(written.as_uri())
     page.emulate_media(media="print")
     page.evaluate("document.querySelectorAll('details').forEach((each) => (each.open = true))")
     assert page.locator(".scroll").count()
@@ -150,23 +145,22 @@ def test_paper_holds_all_columns_and_colors(browser: Any, pages: dict[str, Path]
         "[...document.querySelectorAll('.scroll')].map((box) => [box.scrollWidth, box.clientWidth])"
     ):
         assert width <= room
-    printed = {"run": ["#map .classes i", ".frame"], "comparison": [".swatch", ".interval .point"]}[kind]
-    for name in printed:
+    for name in ("#map .classes i", ".frame"):
         shown = page.locator(name).first
         assert shown.evaluate("(each) => getComputedStyle(each).printColorAdjust") == "exact"
         assert shown.evaluate("(each) => each.checkVisibility()")
     assert not page.locator("nav").is_visible()
-    if kind == "run":  # the picture of the map keeps its shape
-        shape = "({ width, height, clientWidth, clientHeight }) => [width / height, clientWidth / clientHeight]"
-        drawn, shown = page.locator("#map canvas").evaluate(shape)
-        assert shown == pytest.approx(drawn, rel=0.02)
-        assert not page.locator("#find").is_visible()
+    # the picture of the map keeps its shape
+    shape = "({ width, height, clientWidth, clientHeight }) => [width / height, clientWidth / clientHeight]"
+    drawn, shown = page.locator("#map canvas").evaluate(shape)
+    assert shown == pytest.approx(drawn, rel=0.02)
+    assert not page.locator("#find").is_visible()
     page.close()
 
 
-def test_keys_show_the_pictures_of_the_map(browser: Any, pages: dict[str, Path]) -> None:
+def test_keys_show_the_pictures_of_the_map(browser: Any, written: Path) -> None:
     page = browser.new_page(viewport={"width": 1280, "height": 900})
-    page.goto(pages["run"].as_uri())
+    page.goto(written.as_uri())
     canvas, card = page.locator("#map canvas"), page.locator("#map .card")
 
     def place_of_card() -> tuple[float, float]:

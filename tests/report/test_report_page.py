@@ -11,11 +11,9 @@ import pytest
 from PIL import Image
 from report_runs import HOSTILE, MakeRun
 
-from dml.commands.report import write_report
 from dml.data.image_files.images import read_image
 from dml.data.table import UNKNOWN
-from dml.evaluation.per_query import write_queries
-from dml.report.page import comparison_report, run_report
+from dml.report.page import run_report
 from dml.report.run import read_run
 from dml.report.sheets import CELL, Tiles
 from dml.runtime.errors import InputError
@@ -57,14 +55,12 @@ class Page(HTMLParser):
 
 
 @pytest.fixture
-def pages(make_run: MakeRun) -> dict[str, str]:
-    a, b = read_run(make_run("a")), read_run(make_run("b", seed=1))
-    return {"run": run_report(a), "comparison": comparison_report(a, b)}
+def written(make_run: MakeRun) -> str:
+    return run_report(read_run(make_run("a")))
 
 
-@pytest.mark.parametrize("kind", ["run", "comparison"])
-def test_a_page_is_whole_html_that_needs_no_other_file(pages: dict[str, str], kind: str) -> None:
-    page = Page(pages[kind])
+def test_a_page_is_whole_html_that_needs_no_other_file(written: str) -> None:
+    page = Page(written)
     names = [tag for tag, _ in page.tags]
     assert not {"link", "iframe", "object", "img"} & set(names)
     for tag, attributes in page.tags:
@@ -75,24 +71,22 @@ def test_a_page_is_whole_html_that_needs_no_other_file(pages: dict[str, str], ki
     anchors = {(attributes.get("href") or "")[1:] for tag, attributes in page.tags if tag in ("a", "use")}
     assert anchors <= set(ids)
     assert names.count("h1") == names.count("main") == 1
-    assert pages[kind].count("url(") == {"run": 2, "comparison": 1}[kind]  # the map has its own sheet of pictures
-    assert "default-src 'none'" in pages[kind]
+    assert written.count("url(") == 2  # the map has its own sheet of pictures
+    assert "default-src 'none'" in written
 
 
-@pytest.mark.parametrize("kind", ["run", "comparison"])
-def test_what_users_named_is_text(pages: dict[str, str], kind: str) -> None:
-    page = Page(pages[kind])
-    assert "<script>alert" not in pages[kind]
-    assert "<b>bold" not in pages[kind]
+def test_what_users_named_is_text(written: str) -> None:
+    page = Page(written)
+    assert "<script>alert" not in written
+    assert "<b>bold" not in written
     said = [attributes.get("aria-label") or "" for _, attributes in page.tags]
     assert any(label.startswith(HOSTILE) for label in said)
 
 
-def test_pictures_have_words(pages: dict[str, str]) -> None:
-    for text in pages.values():
-        tiles = [own for _, own in Page(text).tags if own.get("class") == "tile" and own.get("role")]
-        assert len(tiles) > 24
-        assert all(own["aria-label"] and own["role"] == "img" for own in tiles)
+def test_pictures_have_words(written: str) -> None:
+    tiles = [own for _, own in Page(written).tags if own.get("class") == "tile" and own.get("role")]
+    assert len(tiles) > 24
+    assert all(own["aria-label"] and own["role"] == "img" for own in tiles)
 
 
 def test_the_same_run_gives_the_same_page(make_run: MakeRun) -> None:
@@ -100,8 +94,8 @@ def test_the_same_run_gives_the_same_page(make_run: MakeRun) -> None:
     assert run_report(read_run(folder)) == run_report(read_run(folder))
 
 
-def test_what_a_report_says(pages: dict[str, str]) -> None:
-    text = Page(pages["run"]).text
+def test_what_a_report_says(written: str) -> None:
+    text = Page(written).text
     for words in ("rll on shapes", "24 queries of 6 shape classes (test split)", "Worst queries", "margin: 0.4"):
         assert words in text
     assert "1 image could not be read and was left out" in text
@@ -131,24 +125,20 @@ def test_a_report_says_what_its_metrics_alone_do_not(make_run: MakeRun) -> None:
     facts_shown = dict(re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)</dd>", run_report(told)))
     assert (facts_shown["ended early"], facts_shown["heads"]) == ("at step 300 of 1,500", "H")
     assert facts_shown["data set"] == "my &lt;b&gt;shapes"
-    both = Page(comparison_report(run, told)).text
-    assert "B, quick: a short run" in both
-    assert "A, " not in both.partition("Metrics")[0]
 
 
-def test_each_metric_is_explained(pages: dict[str, str]) -> None:
-    for text in pages.values():
-        links = {own["title"] for tag, own in Page(text).tags if tag == "a" and own.get("class") == "metric"}
-        assert len(links) >= 8
-        for words in (
-            "Recall@k: the share of queries",
-            "Normalized mutual information",
-            "Hierarchical average precision",
-        ):
-            assert any((title or "").startswith(words) for title in links)
-        listed = text.partition('id="meanings"')[2].partition("</dl>")[0]
-        assert listed.count("<dt>R@") == 1
-        assert listed.count("<dt>") == len(set(re.findall("<dd>(.*?)</dd>", listed)))
+def test_each_metric_is_explained(written: str) -> None:
+    links = {own["title"] for tag, own in Page(written).tags if tag == "a" and own.get("class") == "metric"}
+    assert len(links) >= 8
+    for words in (
+        "Recall@k: the share of queries",
+        "Normalized mutual information",
+        "Hierarchical average precision",
+    ):
+        assert any((title or "").startswith(words) for title in links)
+    listed = written.partition('id="meanings"')[2].partition("</dl>")[0]
+    assert listed.count("<dt>R@") == 1
+    assert listed.count("<dt>") == len(set(re.findall("<dd>(.*?)</dd>", listed)))
 
 
 def test_unknown_is_no_class(make_run: MakeRun) -> None:
@@ -168,14 +158,9 @@ def test_classes_without_another_name_are_called_so_once(make_run: MakeRun) -> N
     assert "24 queries of 1 shape class (test split)" in text
 
 
-def test_equal_settings_are_said_to_be_equal(make_run: MakeRun) -> None:
-    a, b = read_run(make_run("a")), read_run(make_run("b"))
-    assert "No setting of the configuration differs." in Page(comparison_report(a, b)).text
-
-
-def test_a_running_mean_is_called_that(pages: dict[str, str]) -> None:
-    assert 'class="faint"' in pages["run"]
-    assert "the line over them is their running mean" in Page(pages["run"]).text
+def test_a_running_mean_is_called_that(written: str) -> None:
+    assert 'class="faint"' in written
+    assert "the line over them is their running mean" in Page(written).text
 
 
 def luminance(color: str) -> float:
@@ -222,44 +207,6 @@ def test_each_picture_is_on_the_sheet(images: Path) -> None:
         middle = cell[CELL // 2 - 4 : CELL // 2 + 4, CELL // 2 - 4 : CELL // 2 + 4].mean(axis=(0, 1))
         with Image.open(path) as picture:
             assert middle == pytest.approx(picture.getpixel((5, 5)), abs=12)
-
-
-def test_the_command_writes_a_report_again(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = make_run("a")
-    write_report([str(folder)])
-    assert capsys.readouterr().out == f"{folder}/report.html\n"
-    assert (folder / "report.html").read_text(encoding="utf-8") == run_report(read_run(folder))
-
-
-def test_the_command_compares_two_runs(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folders = [make_run("a"), make_run("b", seed=1)]
-    monkeypatch.chdir(tmp_path)
-    write_report([*map(str, folders)])
-    write_report([*map(str, folders), "--output", "other.html"])
-    written = (tmp_path / "report.html").read_bytes()
-    assert written == (tmp_path / "other.html").read_bytes()
-    assert written.decode() == comparison_report(*(read_run(folder) for folder in folders))
-
-
-def test_the_command_says_in_a_line_what_is_wrong(
-    make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    a, b = make_run("a"), make_run("b")
-    other = read_run(b).queries
-    write_queries(b / "per_query.parquet", replace(other, labels=other.labels[::-1]))
-    (tmp_path / "empty").mkdir()
-    for arguments, words in (
-        ([str(a), str(b)], "different labels"),
-        ([str(a), str(tmp_path / "empty")], "metrics.json, per_query.parquet, .hydra/config.yaml missing"),
-        ([str(tmp_path / "none")], "missing"),
-    ):
-        with pytest.raises(SystemExit) as stopped:
-            write_report(arguments)
-        assert stopped.value.code == 2
-        said = capsys.readouterr().err
-        assert words in said
-        assert said.count("\n") == 1
-    assert not (a / "report.html").exists()
 
 
 def test_a_picture_that_is_gone(make_run: MakeRun, tmp_path: Path) -> None:

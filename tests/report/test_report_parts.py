@@ -79,7 +79,7 @@ def test_unknown_labels_match_nothing() -> None:
     table = labeled([[-1, 0], [-1, 0], [2, 1]], [[1, 2], [0, 2], [0, 1]])
     assert not compare_classes(table).any()
     shown = make_sheets(table, Tiles())["Best"]
-    assert {picture.relation for row in shown for picture in row.neighbors[0]} == {"coarser", "other"}
+    assert {picture.relation for row in shown for picture in row.neighbors} == {"coarser", "other"}
 
 
 def test_sheets_tell_how_neighbors_are_related() -> None:
@@ -90,8 +90,8 @@ def test_sheets_tell_how_neighbors_are_related() -> None:
     row = shown["fine 0"]
     assert row.superclasses == "coarse 0"
     assert row.remarks[0] == "reciprocal rank 100.0 %"
-    assert [picture.relation for picture in row.neighbors[0]] == ["same", "coarser", "other"]
-    assert [picture.remark.partition(",")[0] for picture in row.neighbors[0]] == [
+    assert [picture.relation for picture in row.neighbors] == ["same", "coarser", "other"]
+    assert [picture.remark.partition(",")[0] for picture in row.neighbors] == [
         "same fine",
         "same coarse",
         "other coarse",
