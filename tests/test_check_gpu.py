@@ -37,10 +37,6 @@ def test_all_checks_pass_on_a_cpu(here: Here, small_emoji: Path, tmp_path: Path)
         "heads alone": "ok",
         "2 processes": "ok",
     }
-    for row in rows[:3]:
-        assert row.speed["images_per_second"] > 0
-        assert 0 <= row.speed["share_waiting"] <= 1
-        assert (row.speed["peak_memory_mib"], row.speed["host_waits"]) == (None, None)
     assert [row.remark for row in rows[3:5]] == [f"{what} differ by 0.0e+00 at most" for what in ("weights", "metrics")]
 
 

@@ -308,7 +308,7 @@ def test_killed_under_accumulation_and_resumed_ends_bit_for_bit_the_same(
     assert_same_run(accumulated, tmp_path)
 
 
-def test_an_early_end_is_tested_where_it_is_and_is_not_called_pruned(
+def test_an_early_end_is_tested_where_it_is(
     here: Here, small_emoji: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     end_in_the_middle_of_a_step(monkeypatch, Timer)
@@ -319,7 +319,6 @@ def test_an_early_end_is_tested_where_it_is_and_is_not_called_pruned(
     found = metrics(tmp_path)
     assert found["step"] == 2
     assert found["selection"] == "last"
-    assert "pruned" not in found
     assert found["ended_early"] == "at step 2 of 5"
     weights = last(tmp_path)["state_dict"]
     # the same configuration ends there again; more time goes on

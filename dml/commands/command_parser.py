@@ -82,7 +82,6 @@ def add_embedding_options(parser: CommandParser) -> None:
         default="raise",
         help="whether an unreadable image ends the command or is left out with a warning (default: raise)",
     )
-    parser.add_argument("--decode", choices=("workers", "device"), default="workers", help="device: JPEG on the GPU")
     add_trust(parser)
 
 
@@ -97,7 +96,6 @@ def embedding_options(options: argparse.Namespace) -> dict[str, Any]:
         "batch_size": options.batch_size,
         "num_workers": options.workers,
         "on_corrupt": options.on_corrupt,
-        "decode": options.decode,
     }
 
 

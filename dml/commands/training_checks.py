@@ -21,7 +21,7 @@ from dml.run.feature_source import check_frozen
 from dml.run.loop import make_loggers
 from dml.run.settings import Settings, list_keys, read_settings
 from dml.run.stages import check_stages, list_stages
-from dml.run.sweeps import build_pruner, monitored_metric
+from dml.run.sweeps import monitored_metric
 from dml.run.value_types import check_types
 from dml.runtime.errors import InputError, suggest
 from dml.training.callbacks.loss_schedule import make_loss_schedule
@@ -206,14 +206,13 @@ def _list_floats(node: Any, path: str, package: str) -> Iterator[tuple[str, floa
 
 
 def check_search(config: DictConfig) -> None:
-    """Make sure that the runs of a search validate, that a validation has the metric, and that there is the pruner.
+    """Make sure that the runs of a search validate, and that a validation has the metric.
 
     Raises:
         InputError: if no run could give the search a value.
     """
     complete_metric_names(config)
     settings = read_settings(config, Settings)
-    build_pruner(settings)
     table = builders.build_table(settings)
     choose_tested_split(settings, table)
     stages = list_stages(config)

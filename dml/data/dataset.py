@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from dml.data.device_decoding import join_images
 from dml.data.image_files.images import LIMITS, REMEDY, ImageFile, UnreadableImageError
 from dml.data.image_files.limits import ImageLimits
 from dml.data.prepared.cache import DamagedPixelsError, ImageCache
 from dml.data.table import UNKNOWN, ImageTable
-from dml.data.transforms import Pipeline
+from dml.data.transforms import Pipeline, stack
 from dml.runtime.errors import InputError
 from dml.runtime.text import printable
 
@@ -144,10 +143,10 @@ def make_unreadable_class_error(path: str, label: int, class_names: Sequence[str
 
 
 def collate(items: Sequence[Item | None]) -> Batch:
-    """Join items to a batch, see `join_images`; those that are None, for images that couldn't be read, are left out."""
+    """Join items to a batch; those that are None, for images that couldn't be read, are left out."""
     present = [item for item in items if item is not None]
     if not present:
         no_rows = torch.empty(0, dtype=torch.long)
         return torch.empty(0, 3, 1, 1, dtype=torch.uint8), no_rows[:, None], no_rows
     images, labels, rows = zip(*present, strict=True)
-    return join_images(images), torch.stack(labels), torch.tensor(rows)
+    return stack(images), torch.stack(labels), torch.tensor(rows)

@@ -32,7 +32,7 @@ QUERIES_WITHOUT_POSITIVES = "queries_without_positives"
 
 RESERVED_NAMES = (
     *(QUERIES_WITHOUT_POSITIVES, "images_skipped", "queries_in_gallery", "distractors", "configuration", "checksums"),
-    *("epoch", "step", "selection", "vector", "chosen_heads", "split", "device", "pruned"),
+    *("epoch", "step", "selection", "vector", "chosen_heads", "split", "device"),
     *("path", "labels", "neighbors", "neighbor_labels", "similarities", "map_x", "map_y"),
 )
 """The names of other values in metrics.json, and of the columns of per_query.parquet that are not metrics."""

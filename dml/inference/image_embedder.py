@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from dml.data.device_decoding import DeferredPipeline, decode_images, decodes_on_device, join_images
 from dml.data.image_files.images import ImageFile, UnreadableImageError
-from dml.data.transforms import Pipeline
+from dml.data.transforms import Pipeline, stack
 from dml.data.worker_processes import choose_start_method
 from dml.evaluation.names import ASYMMETRIC, ASYMMETRIC_LABELS, THRESHOLD_PREFIX
 from dml.evaluation.threshold import find_calibration, find_nearest_threshold
@@ -229,7 +228,6 @@ class ImageEmbedder:
         views: int | None = None,
         precision: str = "32",
         on_corrupt: str = "raise",
-        decode: str = "workers",
         progress: bool = False,
     ) -> NDArray[np.float32]:
         """Embed images. -> (N, D) float32, L2-normalized or points of the model's ball, in the order of the images
@@ -246,7 +244,6 @@ class ImageEmbedder:
             precision: "32", or "bf16" and "16" for a faster forward pass on hardware that has it.
             on_corrupt: treatment of unreadable images: "raise" raises an error; "skip" makes the row NaN, and a
                 warning names the image.
-            decode: what decodes JPEG files: "workers" or "device", the GPU of the model; see docs/performance.md.
             progress: whether to show how far it is.
 
         Raises:
@@ -262,7 +259,6 @@ class ImageEmbedder:
             views=views,
             precision=precision,
             on_corrupt=on_corrupt,
-            decode=decode,
         )
         with progress_bar("embedded", len(listed)) if progress else nullcontext(lambda _: None) as advance:
             for positions, vectors in batches:
@@ -279,7 +275,6 @@ class ImageEmbedder:
         views: int | None = None,
         precision: str = "32",
         on_corrupt: str = "raise",
-        decode: str = "workers",
         start_method: str | None = None,
     ) -> Iterator[tuple[list[int], NDArray[np.float32]]]:
         """Embed images and yield each batch at once: the positions of its B images, and their vectors (B, D).
@@ -295,8 +290,6 @@ class ImageEmbedder:
         if not (isinstance(size, Integral) and isinstance(num_workers, Integral) and size >= 1 and num_workers >= 0):
             raise InputError(f"batch_size={size}, num_workers={num_workers}: whole numbers of at least 1 and 0")
         transform = self._choose_transform(self.settings.views if views is None else views)
-        if decodes_on_device("decode", decode, has_gpu=self.device.type == "cuda"):
-            transform = DeferredPipeline(transform.steps)
         loader = DataLoader(
             ImageInputs(images, transform, self.settings.limits),
             batch_size=int(size),  # the loader takes no number of NumPy
@@ -314,7 +307,7 @@ class ImageEmbedder:
             positions = [*range(first, first + len(readable) + len(errors))]
             vectors = np.full((len(positions), self.dimension), np.nan, np.float32)
             if batch is not None:
-                embedded = self.embed_batch(decode_images(batch, self.device), precision)
+                embedded = self.embed_batch(batch, precision)
                 _check_finite(embedded, [images[position] for position in readable], precision)
                 vectors[np.array(readable) - first] = embedded
             yield positions, vectors
@@ -430,7 +423,7 @@ class ImageEmbedder:
 def _collate(items: Sequence[tuple[int, Tensor | None, str]]) -> tuple[list[int], Any, list[str]]:
     """Join items of `ImageInputs` -> positions and batch (None without any) of the readable images, and the errors."""
     readable = [(index, pixels) for index, pixels, _ in items if pixels is not None]
-    batch = join_images([pixels for _, pixels in readable]) if readable else None
+    batch = stack([pixels for _, pixels in readable]) if readable else None
     return [index for index, _ in readable], batch, [error for _, pixels, error in items if pixels is None]
 
 

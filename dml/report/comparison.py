@@ -24,7 +24,7 @@ from dml.runtime.text import markdown_table, printable
 logger = logging.getLogger(__name__)
 
 SEED = "seed"
-NOT_METRICS = ("epoch", "step", "pruned")
+NOT_METRICS = ("epoch", "step")
 """Names of numbers in metrics.json that are no results."""
 
 Resolve = Callable[[dict[str, Any]], dict[str, Any]]
@@ -37,8 +37,7 @@ class FinishedRun:
     Args:
         folder: folder of the run.
         config: configuration by dotted key, in which values that follow from the seed are interpolations, equal for
-            all seeds. The configuration of a run that a sweep has ended early has the key "pruned", because the
-            results of a shorter training are not those of the configuration.
+            all seeds.
         named: choices of the configuration groups, and overridden values, by key: the words in which users tell
             configurations apart.
         metrics: numbers in metrics.json.
@@ -134,7 +133,7 @@ def _read(folder: RunFolder, resolve: Resolve | None) -> FinishedRun:
     choices = {group: choice for group, choice in folder.choices.items() if group not in RUN_KEYS}
     overridden = {key_of(override) for override in folder.overrides}
     metrics = folder.metrics()
-    added: dict[str, Any] = {"pruned": True} if metrics.get("pruned") else {}
+    added: dict[str, Any] = {}
     if folder.is_evaluation:  # of one run two checkpoints may be tested
         path = next((text.partition("=")[2] for text in folder.overrides if key_of(text) == "checkpoint"), "")
         added["checkpoint"] = Path(path.strip("'\"")).name

@@ -65,7 +65,6 @@ class FeatureSource:
             "precision": self.settings.trainer.precision,
             "background": self.settings.data.limits.color,
             **self.settings.data.limits.margin,
-            **({"decode": "device"} if self.settings.data.decode == "device" else {}),
         }
         if name == RAW:
             return described | {"crops": self.settings.evaluation.crops}

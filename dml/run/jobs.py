@@ -43,7 +43,6 @@ from dml.run.stored_configuration import (
     read_stored_configuration,
     write_configuration,
 )
-from dml.run.sweeps import build_pruning
 from dml.run.teachers import add_teachers
 from dml.run.untrained_model import evaluate_raw_features, store_fixed_neighbors
 from dml.runtime import signals
@@ -52,7 +51,7 @@ from dml.runtime.errors import InputError
 from dml.runtime.paths import expand_home
 from dml.runtime.run_folder import CONFIGURATION, RunFolder, configuration_id
 from dml.runtime.text import in_markup
-from dml.training.callbacks.checkpoints import AtomicCheckpointIO, is_run_ended
+from dml.training.callbacks.checkpoints import AtomicCheckpointIO
 from dml.training.checkpoints import FrozenWeights, TrainingProgress, load_model
 from dml.training.data import DataModule
 from dml.training.frozen import FrozenDataModule, FrozenLearner
@@ -116,7 +115,6 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
         rank_zero_only(check_trained_settings)(composed, stored, stages[-1], progress)
     rank_zero_only(folder.write_splits)(splits)
     raw: Metrics = {}
-    is_pruned = False
     first = [stage.name for stage in stages].index(find_stage(config, progress.stage).name) if progress else 0
     with restoring_configuration(folder):
         rank_zero_only(write_configuration)(folder, composed, overrides)
@@ -133,15 +131,13 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
             print_setup(parts.settings, parts.images, parts.learner, folder.path, stage.name)
             trainer = _fit(parts, folder, run, progress)
             progress = TrainingProgress.read(folder.last_checkpoint)
-            if is_pruned := is_run_ended(trainer):
-                break
     assert progress is not None  # a run has a stage at least
-    if len(stages) == 1 and choose_selection(settings, table) == "val" and not is_pruned:
+    if len(stages) == 1 and choose_selection(settings, table) == "val":
         choose_between_first_and_last(parts.settings, trainer, parts.learner, parts.images, parts.frozen)
     checkpoint, tested, selection = _choose_checkpoint(parts.stage, folder, table, progress)
     load_model(parts.model, checkpoint)
-    description = raw | tested.describe(parts.epoch_length) | {"selection": selection}
-    description |= {CONFIGURATION: configuration_id(run["config"])} | ({"pruned": True} if is_pruned else {})
+    description = raw | tested.describe(parts.epoch_length)
+    description |= {"selection": selection, CONFIGURATION: configuration_id(run["config"])}
     if trainer.global_step < trainer.max_steps:
         description["ended_early"] = f"at step {trainer.global_step:,} of {trainer.max_steps:,}"
     return run_test(
@@ -283,7 +279,7 @@ def _fit(parts: StageParts, folder: RunFolder, run: dict[str, Any], progress: Tr
             History(folder.history_file, progress.total_steps, progress.history_checksum),
             *loop.build_loggers(parts.stage),
         ],
-        callbacks=[*build_pruning(settings, folder), *loop.build_callbacks(settings)],
+        callbacks=loop.build_callbacks(settings),
         plugins=[AtomicCheckpointIO(parts.model, parts.frozen)],
     )
     # what loggers count from; Lightning has no other way to say it, and restores it itself when a stage is resumed

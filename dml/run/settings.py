@@ -91,7 +91,6 @@ class DataSettings:
     box_margin: Annotated[float, Ge(0)] = added_key(0.0)
     eval_batch_size: Count = key()
     pin_memory: bool | Literal["auto"] = key()
-    decode: Literal["workers", "device"] = added_key("workers")
     cache: str | None = key(is_path=True)
 
     @property

@@ -1,14 +1,11 @@
 """The runs of a sweep: one that is finished is skipped, one that was interrupted goes on where it stopped."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 
-from dml.run.building import build
 from dml.run.config_folders import quote
 from dml.run.settings import Settings, read_settings
 from dml.run.stored_configuration import plain_config, read_stored_configuration, write_configuration
@@ -20,7 +17,7 @@ from dml.runtime.run_folder import HELD_FOLDER, RunFolder
 from dml.runtime.text import in_markup
 
 if TYPE_CHECKING:
-    from pytorch_lightning import Callback
+    pass
 
 
 def finish_run(config: DictConfig, folder: RunFolder, overrides: list[str], train: Callable[[], Any]) -> float | None:
@@ -99,27 +96,3 @@ def read_objective(settings: Settings, folder: RunFolder) -> float:
 def monitored_metric(settings: Settings) -> str:
     """Return the name in metrics.csv of the validated metric that chooses the checkpoint."""
     return f"{'test' if settings.evaluation.selection == 'test' else 'val'}/{settings.checkpoints.monitor}"
-
-
-def build_pruning(settings: Settings, folder: RunFolder) -> "list[Callback]":
-    """Build the callback of ``sweep.pruner``, if the configuration has one."""
-    if settings.sweep["pruner"] is None:
-        return []
-    from dml.training.callbacks.pruning import Pruning  # Lightning's import takes seconds
-
-    direction = settings.sweep["direction"][settings.checkpoints.mode]
-    pruner = build_pruner(settings)
-    return [Pruning(pruner, monitored_metric(settings), direction, folder, Path(settings.sweep["folder"]))]
-
-
-def build_pruner(settings: Settings) -> Any:
-    """Build Optuna's pruner of ``sweep.pruner``; None without one.
-
-    Raises:
-        InputError: if it doesn't take its arguments.
-    """
-    try:
-        return build(settings.sweep["pruner"])
-    except InstantiationException as error:
-        reason = " ".join(str(error.__cause__ or error).split())
-        raise InputError(f"sweep.pruner: {reason}; ~sweep.pruner.KEY takes a key away") from error

@@ -194,11 +194,6 @@ class RunFolder:
             identifier is None or not self.config_file.exists() or identifier == configuration_id(self._stored_config)
         )
 
-    @property
-    def is_pruned(self) -> bool:
-        """Whether the finished run was ended early by the pruner of its sweep."""
-        return bool(self.metrics().get("pruned", False))
-
     def metrics(self) -> dict[str, Any]:
         """Read metrics.json without its checksums."""
         return self._read(self.metrics_file, read_metrics)[0]
@@ -232,8 +227,7 @@ class RunFolder:
             return
         name = self.history_file.name
         is_same = self.has_configuration and metrics.get(CONFIGURATION) == configuration_id(self._stored_config)
-        # A run that was pruned and is resumed appends to its history before it writes metrics.json anew.
-        if name in checksums and is_same and not metrics.get("pruned"):
+        if name in checksums and is_same:
             self._check_file(name, checksums[name])
 
     def raw_metrics(self, configuration: str) -> dict[str, Any] | None:
@@ -324,8 +318,3 @@ def newest_runs(folder: Path) -> Iterator[RunFolder]:
     """Find the runs in a folder, at any depth, the one that was started or resumed last before others."""
     folders = sorted(folders_below(folder), key=lambda run: run.config_file.stat().st_mtime, reverse=True)
     return (run for run in folders if not run.is_evaluation)
-
-
-def runs_below(folder: Path) -> list[RunFolder]:
-    """Find the runs in a folder, at any depth and in any state, without the evaluations of their checkpoints."""
-    return [run for run in folders_below(folder) if not run.is_evaluation]

@@ -58,7 +58,6 @@ KNOWN = {
     "recurrent": ("dml.models.recurrent.*",),
     "sampler": (_GIVEN, "dml.samplers.*.*"),
     "scheduler": ("torch.optim.lr_scheduler.*",),
-    "sweep": ("optuna.pruners.MedianPruner",),
     "trainer": (
         "datetime.timedelta",
         "dml.training.hardware.slurm",

@@ -113,8 +113,6 @@ LINE_EVERY = 30.0
 class ProgressMeter:
     """Counts the progress of a long task, and tells when the next line about it is due.
 
-    `dml.training.meter.SpeedMeter`, a callback, measures the speed of a training and writes it to a file.
-
     >>> seconds = iter([0.0, 40.0, 40.0])
     >>> meter = ProgressMeter(interval=30.0, clock=lambda: next(seconds))
     >>> meter.advance(images=800), meter.line(left=3)

@@ -8,8 +8,7 @@ from pytorch_lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from dml.data.dataset import Batch, BatchDataset, ImageDataset, Item
-from dml.data.device_decoding import DeferredPipeline, decode_images
+from dml.data.dataset import BatchDataset, ImageDataset, Item
 from dml.data.image_files.images import LIMITS
 from dml.data.image_files.limits import ImageLimits
 from dml.data.prepared.cache import CacheFolder
@@ -34,7 +33,6 @@ class LoaderSettings:
         eval_batch_size: number of images in a batch of each process, outside training.
         pin_memory: whether batches are in pinned memory, from which a GPU copies faster.
         limits: largest image file, and largest image, that are read.
-        decode: "workers", or "device" to decode and transform JPEG files where the network is.
     """
 
     num_workers: int = 0
@@ -42,7 +40,6 @@ class LoaderSettings:
     eval_batch_size: int = 128
     pin_memory: bool = False
     limits: ImageLimits = LIMITS
-    decode: str = "workers"
 
 
 class ImageLoader(DataLoader[Item | None]):
@@ -126,11 +123,6 @@ class EvaluationData(LightningDataModule):
         self._loaders.add(loader)
         return loader
 
-    def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:  # noqa: ARG002
-        """Decode the images that wait undecoded, on the device to which Lightning has copied the labels."""
-        images, labels, rows = batch
-        return decode_images(images, labels.device), labels, rows
-
     def on_exception(self, exception: BaseException) -> None:  # noqa: ARG002
         """End the workers of an evaluation that has failed: the process may go on with the next run of a sweep."""
         for loader in self._loaders:
@@ -141,8 +133,6 @@ class EvaluationData(LightningDataModule):
         return self.settings.num_workers
 
     def _make_dataset(self, table: ImageTable, transform: Transform, on_corrupt: str) -> BatchDataset:
-        if self.settings.decode == "device":
-            transform = DeferredPipeline(transform.steps if isinstance(transform, Pipeline) else [transform])
         resize = transform.resize if isinstance(transform, Pipeline) else None
         cached_images = self.cache.find(table, resize, self.settings.limits) if self.cache else None
         return ImageDataset(table, transform, on_corrupt, cached_images, self.settings.limits)

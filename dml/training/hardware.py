@@ -9,7 +9,6 @@ import torch
 from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
 from torch import nn
 
-from dml.data.device_decoding import decodes_on_device
 from dml.data.image_files.limits import ImageLimits
 from dml.runtime.errors import InputError, suggest
 from dml.runtime.ranks import count_processes
@@ -35,11 +34,7 @@ def check_accelerator(accelerator: str) -> None:
 
 
 def choose_loader_settings(data: Mapping[str, Any], trainer: Mapping[str, Any]) -> LoaderSettings:
-    """Return the settings of the data loaders, with a value for each ``auto``.
-
-    Raises:
-        InputError: if the device can't decode images.
-    """
+    """Return the settings of the data loaders, with a value for each ``auto``."""
     limits = ImageLimits.from_settings(data)
     unused = {"cache", "check_images", "max_list_bytes", *vars(limits)}
     settings = {str(key): value for key, value in data.items() if key not in unused}
@@ -50,7 +45,6 @@ def choose_loader_settings(data: Mapping[str, Any], trainer: Mapping[str, Any]) 
         settings["num_workers"] = max(1, most) if has_gpu else 1
     if settings["pin_memory"] == "auto":
         settings["pin_memory"] = has_gpu
-    decodes_on_device("data.decode", settings.get("decode", "workers"), has_gpu=has_gpu)
     return LoaderSettings(**settings, limits=limits)
 
 

@@ -23,10 +23,6 @@ TRIED = ["-m", "sweep=optuna", *PLAIN, "hydra.sweeper.n_trials=2"]
         ("dataset.root=/nowhere", "dataset.root=/nowhere: "),
         ("loss=glob(*)", "loss=glob(*): sweep=optuna takes choice(A,B), and no glob"),
         (
-            "sweep.pruner._target_=optuna.pruners.SuccessiveHalvingPruner",
-            "sweep.pruner: SuccessiveHalvingPruner",
-        ),
-        (
             "+model.pretraining={lr:1e-6}",
             "weights is 1e-06; give rates around it, such as 'optimizer.lr=tag(log,interval(2e-07,5e-06))'",
         ),

@@ -664,7 +664,7 @@ def test_mistakes_are_named(index: dml.Index, model: ImageEmbedder, photos: Path
     ]:
         with pytest.raises(InputError, match=line):
             dml.Index.build(model, source)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="foo: no such argument; those of embed are batch_size, decode, num_workers"):
+    with pytest.raises(InputError, match="foo: no such argument; those of embed are batch_size, num_workers"):
         dml.Index.build(model, photos, foo=2)
     with pytest.raises(InputError, match="NoneType: no path; give a path"):
         dml.Index.load(None)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from dml.report.comparison import find_runs, find_unfinished
 from dml.run import resolvers
 from dml.run.resolvers import evaluations_folder, new_folder
 from dml.runtime.errors import InputError
-from dml.runtime.run_folder import RunFolder, folders_below, runs_below
+from dml.runtime.run_folder import RunFolder, folders_below, newest_runs
 
 
 def make_run(folder: Path, **config: Any) -> RunFolder:
@@ -52,7 +52,7 @@ def test_evaluations_are_no_runs(tmp_path: Path) -> None:
     evaluation = make_run(run.evaluations_folder / "1", checkpoint="best.ckpt")
     unfinished = make_run(run.evaluations_folder / "2", checkpoint="best.ckpt")
     unfinished.metrics_file.unlink()
-    assert [folder.path for folder in runs_below(tmp_path)] == [run.path]
+    assert [folder.path for folder in newest_runs(tmp_path)] == [run.path]
     assert len(folders_below(tmp_path)) == 3
     assert [found.folder for found in find_runs([tmp_path])] == [run.path]
     assert find_unfinished([tmp_path]) == []

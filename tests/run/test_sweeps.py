@@ -3,9 +3,7 @@
 import copy
 import json
 import multiprocessing
-import shutil
 import signal
-import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,14 +17,12 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import MissingConfigException
-from hypothesis import given
-from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from runs import kill_at, last, metrics
 
 from dml.commands.compare import compare_runs
 from dml.commands.error_lines import explain
-from dml.report.comparison import compare, find_runs, find_unfinished
+from dml.report.comparison import find_unfinished
 from dml.run import sweeps
 from dml.run.config_folders import CONF
 from dml.run.resolvers import sweep_subfolder
@@ -34,7 +30,6 @@ from dml.run.sweeps import read_objective
 from dml.runtime import signals
 from dml.runtime.errors import InputError
 from dml.runtime.run_folder import RunFolder
-from dml.training.callbacks.pruning import is_behind
 
 TINY = [
     *PLAIN,
@@ -189,7 +184,7 @@ def test_a_configuration_keeps_its_folder_whatever_its_number(tmp_path: Path) ->
     assert other.startswith("1-")
     assert placed(tmp_path, 7, seed=3, lr=1e-5) == other
     # how a run is run is no part of what it is
-    assert placed(tmp_path, 8, seed=3, lr=1e-5, sweep={"pruner": None}, debug=True) == other
+    assert placed(tmp_path, 8, seed=3, lr=1e-5, sweep={}, debug=True) == other
     assert placed(tmp_path, 8, seed=4, lr=1e-5) == "8"
 
 
@@ -211,32 +206,21 @@ def test_another_value_in_the_environment_gets_another_folder(tmp_path: Path, mo
     assert placed(tmp_path, 1, lr="${oc.decode:${oc.env:LR}}") == "1"
 
 
-def test_optuna_searches_prunes_and_goes_on(here: Here, told: Lines, small_emoji: Path, tmp_path: Path) -> None:
+def test_optuna_searches_and_goes_on(here: Here, told: Lines, small_emoji: Path, tmp_path: Path) -> None:
     short = ["trainer.max_steps=2", "trainer.val_check_interval=1"]
     search = ["-m", "sweep=optuna", f"hydra.sweep.dir={tmp_path}", f"dataset.root={small_emoji}", *TINY, *short]
-    # beside a run that nothing can reach, the first one is ended at its first validation
-    (tmp_path / "ideal" / ".hydra").mkdir(parents=True)
-    (tmp_path / "ideal" / ".hydra" / "config.yaml").write_text("{}\n")
-    (tmp_path / "ideal" / "metrics.json").write_text("{}")
-    (tmp_path / "ideal" / "metrics.csv").write_text("step,val/level0/map@r\n1,2.0\n")
-    first = [*search, "hydra.sweeper.n_trials=1", "sweep.pruner.n_startup_trials=1"]
-    here("train", *first)
+    here("train", *search, "hydra.sweeper.n_trials=1")
     assert told() == []
-    assert metrics(tmp_path / "0")["pruned"] is True
-    assert last(tmp_path / "0")["global_step"] == 1
 
-    # as if it had been interrupted then, before its test: it goes on no further
+    # as if it had been interrupted then, before its test
     written = (tmp_path / "0" / "metrics.json").read_bytes()
     (tmp_path / "0" / "metrics.json").unlink()
-    here("train", *first)
+    here("train", *search, "hydra.sweeper.n_trials=1")
     assert told() == [f"resumed  {tmp_path / '0'}"]
     assert (tmp_path / "0" / "metrics.json").read_bytes() == written
-    assert last(tmp_path / "0")["global_step"] == 1
-    shutil.rmtree(tmp_path / "ideal")
 
-    here("train", *search, "hydra.sweeper.n_trials=2", "sweep.pruner=null")
+    here("train", *search, "hydra.sweeper.n_trials=2")
     assert told() == [f"skipped  {tmp_path / '0'}: finished already"]
-    assert "pruned" not in metrics(tmp_path / "1")
     assert last(tmp_path / "1")["global_step"] == 2
 
     # both are those of a study that knows nothing of the interruption
@@ -252,9 +236,6 @@ def test_optuna_searches_prunes_and_goes_on(here: Here, told: Lines, small_emoji
     assert found.best_value == study.best_value
     assert found.best_params == study.best_params
 
-    names = [row.name for row in compare(find_runs([tmp_path]))]
-    assert [name.endswith(", pruned=True") for name in names] == [True, False]
-
 
 def test_the_objective_is_that_of_the_tested_checkpoint(tmp_path: Path) -> None:
     config = OmegaConf.create({"evaluation": {"selection": "val"}, "checkpoints": {"monitor": "h_ap"}})
@@ -265,40 +246,6 @@ def test_the_objective_is_that_of_the_tested_checkpoint(tmp_path: Path) -> None:
     config.checkpoints.monitor = "ndcg"
     with pytest.raises(InputError, match=r"no val/ndcg to optimize in .*: it takes a validation split"):
         read_objective(settings_of(config), RunFolder(tmp_path))
-
-
-HISTORY = st.lists(st.integers(0, 8), min_size=1, max_size=4).map(
-    lambda values: {10 * (i + 1): value / 8 for i, value in enumerate(values)}
-)
-
-
-@given(own=HISTORY, others=st.lists(HISTORY, max_size=5), startup=st.integers(1, 3), best=st.sampled_from([max, min]))
-def test_a_run_is_behind_if_its_best_is_worse_than_the_median_at_its_step(
-    own: dict[int, float], others: list[dict[int, float]], startup: int, best: Callable[[Any], float]
-) -> None:
-    direction = {max: "maximize", min: "minimize"}[best]
-    there = [values[max(own)] for values in others if max(own) in values]
-    expected = False
-    if len(others) >= startup and there:
-        reached, median = best(own.values()), statistics.median(there)
-        expected = reached < median if best is max else reached > median
-    assert is_behind(own, others, optuna.pruners.MedianPruner(n_startup_trials=startup), direction) == expected
-
-
-@pytest.mark.parametrize(
-    "pruner",
-    [
-        optuna.pruners.SuccessiveHalvingPruner(min_resource=10, reduction_factor=2),
-        optuna.pruners.HyperbandPruner(min_resource=10, max_resource=60, reduction_factor=2),
-    ],
-)
-def test_pruners_that_compare_at_rungs_prune(pruner: Any) -> None:
-    """They learn of the finished runs' values only when they are asked about them."""
-    # Hyperband draws by a hash that differs between processes: with ten runs, no other had the same rungs at times
-    finished = [{10 * step: 0.5 + run / 1000 for step in range(1, 7)} for run in range(40)]
-    own = {10 * step: 0.01 for step in range(1, 5)}
-    assert is_behind(own, finished, pruner, "maximize")
-    assert not is_behind(dict.fromkeys(own, 0.99), finished, pruner, "maximize")
 
 
 SLURM = (

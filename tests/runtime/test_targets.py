@@ -171,7 +171,7 @@ PATHS = re.compile(
 
 TAKING_PATHS = re.compile(
     r"dml\.data\.readers\.\w+\.read"
-    r"|dml\.training\.(callbacks\.pruning\.Pruning|loggers\.RunFolderWandbLogger)"
+    r"|dml\.training\.loggers\.RunFolderWandbLogger"
 )
 """What a configuration may name although it takes a path; overrides of a file say no path to write to."""
 

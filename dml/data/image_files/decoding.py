@@ -98,16 +98,6 @@ def _split_head(jpeg: bytes) -> list[bytes]:
     return segments if jpeg[position : position + 2] == b"\xff\xda" else [jpeg]
 
 
-def strip_baseline(jpeg: bytes) -> bytes:
-    """Return a JPEG without EXIF and XMP, by which decoders turn it; b"" for all but whole baseline files in YCbCr."""
-    head = _split_head(jpeg)
-    scan = jpeg[sum(map(len, head)) :]
-    is_baseline = any(segment.startswith(b"\xff\xc0") for segment in head) and scan.rfind(b"\xff\xd9") > 0
-    if not is_baseline or simplejpeg.decode_jpeg_header(jpeg)[2] != "YCbCr":
-        return b""
-    return b"".join(segment for segment in head if not segment.startswith(b"\xff\xe1")) + scan
-
-
 @cache
 def reads_heif() -> bool:
     """Tell whether pillow-heif is installed, with which Pillow reads HEIF files."""

@@ -4,7 +4,6 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from copy import copy
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -164,12 +163,6 @@ class ImageFile:
         """Refuse an image that would have too many pixels when it is scaled to this height and width."""
         with self._name_file_in_errors():
             self.limits.check_resized((self.height, self.width), shape)
-
-    def with_decoded(self, stored: Tensor) -> "ImageFile":
-        """Return the same file with its stored pixels (3, H, W), which another decoder gave, on any device."""
-        file = copy(self)
-        file._decoded = make_upright(stored.permute(1, 2, 0), self._orientation)
-        return file
 
     def _decode(self, reduction: int) -> Tensor:
         if self._decoded is not None:

@@ -67,22 +67,6 @@ def _is_finite(value: Any) -> bool:
     return not isinstance(value, Tensor) or not value.is_floating_point() or bool(torch.isfinite(value).all())
 
 
-class RunEnder(Callback):
-    """Base class of callbacks that may end a run with all its stages, and decide anew when the run is resumed.
-
-    Attributes:
-        has_ended_run: whether the callback has ended the run.
-    """
-
-    has_ended_run = False
-
-
-def is_run_ended(trainer: Trainer) -> bool:
-    """Return whether a callback has ended the run for good, its later stages too."""
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    return any(isinstance(callback, RunEnder) and callback.has_ended_run for callback in callbacks)
-
-
 class LastCheckpoint(Checkpoint):
     """Write ``checkpoints/last.ckpt`` every n steps or seconds, after each validation and at the end of the training.
 
@@ -167,7 +151,7 @@ class LastCheckpoint(Checkpoint):
 
     def _save(self, trainer: Trainer) -> None:
         description = _describe_run(trainer.lightning_module)
-        if _ends_early(trainer) and trainer.global_step < trainer.max_steps and not is_run_ended(trainer):
+        if _ends_early(trainer) and trainer.global_step < trainer.max_steps:
             self._ended_with = description.get("config")
         trainer.save_checkpoint(RunFolder(trainer.default_root_dir).last_checkpoint)
         self._last_write = monotonic()

@@ -3,7 +3,6 @@ from typing import Any
 
 import pytest
 import torch
-from optuna.pruners import NopPruner
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch.utils.data import DataLoader
 from trainers import small_trainer
@@ -11,7 +10,6 @@ from trainers import small_trainer
 from dml.runtime.run_folder import RunFolder
 from dml.training.callbacks import checkpoints
 from dml.training.callbacks.checkpoints import LastCheckpoint
-from dml.training.callbacks.pruning import Pruning
 
 
 class Line(LightningModule):
@@ -27,13 +25,6 @@ class Line(LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-class ValidatedLine(Line):
-    """One that Lightning can validate."""
-
-    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
-        pass
 
 
 class WrittenSteps(LastCheckpoint):
@@ -79,13 +70,3 @@ def test_a_training_that_is_to_end_early_takes_the_fewest_steps_and_writes_the_l
     trainer.fit(Line(), DataLoader(torch.ones(8, 1), batch_size=1))
     assert trainer.global_step == 4
     assert written.steps == [4]
-
-
-def test_a_pruner_that_lets_a_run_go_on_leaves_another_end_as_it_is(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "run")
-    pruning = Pruning(NopPruner(), "val/level0/recall@1", "maximize", folder, tmp_path)
-    interval = {"limit_val_batches": 1, "val_check_interval": 1, "check_val_every_n_epoch": None}
-    trainer = small_trainer(8, callbacks=[EndAfterTwoSteps(), pruning], default_root_dir=folder.path, **interval)
-    loader = DataLoader(torch.ones(8, 1), batch_size=1)
-    trainer.fit(ValidatedLine(), loader, loader)
-    assert trainer.global_step == 2
