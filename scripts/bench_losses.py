@@ -34,7 +34,8 @@ from dml.run.config_folders import CONF
 from dml.run.settings import Settings, read_settings
 
 SIZE, CLASS, SUPER_CLASS, TURNS = 512, 4, 32, 5
-SMALL = ("facility_location",)
+SMALL = ("lifted", "margin", "pnp", "snr_contrastive", "threshold_consistent_margin", "triplet", "triplet_n_pair")
+"""Losses of which pytorch-metric-learning lists all triplets, or more."""
 LIMITS = {"nra": 2.0, "tuplet": 2.0, "recall_at_k": 4.0}
 """The largest ratio of the time of a loss to the yardstick's that is allowed."""
 

@@ -266,7 +266,6 @@ WHOLE_RUNS = {
     "rll_coarse": "a level of the labels",
     "happier": "a weighted sum, of which one term has proxies",
     "csl": "proxies and all levels",
-    "facility_location": "clusterings",
     "n_pair": "norms of the embeddings",
     "smooth_ap": "ranks",
     "softmax": "a linear classifier",

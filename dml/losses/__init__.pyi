@@ -11,7 +11,6 @@ from .distillation import EmbeddingDistillationLoss as EmbeddingDistillationLoss
 from .distillation import RelationalAngleLoss as RelationalAngleLoss
 from .distillation import RelationalDistanceLoss as RelationalDistanceLoss
 from .distillation import SimilarityDistillationLoss as SimilarityDistillationLoss
-from .facility_location import FacilityLocationLoss as FacilityLocationLoss
 from .happier import ClusterLoss as ClusterLoss
 from .happier import SmoothHierarchicalAPLoss as SmoothHierarchicalAPLoss
 from .hyperbolic import HyperbolicContrastiveLoss as HyperbolicContrastiveLoss

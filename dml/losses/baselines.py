@@ -1,7 +1,6 @@
 """Adapters that give the losses of pytorch-metric-learning the interface of this project's losses.
 
-No other module imports that library. `dml.losses.pair_blocks` computes most of its pair and triplet losses in little
-memory. Of some losses the library computes another form than the equations of the papers.
+No other module imports that library. Of some losses it computes another form than the equations of the papers.
 
 P and N are the positive and negative pairs of a batch, in both orders, and T its triplets (i, j, k) with (i, j) in P
 and (i, k) in N. D_ij is the distance of the library's loss, f_i are the embeddings, and m and alpha the library's
@@ -27,8 +26,6 @@ from pytorch_metric_learning.utils.loss_and_miner_utils import get_all_pairs_ind
 from torch import Tensor, nn
 
 from dml.losses.loss_contract import Loss
-from dml.losses.pair_blocks import Batch, find_form
-from dml.ops.gradients import BLOCK, in_blocks
 from dml.ops.pairs import finest, masked_logsumexp, pair_masks, related
 from dml.ops.precision import full_precision
 from dml.runtime.errors import InputError
@@ -117,10 +114,8 @@ class PairLoss(Loss):
 
     @property
     def needs_classes(self) -> bool:  # type: ignore[override]
-        """Tell whether the library computes the loss, or the margin loss has a boundary of each class."""
-        boundaries = getattr(self.loss, "beta", None)
-        has_classes = isinstance(boundaries, Tensor) and len(boundaries) > 1
-        return self.form is None and (has_classes or find_form(self.loss, self.miner) is None)
+        """Tell whether the library computes the loss, which knows single labels alone."""
+        return self.form is None
 
     @full_precision
     def forward(
@@ -153,13 +148,8 @@ class PairLoss(Loss):
             return zero
         if self.form is not None:
             return self._equations[self.form](self.loss, anchors, *pair_masks(classes)) + zero
-        value: Tensor
-        compute = find_form(self.loss, self.miner)
-        if compute is not None and (len(references) == len(anchors) or not getattr(self.loss, "swap", False)):
-            value = compute(self.loss, self.miner, Batch(anchors, classes, references, reference_classes))
-            return value + zero
         pairs = self._choose_pairs(anchors, classes, references, reference_classes)
-        value = self.loss(anchors, classes, pairs, references, reference_classes)
+        value: Tensor = self.loss(anchors, classes, pairs, references, reference_classes)
         return value + zero
 
     def _prepare(self, embeddings: Tensor) -> Tensor:
@@ -216,23 +206,8 @@ class ProxyLoss(Loss):
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar."""
         proxies = next(self.loss.parameters())
-        rows, classes = embeddings.to(proxies.dtype), finest(labels)
-        if type(self.loss).__name__ not in MEANS_OVER_ROWS or type(self.loss.reducer).__name__ != "MeanReducer":
-            value: Tensor = self.loss(rows, classes)
-            return value
-        num_proxies = proxies.numel() // rows.shape[1]
-        # blocks are four times as long as others, and at least 256 rows, as each normalizes the proxies again
-        width = min(num_proxies // 4, BLOCK // 256)
-
-        def add_up(block: slice) -> tuple[Tensor, ...]:
-            return (self.loss(rows[block], classes[block])[None] * (len(classes[block]) / len(rows)),)
-
-        (shares,) = in_blocks(add_up, range(len(rows)), width, rows.device)
-        return shares.sum()
-
-
-MEANS_OVER_ROWS = ("ArcFaceLoss", "CosFaceLoss", "NormalizedSoftmaxLoss", "SoftTripleLoss", "SubCenterArcFaceLoss")
-"""The losses with proxies that add up a term of each embedding by itself, so that a block of them needs no other."""
+        value: Tensor = self.loss(embeddings.to(proxies.dtype), finest(labels))
+        return value
 
 
 class OpenCosineSimilarity(CosineSimilarity):  # type: ignore[misc]

@@ -82,25 +82,6 @@ def test_a_proxy_loss_is_the_librarys(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", names(ProxyLoss))
-def test_a_large_batch_is_computed_in_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    loss, blocks = build(name).double(), []
-    loss.loss.register_forward_hook(lambda _, arguments, __: blocks.append(len(arguments[0])))
-    ours, whole = rows().requires_grad_(), rows().requires_grad_()
-    expected = loss(whole, LABELS)
-    (expected_gradient,) = torch.autograd.grad(expected, [*loss.parameters()], retain_graph=True)
-    expected.backward()
-    monkeypatch.setattr("dml.ops.gradients.BLOCK", 60)
-    loss.zero_grad()
-    value = loss(ours, LABELS)
-    value.backward()
-    assert blocks[1:4] == ([5, 5, 2] if name == "soft_triple" else [12])  # 10 centers of each class
-    torch.testing.assert_close(value, expected, rtol=0, atol=1e-12)
-    torch.testing.assert_close(ours.grad, whole.grad, rtol=0, atol=1e-12)
-    (parameter,) = loss.parameters()
-    torch.testing.assert_close(parameter.grad, expected_gradient, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", names(ProxyLoss))
 def test_proxies_are_trained_and_stored(name: str) -> None:
     loss = build(name)
     (proxies,) = loss.parameters()
