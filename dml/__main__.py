@@ -44,15 +44,6 @@ COMMANDS = {
     "study": Command("dml.studies.study_command", "run_study", "reproduce the papers' tables, claims and figures"),
 }
 
-SUCCESSORS = {
-    name: f"dml study {name}"
-    for name in (
-        *("tables", "claims", "leaderboard", "ablation"),
-        *("robustness", "protocol", "figures", "reproducibility"),
-    )
-}
-"""What stands in the place of commands of the last version."""
-
 HELP = """\
 usage: dml COMMAND ...
 
@@ -101,8 +92,7 @@ def dispatch(arguments: Sequence[str]) -> None:
         from dml.runtime.errors import suggest
         from dml.runtime.text import printable
 
-        advice = f"; {SUCCESSORS[name]} does it now" if name in SUCCESSORS else suggest(name, COMMANDS)
-        sys.stderr.write(f"error: {printable(name)}: no such command{advice}; dml --help lists all\n")
+        sys.stderr.write(f"error: {printable(name)}: no such command{suggest(name, COMMANDS)}; dml --help lists all\n")
         sys.exit(2)
 
 

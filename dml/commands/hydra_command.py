@@ -49,7 +49,6 @@ from dml.runtime import processes, ranks, signals
 from dml.runtime.configuration import is_below, key_of
 from dml.runtime.console import console
 from dml.runtime.errors import InputError
-from dml.runtime.former_keys import rename_override
 from dml.runtime.lean_imports import import_lean
 from dml.runtime.new_folders import note_new_folder, remove_unused_folder, remove_unused_sweeps
 from dml.runtime.run_folder import RunFolder
@@ -143,7 +142,7 @@ def main(command: str, *, is_named: bool = False, outcome: Outcome | None = None
         check_encoding([*sys.argv[1:], os.getcwd()])
         import_from_working_folder()
         words, shows_all = split_help(replace_resize_option(sys.argv[1 + len(prefix) :]))
-        typed = _rename_former_keys(put_options_first(words))
+        typed = put_options_first(words)
         if not {"-h", "--help"}.isdisjoint(typed):
             program = f"dml {command}" if is_named else f"python {command}.py"
             print_line(format_help(command, program, quote_paths(typed), shows_all=shows_all).rstrip())
@@ -261,15 +260,6 @@ class Task:
         code = ranks.launch(command, ranks.count_processes(trainer))
         remove_unused_folder(folder, PREPARED if code == 2 else ())
         sys.exit(code)
-
-
-def _rename_former_keys(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with the present keys in the place of former ones, and print a line about each."""
-    renamed = [*map(rename_override, arguments)]
-    for former, present in zip(arguments, renamed, strict=True):
-        if former != present:
-            sys.stderr.write(f"{printable(former)}: the key has moved; {printable(present)} is how it is written now\n")
-    return renamed
 
 
 @contextmanager

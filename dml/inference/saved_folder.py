@@ -32,7 +32,6 @@ from dml.report.provenance import name_dataset
 from dml.runtime.checksums import DamageError, file_checksum
 from dml.runtime.errors import InputError
 from dml.runtime.files import replacing_folder
-from dml.runtime.former_keys import rename_keys
 from dml.runtime.paths import expand_home
 from dml.runtime.run_files import (
     check_metrics,
@@ -93,7 +92,7 @@ def read_folder(path: Path, *, trust: bool = False) -> SavedModel:
     try:
         description, checksums = read_values(file, may_nest=True)
         file = path / CONFIG
-        config = rename_keys(read_configuration(file))
+        config = read_configuration(file)
         file = path
         version, name, fingerprint = (description[key] for key in ("format", "name", "fingerprint"))
         chosen_heads = description.get("chosen_heads", config["model"]["heads"])  # older folders name none

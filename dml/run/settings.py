@@ -40,7 +40,6 @@ class Key:
         decides_raw: whether the metrics of the features before the training depend on it.
         needs: key right below it without which, or with null, the part counts as missing; None for no such key.
         unset: value with which a run counts as one of a version that lacked the key; `MISSING` if there is none.
-        formerly: value that a version without the key trained with, if the default is another one; `MISSING` if not.
     """
 
     fixed: str | None = None
@@ -57,7 +56,6 @@ class Key:
     decides_raw: bool = False
     needs: str | None = None
     unset: Any = MISSING
-    formerly: Any = MISSING
 
 
 def key(**facts: Any) -> Any:
@@ -87,7 +85,7 @@ class DataSettings:
     max_image_bytes: Count = key()
     max_pixels: Count = key()
     max_list_bytes: Count = key()
-    background: str = key(formerly="none")
+    background: str = key()
     box_margin: Annotated[float, Ge(0)] = added_key(0.0)
     eval_batch_size: Count = key()
     pin_memory: bool | Literal["auto"] = key()
@@ -197,7 +195,7 @@ class CheckpointSettings:
     tie_breaker: str | None = key(fixed=CHOICE)
     patience: Count | None = key()
     beginning: bool = key()
-    interpolation: list[Any] | None = key(fixed=CHOICE, unset=None, formerly=None)
+    interpolation: list[Any] | None = key(fixed=CHOICE, unset=None)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from dml.run.config_folders import CONF
 from dml.run.settings import Settings, list_keys, read_settings
 from dml.runtime.errors import InputError
-from dml.runtime.former_keys import rename_keys
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ def find_stage(config: DictConfig, name: str) -> Stage:
 def _list_changes(config: DictConfig) -> dict[Any, dict[str, Any]]:
     """Return what each stage changes, as plain values."""
     stages: Any = OmegaConf.to_container(config.stages, resolve=False)
-    return {name: rename_keys(changes or {}) for name, changes in stages.items()}
+    return {name: changes or {} for name, changes in stages.items()}
 
 
 def _apply_changes(config: DictConfig, name: Any) -> DictConfig:

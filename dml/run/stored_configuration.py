@@ -10,7 +10,7 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dml.run.config_folders import CONF, format_value
@@ -18,7 +18,6 @@ from dml.run.settings import Key, all_keys, list_keys
 from dml.runtime.configuration import flat, is_below, key_of
 from dml.runtime.console import console
 from dml.runtime.errors import InputError
-from dml.runtime.former_keys import rename_keys, rename_override
 from dml.runtime.run_folder import RUN_KEYS, RunFolder, newest_runs, without_run_keys
 from dml.runtime.targets import TARGET, unknown_targets
 from dml.runtime.text import printable
@@ -131,7 +130,7 @@ def read_stored_configuration(folder: RunFolder) -> StoredConfiguration:
     if folder.is_evaluation:
         raise InputError(f"resume={folder.path}: a test of a checkpoint, which has no training to go on with")
     if folder.has_configuration:
-        return _complete(_task_overrides(folder.overrides), folder.config)
+        return StoredConfiguration(_task_overrides(folder.overrides), folder.config)
     if folder.last_checkpoint.exists():
         return read_checkpoint_configuration(folder.last_checkpoint)
     is_checkpoint = folder.path.suffix == ".ckpt" and folder.path.is_file()
@@ -178,20 +177,7 @@ def keep_choices(stored: StoredConfiguration, arguments: Sequence[str]) -> list[
 def extract_configuration(checkpoint: Mapping[str, Any]) -> StoredConfiguration:
     """Return the overrides and configuration among the contents of a checkpoint."""
     run = checkpoint["run"]
-    return _complete(_task_overrides(run["overrides"]), rename_keys(run["config"]))
-
-
-def _complete(overrides: list[str], config: dict[str, Any]) -> StoredConfiguration:
-    """Add the values of keys that the run's version lacked, where the default is another one than it trained with."""
-    added = []
-    for key, facts in all_keys().items():
-        part, _, name = key.partition(".")
-        values = config.get(part)
-        if facts.formerly is not MISSING and isinstance(values, dict) and name not in values:
-            if facts.formerly is not facts.unset:  # which the configuration of any run lacks
-                config = config | {part: values | {name: facts.formerly}}
-            added.append(f"{key}={'null' if facts.formerly is None else facts.formerly}")
-    return StoredConfiguration([*added, *overrides], config)
+    return StoredConfiguration(_task_overrides(run["overrides"]), run["config"])
 
 
 def write_configuration(folder: RunFolder, config: DictConfig, overrides: list[str]) -> None:
@@ -199,13 +185,12 @@ def write_configuration(folder: RunFolder, config: DictConfig, overrides: list[s
     hydra: Any = HydraConfig.instance().cfg
     if hydra is not None:
         console.begin_log(folder.path / f"{hydra.hydra.job.name}.log")
-    written = _without_defaults(rename_keys(resolve_environment(config)))
+    written = _without_defaults(resolve_environment(config))
     folder.write_configuration(*map(OmegaConf.to_yaml, (written, {} if hydra is None else hydra, overrides)))
 
 
 def _task_overrides(overrides: Any) -> list[str]:
-    renamed = [rename_override(str(override)) for override in overrides]
-    return [override for override in renamed if key_of(override).split(".")[0] not in RUN_KEYS]
+    return [override for override in map(str, overrides) if key_of(override).split(".")[0] not in RUN_KEYS]
 
 
 def plain_config(config: Any) -> dict[str, Any]:
@@ -213,7 +198,7 @@ def plain_config(config: Any) -> dict[str, Any]:
 
     Interpolations stay unresolved, except those that read the environment: another value there is another run.
     """
-    return without_run_keys(_without_defaults(rename_keys(resolve_environment(config))))
+    return without_run_keys(_without_defaults(resolve_environment(config)))
 
 
 def _without_defaults(config: dict[str, Any]) -> dict[str, Any]:

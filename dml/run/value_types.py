@@ -18,7 +18,6 @@ from dml.run.config_folders import format_value
 from dml.run.settings import SETTINGS, DatasetSettings, find_group, list_declared
 from dml.runtime.configuration import is_below
 from dml.runtime.errors import InputError, suggest
-from dml.runtime.former_keys import MOVED
 from dml.training.run_length import AUTO, COUNTED
 
 WORDS = {
@@ -101,9 +100,7 @@ def _list_settings(plain: Mapping[str, Any], kind: type[Any], prefix: str = "") 
     declared = list_declared(kind)
     for name, value in plain.items():
         if name not in declared:
-            moved = MOVED.get(f"{prefix}{name}")
-            nearest = f"; it is {moved} now" if moved else suggest(str(name), declared)
-            raise InputError(f"{prefix}{name}: no such key{nearest}")
+            raise InputError(f"{prefix}{name}: no such key{suggest(str(name), declared)}")
         annotation = declared[name].type
         group = find_group(annotation)
         if group is None:

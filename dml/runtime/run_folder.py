@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 from dml.runtime.checksums import DamageError, file_checksum
 from dml.runtime.errors import InputError
 from dml.runtime.files import remove_partial_files
-from dml.runtime.former_keys import rename_keys, rename_override
 from dml.runtime.locks import holding, is_held
 from dml.runtime.run_files import (
     read_configuration,
@@ -107,7 +106,7 @@ class RunFolder:
     def write_configuration(self, config: str, hydra: str, overrides: str) -> None:
         """Write the three files of `.hydra/`, all of them YAML texts."""
         self.config_file.parent.mkdir(parents=True, exist_ok=True)
-        for cached in ("config", "_stored_config", "overrides", "choices", "start_folder"):
+        for cached in ("config", "overrides", "choices", "start_folder"):
             self.__dict__.pop(cached, None)
         # The configuration is written last, because it decides whether metrics.json holds the metrics of this run.
         for path, text in ((self.overrides_file, overrides), (self.hydra_file, hydra), (self.config_file, config)):
@@ -132,10 +131,6 @@ class RunFolder:
     @cached_property
     def config(self) -> dict[str, Any]:
         """Read the configuration without `RUN_KEYS`."""
-        return rename_keys(self._stored_config)
-
-    @cached_property
-    def _stored_config(self) -> dict[str, Any]:
         return without_run_keys(self._read(self.config_file, read_configuration))
 
     @property
@@ -154,7 +149,7 @@ class RunFolder:
         """Read the overrides: the arguments of the command line; empty if there is no overrides.yaml."""
         if not self.overrides_file.exists():
             return []
-        return [rename_override(str(override)) for override in self._read_yaml(self.overrides_file, list)]
+        return [str(override) for override in self._read_yaml(self.overrides_file, list)]
 
     @cached_property
     def choices(self) -> dict[str, Any]:
@@ -190,9 +185,7 @@ class RunFolder:
         if not self.metrics_file.exists():
             return False
         identifier = self.metrics().get(CONFIGURATION)
-        return (
-            identifier is None or not self.config_file.exists() or identifier == configuration_id(self._stored_config)
-        )
+        return identifier is None or not self.config_file.exists() or identifier == configuration_id(self.config)
 
     def metrics(self) -> dict[str, Any]:
         """Read metrics.json without its checksums."""
@@ -226,7 +219,7 @@ class RunFolder:
         except (DamageError, FileNotFoundError):  # the resumed run writes metrics.json anew
             return
         name = self.history_file.name
-        is_same = self.has_configuration and metrics.get(CONFIGURATION) == configuration_id(self._stored_config)
+        is_same = self.has_configuration and metrics.get(CONFIGURATION) == configuration_id(self.config)
         if name in checksums and is_same:
             self._check_file(name, checksums[name])
 

@@ -19,7 +19,6 @@ from dml.run.settings import list_keys
 from dml.run.stored_configuration import plain_config
 from dml.runtime.configuration import flat, is_below, key_of
 from dml.runtime.errors import InputError
-from dml.runtime.former_keys import former_key, rename_override
 from dml.samplers.base import AUTO, AUTO_CLASSES
 from dml.studies.study import Training
 from dml.training.run_length import AUTO as OPEN_LENGTH
@@ -58,9 +57,8 @@ def compose(training: Training) -> DictConfig:
     Raises:
         InputError: if an override has several values, as those of sweeps do.
     """
-    overrides = [rename_override(override) for override in training.overrides]
-    values = [override for override in overrides if _sets_value(override)]
-    group_choices = tuple(override for override in overrides if not _sets_value(override))
+    values = [override for override in training.overrides if _sets_value(override)]
+    group_choices = tuple(override for override in training.overrides if not _sets_value(override))
     config: DictConfig = pickle.loads(_compose_groups(training.experiment, group_choices))  # noqa: S301  pickled below
     for override in OverridesParser.create().parse_overrides(values):
         if override.is_sweep_override():
@@ -83,7 +81,7 @@ def identify(config: DictConfig, root: Path | None = None) -> str:
     """
     values = {key: _as_integer(value) for key, value in flat(plain_config(config)).items() if value is not None}
     values = {
-        former_key(key): value
+        key: value
         for key, value in values.items()
         if not is_below(key, list_keys("is_ignored")) and ADDED_VALUES.get(key) != value
     }

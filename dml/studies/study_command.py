@@ -10,7 +10,6 @@ from dml.commands.command_parser import CommandParser, positive_number
 from dml.commands.error_lines import one_line_errors, print_line
 from dml.runtime.errors import InputError, check_installed, suggest
 from dml.runtime.files import write_text
-from dml.runtime.former_keys import rename_override
 from dml.runtime.paths import expand_home
 from dml.studies.catalog import find_studies, format_list
 from dml.studies.study import Study
@@ -127,7 +126,7 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--set",
         action="append",
-        type=lambda text: quote_paths([rename_override(text)])[0],
+        type=lambda text: quote_paths([text])[0],
         default=[],
         metavar="KEY=VALUE",
         help="override of all trainings, such as trainer.precision=bf16-mixed; may be repeated",

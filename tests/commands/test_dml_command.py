@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dml import __version__
-from dml.__main__ import COMMANDS, SUCCESSORS, dispatch, format_help
+from dml.__main__ import COMMANDS, dispatch, format_help
 
 ROOT = Path(__file__).parents[2]
 HYDRA = {"train", "evaluate", "prepare", "inspect", "audit"}
@@ -98,7 +98,6 @@ def test_help_fits_a_terminal_and_has_examples(
             ["study", "reproducibility", "page", "--docs", "file"],
             "file: File exists; choose a path where no file stands",
         ),
-        *(([name], f"{name}: no such command; dml study {name} does it now") for name in SUCCESSORS),
     ],
     ids=" ".join,
 )

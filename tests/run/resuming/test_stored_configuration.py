@@ -39,16 +39,9 @@ def test_a_threshold_is_chosen_as_the_present_version_does() -> None:
         check_unchanged(config(evaluation={**now, "alpha": 2}), [], stored)
 
 
-def test_a_run_of_a_version_without_a_key_goes_on_with_what_that_version_did() -> None:
-    older = extract_configuration(
-        {"run": {"overrides": ["loss=rll"], "config": {"data": {"num_workers": 1}, "ema": 0.9}}}
-    )
-    assert older.overrides == ["data.background=none", "loss=rll"]
-    assert older.config == {"data": {"num_workers": 1, "background": "none"}, "training": {"ema": 0.9}}
-    newer = extract_configuration({"run": {"overrides": [], "config": {"data": {"background": "white"}}}})
-    assert (newer.overrides, newer.config) == ([], {"data": {"background": "white"}})
+def test_nothing_of_a_checkpoints_configuration_is_resolved() -> None:
     foreign = {"data": {"background": "${oc.env:NONE_OF_THIS_NAME}"}}
-    assert extract_configuration({"run": {"overrides": [], "config": foreign}}).config == foreign  # nothing is resolved
+    assert extract_configuration({"run": {"overrides": [], "config": foreign}}).config == foreign
 
 
 @pytest.mark.parametrize("override", ["loss.margin=0.2", "loss=rll_other", "experiment=rll/some"])
@@ -127,16 +120,6 @@ def test_a_run_whose_loss_is_sharded_keeps_the_identity_of_before() -> None:
     assert plain_config(config(training={"shard_loss": False}))["training"] == {"shard_loss": False}
 
 
-def test_keys_that_have_moved_are_where_they_are_now() -> None:
-    former = config(frozen=True, geometry="auto", stages={"first": {"ema": 0.9}}, evaluation={"alpha": 1})
-    present = config(
-        training={"frozen": True},
-        evaluation={"alpha": 1, "geometry": "auto"},
-        stages={"first": {"training": {"ema": 0.9}}},
-    )
-    assert plain_config(former) == plain_config(present)
-
-
 def test_another_value_in_the_environment_is_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
     interpolated = config(margin="${oc.decode:${oc.env:MARGIN}}", more="${seed}")
     monkeypatch.setenv("MARGIN", "0.4")
@@ -163,7 +146,10 @@ def test_the_default_rate_is_that_of_older_versions_unless_the_heads_alone_learn
     optimizer = OmegaConf.to_container(OmegaConf.load(CONF / "optimizer" / "adamw.yaml"), resolve=False)
     assert optimizer["lr"] == LEARNING_RATE
     assert plain_config(OmegaConf.create({"optimizer": optimizer}))["optimizer"]["lr"] == FORMER_LEARNING_RATE
-    assert plain_config(OmegaConf.create({"optimizer": optimizer, "frozen": True}))["optimizer"]["lr"] == LEARNING_RATE
+    assert (
+        plain_config(OmegaConf.create({"optimizer": optimizer, "training": {"frozen": True}}))["optimizer"]["lr"]
+        == LEARNING_RATE
+    )
 
 
 def test_a_test_on_other_data_keeps_the_transform_if_it_is_still_that_of_the_run() -> None:
