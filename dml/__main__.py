@@ -45,16 +45,10 @@ COMMANDS = {
     "compress": Command(f"{ROOM}.compress", "compress_vectors", "measure what smaller vectors of a model cost"),
     "serve": Command(f"{ROOM}.serve", "serve_index", "show an index as a page to search in a browser"),
     "label": Command(f"{ROOM}.label", "label_images", "ask which images are the same, and write labels"),
-    "study": Command("dml.studies.study_command", "run_study", "reproduce the papers' tables, claims and figures"),
+    "study": Command("dml.studies.study_command", "run_study", "reproduce the papers' tables, and compare losses"),
 }
 
-SUCCESSORS = {
-    name: f"dml study {name}"
-    for name in (
-        *("tables", "claims", "leaderboard", "ablation"),
-        *("robustness", "protocol", "figures"),
-    )
-}
+SUCCESSORS = {name: f"dml study {name}" for name in ("tables", "leaderboard")}
 """What stands in the place of commands of the last version."""
 
 HELP = """\
