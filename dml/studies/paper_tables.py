@@ -12,14 +12,11 @@ from dml.runtime.errors import InputError
 from dml.runtime.reading import parse_yaml
 from dml.studies.study import REFERENCE, Cell, Study, Training
 
-PAPERS = {"rll": "RLL", "nra": "NRA", "lns": "LNS", "happier": "HAPPIER", "rsk": "RS@k", "hyp": "Hyp-ViT"}
+PAPERS = {"rll": "RLL", "nra": "NRA", "lns": "LNS", "happier": "HAPPIER"}
 """The papers' names as pages print them."""
 
 DATASETS = {"cub": "cub200"}
 """The data sets that the papers' numbers and conf/dataset name differently."""
-
-NUMBERS = ("paper_tables.csv", "published_recalls.csv")
-"""The files of the papers' numbers. Those of the second have sources, and its tables are lanes."""
 
 TAXA = ("species", "genus", "family", "order", "class", "phylum", "kingdom")
 LEVELS_BY_NAME = {name: level for level, name in enumerate(TAXA)} | {"fine": 0, "coarse": 1}
@@ -27,11 +24,11 @@ LEVELS_BY_NAME = {name: level for level, name in enumerate(TAXA)} | {"fine": 0, 
 
 @dataclass(frozen=True)
 class PrintedNumber:
-    """One number of a table, as its paper prints it: a line of one of the files `NUMBERS`.
+    """One number of a table, as its paper prints it: a line of reference/paper_tables.csv.
 
     Args:
         paper: key of the paper, one of `PAPERS`.
-        table: number of the table in the paper, such as "IV", or a lane, such as "resnet50".
+        table: number of the table in the paper, such as "IV".
         row: stable key of the row.
         method: name of the row as the paper prints it.
         origin: "true" for the paper's method, an ablation or a second run of it, "retrained" for a baseline that the
@@ -41,7 +38,6 @@ class PrintedNumber:
         metric: recall@k, nmi, f1, h_ap, asi, ndcg, sum_wap, ap/LEVEL, map, recall@1/mean, recall@1/sd.
         printed: the number in percent; empty where the paper prints a dash.
         note: remark on what is odd about the number.
-        source: paper or repository of the number and where it was read; "" for a number from the paper's own table.
     """
 
     paper: str
@@ -57,7 +53,6 @@ class PrintedNumber:
     metric: str
     printed: str
     note: str
-    source: str = ""
 
     @property
     def is_quoted(self) -> bool:
@@ -90,11 +85,7 @@ class PrintedNumber:
 
 @dataclass(frozen=True)
 class Table:
-    """A paper's table: all of its numbers, of which those that the paper quotes have no training.
-
-    A lane is a table whose numbers are of one network, one pretraining and one size of the embedding. It was put
-    together here, and each of its numbers has a source.
-    """
+    """A paper's table: all of its numbers, of which those that the paper quotes have no training."""
 
     paper: str
     name: str
@@ -106,7 +97,7 @@ class Table:
     @property
     def title(self) -> str:
         """The paper and the number of the table."""
-        return f"{PAPERS[self.paper]}, {'Lane' if self.is_lane else 'Table'} {self.name}"
+        return f"{PAPERS[self.paper]}, Table {self.name}"
 
     @property
     def trained(self) -> list[PrintedNumber]:
@@ -117,11 +108,6 @@ class Table:
     def rows(self) -> list[tuple[str, str]]:
         """Each pair (row, data set) of the trained numbers once, in the paper's order."""
         return list(dict.fromkeys((number.row, number.dataset) for number in self.trained))
-
-    @property
-    def is_lane(self) -> bool:
-        """Whether the table's numbers have sources of their own."""
-        return any(number.source for number in self.numbers)
 
     @property
     def trainings(self) -> list[Training]:
@@ -150,11 +136,10 @@ class Table:
         cells = {cell.key: cell for row in self.rows for cell in self.find_cells(*row)}
         return Study(
             name=str(self),
-            kind="table",
             cells=tuple(cells.values()),
             content={"table": self},
+            is_table=True,
             metrics=("",),
-            keeps_checkpoints=True,
             outputs=Path("outputs/tables"),
         )
 
@@ -170,12 +155,11 @@ def read_tables() -> tuple[Table, ...]:
 def read_numbers() -> tuple[PrintedNumber, ...]:
     """Read every number of every table."""
     numbers = []
-    for name in NUMBERS:
-        with (REFERENCE / name).open(newline="", encoding="utf-8") as file:
-            for line in csv.DictReader(file):
-                dataset, printed, origin = (line.pop(column) for column in ("dataset", "value", "own"))
-                dataset = DATASETS.get(dataset, dataset)
-                numbers.append(PrintedNumber(dataset=dataset, printed=printed, origin=origin, **line))
+    with (REFERENCE / "paper_tables.csv").open(newline="", encoding="utf-8") as file:
+        for line in csv.DictReader(file):
+            dataset, printed, origin = (line.pop(column) for column in ("dataset", "value", "own"))
+            dataset = DATASETS.get(dataset, dataset)
+            numbers.append(PrintedNumber(dataset=dataset, printed=printed, origin=origin, **line))
     return tuple(numbers)
 
 
