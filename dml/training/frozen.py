@@ -238,7 +238,7 @@ class FeatureDataset(BatchDataset):
 
     def __init__(self, table: ImageTable, values: Tensor, on_corrupt: str) -> None:
         self.values = values
-        self.labels, self.label_sets = torch.from_numpy(table.labels), torch.from_numpy(table.label_sets)
+        self.labels = torch.from_numpy(table.labels)
         self.is_readable = ~values[:, 0].isnan()
         self.rows = torch.arange(len(values))
         if on_corrupt == "replace":
@@ -257,10 +257,10 @@ class FeatureDataset(BatchDataset):
         return len(self.values)
 
     def __getitems__(self, indices: Sequence[int | Draw]) -> Batch:
-        """Return the head inputs (B, F) of images, their labels (B, L) or (B, L, W), and their rows (B,)."""
+        """Return the head inputs (B, F) of images, their labels (B, L), and their rows (B,)."""
         rows = self.rows[[index[0] if isinstance(index, tuple) else index for index in indices]]
         rows = rows[self.is_readable[rows]]
-        return self.values[rows], self.label_sets[rows], rows
+        return self.values[rows], self.labels[rows], rows
 
     def collate(self, items: Any) -> Batch:
         """Return the batch, which `__getitems__` has made."""

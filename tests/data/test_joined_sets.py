@@ -9,7 +9,6 @@ import pytest
 from dml.data.joined_sets import join_tables
 from dml.data.readers import digits, emoji
 from dml.data.table import UNKNOWN, ImageTable, find_faults
-from dml.runtime.errors import InputError
 
 
 def make(prefix: str, labels: list[list[int]], levels: tuple[str, ...], split: str = "train", **columns: Any) -> Any:
@@ -76,17 +75,6 @@ def test_take_and_renumber_keep_the_column() -> None:
     assert part.domain.tolist() == ["cars", "birds"]
     assert part.domains == ("cars", "birds")
     assert part.labels.tolist() == [[1, 1], [0, 0]]
-
-
-def test_labels_of_two_data_sets_are_never_the_same() -> None:
-    several = make("p", [[0], [1]], ("label",), names=(("sea|sun", "sun"),), separator="|")
-    single = make("o", [[0]], ("label",), names=(("sun",),))
-    joined = join_tables({"photos": several, "others": single})
-    assert joined.names == (("photos/sea|photos/sun", "photos/sun", "others/sun"),)
-    assert joined.label_sets[:, 0].tolist() == [[1, 2], [2, -1], [0, -1]]
-    clash = make("c", [[0]], ("label",), names=(("sea|sun",),))
-    with pytest.raises(InputError, match=r"the class sea\|sun contains '\|', the separator"):
-        join_tables({"photos": several, "others": clash})
 
 
 def test_boxes_and_what_they_exclude_stay_those_of_a_table() -> None:

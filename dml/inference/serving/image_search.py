@@ -99,12 +99,11 @@ class ImageSearch:
         self.limits = replace(limits, background=trained.background, box_margin=trained.box_margin)
         codes: dict[str, int] = {}
         self._codes = np.fromiter(
-            (codes.setdefault(labels, len(codes)) for labels in index.items.labels), np.int64, len(index)
+            (codes.setdefault(label, len(codes)) for label in index.items.labels), np.int64, len(index)
         )
         self._codes_by_label = defaultdict[str, list[int]](list)
-        for labels, code in codes.items():
-            for label in index.items.split(labels) or [""]:
-                self._codes_by_label[printable(label)].append(code)
+        for label, code in codes.items():
+            self._codes_by_label[printable(label)].append(code)
         counts, by_label = Counter(self._codes.tolist()), sorted(self._codes_by_label.items())
         self.count_by_label = {label: sum(map(counts.__getitem__, part)) for label, part in by_label if label}
 
