@@ -65,7 +65,7 @@ class ImageDataset(BatchDataset):
         cache: ImageCache | None = None,
         limits: ImageLimits = LIMITS,
     ) -> None:
-        self.paths = table.locations
+        self.paths = table.paths
         self.labels = torch.from_numpy(table.labels)
         self.class_names = table.names[0] if table.names else ()
         self.transform = transform if isinstance(transform, Pipeline) else Pipeline([transform])

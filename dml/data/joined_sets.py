@@ -43,7 +43,6 @@ def join_tables(tables: Mapping[str, ImageTable]) -> ImageTable:
         benchmark=np.concatenate([table.benchmark for table in tables.values()]),
         source=", ".join(f"{name}: {table.source}" for name, table in tables.items()),
         content=np.concatenate([table.content for table in tables.values()]),
-        boxes=np.concatenate([table.boxes for table in tables.values()]),
         excluded=np.concatenate(excluded),
         domain=np.array(domain, dtype=np.str_),
         is_tree=all(table.is_tree for table in tables.values()),

@@ -4,13 +4,12 @@ import logging
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dml.data.image_files import parts
+from dml.data.image_files.parts import split_part
 from dml.runtime.configuration import dotted_name
 from dml.runtime.errors import InputError
 from dml.runtime.text import printable
@@ -25,7 +24,7 @@ EVERY_LEVEL = -1
 UNKNOWN = -1
 """A label or a ``content`` that isn't known."""
 
-COLUMNS = ("paths", "labels", "split", "benchmark", "content", "boxes", "domain")
+COLUMNS = ("paths", "labels", "split", "benchmark", "content", "domain")
 """The attributes of a table that have a value for each row."""
 
 RESERVED_LEVELS = frozenset(
@@ -41,8 +40,9 @@ class ImageTable:
     """The table of a data set, with one row for each image.
 
     Args:
-        paths: (N,) strings, paths of the image files. A member of a zip file is written ``archive.zip/member``. Boxes
-            make a path repeat: `locations` tells the rows apart, and is what functions open.
+        paths: (N,) strings, locations of the images: paths of their files, where a member of a zip file is written
+            ``archive.zip/member`` and the part of an image in a box ``photo.jpg#x1,y1,x2,y2``: left, top, right and
+            bottom edge in pixels of the upright image.
         labels: (N, L) int64 labels, level 0 the finest. A row that is evaluated at one level alone may have the label
             `UNKNOWN` at the others, and a row of ``train`` at all of them.
         split: (N,) strings out of `SPLITS`; an empty string puts the row into no split.
@@ -53,15 +53,13 @@ class ImageTable:
         source: the files that list the images, for error lines.
         content: (N,) int64, a number that rows share if their image files have the same content, or `UNKNOWN` for a
             row whose content isn't compared. An empty array makes it unknown, or the number of the file if there are
-            boxes, as the parts of an image exclude each other.
+            parts, as those of an image exclude each other.
         excluded: (E, 2) int64, pairs of rows: the query in the first row excludes the gallery item in the second one
             from its ranking, as the protocol of the data set says. An empty array excludes nothing.
         domain: (N,) strings, name of the data set of a row, where the table joins several (`dml.data.joined_sets`); an
             empty array puts all rows into one data set, without a name.
         is_tree: whether all images of a class have to share their classes at the coarser levels.
         val_fraction: probability with which each class was drawn for ``val`` by its name; 0 if none was drawn so.
-        boxes: (N, 4) int64, left, top, right and bottom edge of the part that is meant, in pixels of the upright image;
-            -1 four times is the whole image. An empty array makes all images whole.
 
     Raises:
         InputError: if the columns have different lengths, a split or a level is unknown, a label is negative or has no
@@ -80,15 +78,12 @@ class ImageTable:
     domain: NDArray[np.str_] = field(default_factory=lambda: np.empty(0, dtype=np.str_))
     is_tree: bool = True
     val_fraction: float = 0.0
-    boxes: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 4), dtype=np.int64))
 
     def __post_init__(self) -> None:
         self._fill_columns()
         lengths = {f"{name.rstrip('s')}s": len(getattr(self, name)) for name in COLUMNS}
         if len({*lengths.values()}) > 1:
             raise InputError(f"image table: {', '.join(f'{length} {column}' for column, length in lengths.items())}")
-        if self.boxes.shape != (len(self.paths), 4) or self.boxes.dtype.kind != "i":
-            raise InputError(f"image table: boxes {self.boxes.shape} of {self.boxes.dtype}, expected (N, 4) integers")
         if self.excluded.shape[1:] != (2,) or not np.isin(self.excluded, np.arange(len(self.paths))).all():
             raise InputError(f"image table: excluded {(*self.excluded.shape,)} isn't pairs of rows of the table")
         if self.labels.ndim != 2 or self.labels.shape[1] != len(self.levels) or not self.levels:
@@ -125,13 +120,13 @@ class ImageTable:
 
     def _fill_columns(self) -> None:
         """Give empty columns the values that stand for none."""
-        files = [] if len(self.content) else [parts.split_part(path)[0] for path in self.paths.tolist()]
-        if files and ((self.boxes != UNKNOWN).any() or files != self.paths.tolist()):
+        files = [] if len(self.content) else [split_part(path)[0] for path in self.paths.tolist()]
+        if files and files != self.paths.tolist():
             object.__setattr__(self, "content", np.unique(files, return_inverse=True)[1])
-        none: dict[str, Any] = {"boxes": [UNKNOWN] * 4, "content": UNKNOWN, "benchmark": EVERY_LEVEL, "domain": ""}
+        none: dict[str, Any] = {"content": UNKNOWN, "benchmark": EVERY_LEVEL, "domain": ""}
         for column, value in none.items():
             if not len(getattr(self, column)):
-                object.__setattr__(self, column, np.full((len(self.paths), *np.shape(value)), value))
+                object.__setattr__(self, column, np.full(len(self.paths), value))
 
     def _check_labels(self) -> None:
         if (
@@ -159,13 +154,6 @@ class ImageTable:
 
     def __len__(self) -> int:
         return len(self.paths)
-
-    @cached_property
-    def locations(self) -> NDArray[np.str_]:
-        """The images (N,) of the rows as functions open them: paths, and parts of images such as ``a.jpg#4,0,9,8``."""
-        if (self.boxes == UNKNOWN).all():
-            return self.paths
-        return np.array([*map(parts.name_part, self.paths.tolist(), self.boxes.tolist())], dtype=np.str_)
 
     def rows(self, *splits: str) -> NDArray[np.int64]:
         """Return the indices of the rows of the splits, in the order of the table."""
@@ -400,14 +388,14 @@ def find_faults(
 
 def _find_repeated_images(table: ImageTable) -> Iterator[str]:
     # Rows of the same hash are only candidates; the loop below compares their paths and lists.
-    keys = np.fromiter(map(hash, zip(table.locations, table.benchmark, strict=True)), np.int64, len(table))
+    keys = np.fromiter(map(hash, zip(table.paths, table.benchmark, strict=True)), np.int64, len(table))
     _, first, number = np.unique(keys, return_index=True, return_counts=True)
     for i in first[number > 1]:
         rows = np.flatnonzero(keys == keys[i])
-        rows = rows[(table.locations[rows] == table.locations[i]) & (table.benchmark[rows] == table.benchmark[i])]
+        rows = rows[(table.paths[rows] == table.paths[i]) & (table.benchmark[rows] == table.benchmark[i])]
         if len(rows) > 1 and not _is_met_once(table, rows):
             splits = " and ".join(sorted({split or "no" for split in table.split[rows].tolist()}))
-            yield f"image {printable(table.locations[i])} is there {len(rows)} times, in the {splits} split"
+            yield f"image {printable(table.paths[i])} is there {len(rows)} times, in the {splits} split"
 
 
 def _is_met_once(table: ImageTable, rows: NDArray[np.int64]) -> bool:

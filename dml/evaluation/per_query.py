@@ -151,9 +151,9 @@ def join_lists(table: ImageTable, lists: Sequence[PerQuery], neighbors: int, **d
     )
     return QueryTable.from_rankings(
         joined,
-        table.locations[joined.queries],
+        table.paths[joined.queries],
         table.labels[joined.queries],
-        gallery_paths=table.locations,
+        gallery_paths=table.paths,
         gallery_labels=table.labels,
         **described,
     )

@@ -96,7 +96,7 @@ def read_other_labels(settings: Settings, images: ImageTable) -> dict[str, Image
         tables[name] = read_table(
             read_settings(dataset, DatasetSettings), settings.data.max_list_bytes
         ).select_evaluated("test")
-        if not np.array_equal(tables[name].locations, tested.locations):
+        if not np.array_equal(tables[name].paths, tested.paths):
             raise InputError(
                 f"evaluation.other_labels.{name}: {dataset.name} has {len(tables[name])} test images, which aren't the "
                 f"{len(tested)} of {settings.dataset.name}"

@@ -89,10 +89,10 @@ def _read_file(key: str, place: str, table: ImageTable) -> Tensor:
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:
         raise InputError(f"{key}={place}: not such a file, or damaged ({error}); {PLACES}") from error
     row_of_path = {os.path.abspath(name): row for row, name in enumerate(paths)}
-    rows = [row_of_path.get(os.path.abspath(name), -1) for name in table.locations.tolist()]
+    rows = [row_of_path.get(os.path.abspath(name), -1) for name in table.paths.tolist()]
     if missing := rows.count(-1):
         line = f"{key}={place}: lacks {missing:,} of {len(rows):,} training images"
-        raise InputError(f"{line}, such as {printable(table.locations[rows.index(-1)])}")
+        raise InputError(f"{line}, such as {printable(table.paths[rows.index(-1)])}")
     return torch.from_numpy(vectors[rows]).float()
 
 

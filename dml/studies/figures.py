@@ -204,7 +204,7 @@ def embed_test_images(run: Run) -> tuple[NDArray[Any], NDArray[np.int64]]:
     table = table.take(choose_queries(len(table), min(MAX_POINTS, len(table))))
     embedder, parts = load(RunFolder(run.folder).last_checkpoint), []
     with torch.inference_mode():
-        for paths in np.array_split(table.locations, -(-len(table) // QUERIES_PER_BLOCK)):
+        for paths in np.array_split(table.paths, -(-len(table) // QUERIES_PER_BLOCK)):
             images = torch.stack([embedder.preprocess(path) for path in paths.tolist()])
             (embeddings,) = embedder.model(images.to(embedder.device)).values()
             parts.append(embeddings.cpu().numpy())

@@ -72,7 +72,7 @@ class FeatureCache:
         Raises:
             InputError: if a link or a folder is in the place of a file.
         """
-        _, first_rows, image_of_row = np.unique(table.locations, return_index=True, return_inverse=True)
+        _, first_rows, image_of_row = np.unique(table.paths, return_index=True, return_inverse=True)
         images = table.take(first_rows.astype(np.int64))
         fingerprints = self._compute_fingerprints(images, backbone, settings)
         features = {name: self._read(fingerprint, len(images)) for name, fingerprint in fingerprints.items()}
@@ -90,7 +90,7 @@ class FeatureCache:
 
         These are settings, weights, and the files' names, sizes and times.
         """
-        paths = images.locations.tolist()
+        paths = images.paths.tolist()
         names = self.folder.relative_paths(paths) if self.folder else paths
         files = list(zip(names, read_stamps(paths).tolist(), strict=True))
         digest = sha256(json.dumps([FORMAT, files]).encode())
@@ -250,7 +250,7 @@ class FeatureDataset(BatchDataset):
         candidates: list[int] = torch.nonzero(is_candidate).flatten().tolist()
         if not candidates:
             class_names = table.names[0] if table.names else ()
-            raise make_unreadable_class_error(table.locations[row], int(self.labels[row, 0]), class_names)
+            raise make_unreadable_class_error(table.paths[row], int(self.labels[row, 0]), class_names)
         return next((candidate for candidate in candidates if candidate > row), candidates[0])
 
     def __len__(self) -> int:

@@ -78,9 +78,9 @@ def test_take_and_renumber_keep_the_column() -> None:
 
 
 def test_boxes_and_what_they_exclude_stay_those_of_a_table() -> None:
-    boxes = np.array([[0, 0, 4, 4], [2, 2, 8, 8], [-1, -1, -1, -1]])
-    parts = replace(make("p", [[0], [1], [1]], ("label",)), paths=np.array(["a.jpg", "a.jpg", "b.jpg"]), boxes=boxes)
+    paths = np.array(["a.jpg#0,0,4,4", "a.jpg#2,2,8,8", "b.jpg"])
+    parts = replace(make("p", [[0], [1], [1]], ("label",)), paths=paths)
     parts = replace(parts, content=np.empty(0, dtype=np.int64))
     joined = join_tables({"parts": parts, "whole": make("w", [[0], [0]], ("label",))})
-    assert joined.locations.tolist() == ["a.jpg#0,0,4,4", "a.jpg#2,2,8,8", "b.jpg", "w0.jpg", "w1.jpg"]
+    assert joined.paths.tolist() == ["a.jpg#0,0,4,4", "a.jpg#2,2,8,8", "b.jpg", "w0.jpg", "w1.jpg"]
     assert joined.content.tolist() == [0, 0, 1, -1, -1]  # parts of one image exclude each other

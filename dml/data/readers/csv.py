@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dml.data.image_files.parts import COLUMNS, Edges, name_part, parse_edges
+from dml.data.image_files.parts import COLUMNS, name_part, parse_edges
 from dml.data.image_listing import is_passed_over
 from dml.data.layout import Layout, read_csv_rows, to_text
 from dml.data.splits import complete_splits, name_classes, number_classes, read_split_columns, warn_of_names
@@ -64,7 +64,8 @@ def read(
     Without one, and without folders of splits in the paths, whole classes are drawn for testing. Other columns are
     passed over, unless their name is close to one of these, which is probably a misspelling.
 
-    The columns ``x_1``, ``y_1``, ``x_2``, ``y_2`` hold a box in pixels; four empty cells stand for the whole image.
+    The columns ``x_1``, ``y_1``, ``x_2``, ``y_2`` hold a box in pixels, which becomes a part of the path; four empty
+    cells stand for the whole image.
 
     Args:
         root: path of the file, or of a folder that holds one .csv file.
@@ -118,7 +119,7 @@ def _make_table(
     positions = {name: header.index(name) for name in ("path", *levels) if name in header}
     cells: dict[str, list[str]] = {name: [] for name in ("path", *levels)}
     box_columns = [header.index(name) for name in COLUMNS if name in header]
-    boxes: list[Edges] = []
+    paths: list[str] = []
     other_cells = {column: list[str]() for column in {*range(len(header))} - {*positions.values(), *box_columns}}
     distinct_cells: dict[int, dict[str, str]] = {column: {} for column in other_cells}
     lines: dict[str, int] = {}
@@ -136,9 +137,10 @@ def _make_table(
             other_cells[column].append(distinct_cells[column].setdefault(cell, cell))  # one object for all rows
             if len(distinct_cells[column]) > MOST_SPLIT_VALUES and header[column] != "split":
                 del other_cells[column]
+        edges = parse_edges([row[column] for column in box_columns], place)
+        paths.append(name_part(str(folder / cells["path"][-1]), edges))
         # only this key is without "..": where a folder is a link, the path without it leads elsewhere
-        boxes.append(parse_edges([row[column] for column in box_columns], place))
-        image = name_part(os.path.normpath(absolute_folder / cells["path"][-1]), boxes[-1])
+        image = name_part(os.path.normpath(absolute_folder / cells["path"][-1]), edges)
         if lines.setdefault(image, line) != line:
             raise InputError(f"{place}: {cells['path'][-1]} stands in {unit} {lines[image]} already")
     if not lines:
@@ -147,13 +149,12 @@ def _make_table(
     labels, names = zip(*map(number_classes, classes), strict=True)
     by_name = {file_header[column]: values for column, values in other_cells.items()}
     table = ImageTable(
-        paths=np.array([str(folder / path) for path in cells["path"]]),
+        paths=np.array(paths),
         labels=np.stack(labels, axis=1),
         split=np.array(_read_splits(source, unit, by_name, [*lines.values()], columns)),
         levels=levels,
         names=names,
         source=source,
-        boxes=np.array(boxes if box_columns else (), dtype=np.int64).reshape(-1, 4),
     )
     warn_of_names(table.labels, table.names, source)
     return table
