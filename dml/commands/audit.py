@@ -63,7 +63,7 @@ def audit(config: DictConfig, _folder: RunFolder, _overrides: list[str]) -> list
         images = collect_images(settings, take_readable(table, checked), checked, folder, network, thresholds)
     class_sizes = None if len(table) == len(whole_table) else _count_images(whole_table)
     findings = [*audit_images(images, thresholds, class_sizes), *report_broken_images(table, checked)]
-    paths = [*dict.fromkeys(table.locations.tolist())]
+    paths = [*dict.fromkeys(table.paths.tolist())]
     shown_paths = make_relative(paths, find_base_folder(settings.dataset.root, table))
     report = AuditReport(
         facts={
@@ -107,7 +107,7 @@ def collect_images(
         raise InputError(f"{settings.dataset.name}: {len(table)} images that can be read, at least 2 are compared")
     features = network.embed(set_for_readable(settings), table, folder)
     traits = _load_traits(settings, table, folder)
-    sizes = [(checked[path].width, checked[path].height) for path in table.locations.tolist()]
+    sizes = [(checked[path].width, checked[path].height) for path in table.paths.tolist()]
     return AuditedImages(
         table=table,
         embeddings=spread_embeddings(features, thresholds.components),
@@ -127,7 +127,7 @@ def _count_images(table: ImageTable) -> dict[int, int]:
 def _choose_rows(table: ImageTable) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
     """Return one row of each image, in the order of the table: one with a label of the finest level, if there is."""
     order = np.argsort(table.labels[:, 0] == UNKNOWN, kind="stable")
-    _, first = np.unique(table.locations[order], return_index=True)
+    _, first = np.unique(table.paths[order], return_index=True)
     return np.sort(order[first]).astype(np.int64)
 
 
@@ -138,14 +138,14 @@ def _load_traits(settings: AuditSettings, table: ImageTable, folder: CacheFolder
     def compute(images: ImageTable, _names: object) -> tuple[dict[str, Tensor], Tensor]:
         with progress_bar("scaled down", len(images)) as advance:
             traits = measure_traits(
-                images.locations.tolist(),
+                images.paths.tolist(),
                 processes=settings.processes,
                 advance=advance,
                 limits=limits,
             )
         return {"traits": torch.from_numpy(traits)}, torch.arange(len(images))
 
-    described = {"traits": {"format": FORMAT, "background": limits.color, **limits.margin}}
+    described = {"traits": {"format": FORMAT, "background": limits.color}}
     return FeatureCache(folder, warn).load(table, nn.Identity(), described, compute)["traits"]
 
 

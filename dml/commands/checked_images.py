@@ -54,7 +54,7 @@ def check_and_summarize(
 
     The caller holds the lock of the folder. Only a table of the whole data set can be written to ``table.parquet``.
     """
-    with progress_bar("verified", len({*table.locations.tolist()})) as advance:
+    with progress_bar("verified", len({*table.paths.tolist()})) as advance:
         images = check_images(
             table,
             folder,
@@ -79,9 +79,9 @@ def take_readable(table: ImageTable, images: dict[str, CheckedImage]) -> ImageTa
     Raises:
         InputError: if none can.
     """
-    readable = [not images[path].error for path in table.locations.tolist()]
+    readable = [not images[path].error for path in table.paths.tolist()]
     if not any(readable):
-        first = str(table.locations[0])
+        first = str(table.paths[0])
         raise InputError(
             f"{table.source}: none of {format_count(len(table), 'image')} can be read, the first: "
             f"{printable(first)}: {images[first].error}{suggest_slashes(first)}"

@@ -13,6 +13,7 @@ from PIL import Image
 from dml.data.image_files.contents import MISSING, hash_content, read_sizes, read_stamps
 from dml.data.image_files.images import LIMITS, ImageFile, UnreadableImageError
 from dml.data.image_files.limits import ImageLimits
+from dml.data.image_files.parts import split_part
 from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.verification import CheckedImage, find_copies, read_verified
 from dml.data.table import EVERY_LEVEL, SPLITS, TEST_SPLITS, TRAINING_SPLITS, UNKNOWN, ImageTable, find_equal
@@ -45,7 +46,7 @@ def assign_content_ids(table: ImageTable, folder: CacheFolder | None, limits: Im
         InputError: if there are links in the folder.
     """
     rows = table.rows("query", "gallery")
-    paths = table.paths[rows].tolist()
+    paths = [split_part(path)[0] for path in table.paths[rows].tolist()]
     sizes = read_sizes(paths)
     query_sizes = {size for size, split in zip(sizes, table.split[rows], strict=True) if split == "query"}
     candidates = [i for i, size in enumerate(sizes) if size in query_sizes - {MISSING[0]}]
@@ -130,7 +131,7 @@ def _advise(first: str, second: str) -> str:
 
 def _describe_double_labels(table: ImageTable, images: Mapping[str, CheckedImage]) -> Iterator[str]:
     labels_by_content: dict[str, set[int]] = {}
-    for path, label in zip(table.locations.tolist(), table.labels[:, 0].tolist(), strict=True):
+    for path, label in zip(table.paths.tolist(), table.labels[:, 0].tolist(), strict=True):
         if images[path].sha256 and label != UNKNOWN:
             labels_by_content.setdefault(images[path].sha256, set()).add(label)
     doubtful = [path for path in images if len(labels_by_content.get(images[path].sha256, ())) > 1]

@@ -5,8 +5,6 @@ from collections.abc import Mapping
 import numpy as np
 
 from dml.data.table import UNKNOWN, ImageTable
-from dml.runtime.errors import InputError
-from dml.runtime.text import printable
 
 
 def join_tables(tables: Mapping[str, ImageTable]) -> ImageTable:
@@ -15,8 +13,7 @@ def join_tables(tables: Mapping[str, ImageTable]) -> ImageTable:
     The classes of each data set are numbered behind those of the one before, and named after it: "birds/robin". A data
     set with fewer levels than another repeats its coarsest classes at the missing coarser levels, so that its hierarchy
     stays a tree. A level has the name that all data sets which have it agree on, or is called level0, level1 and so on.
-    Splits, benchmark lists and excluded items are those of each data set. Of several labels in a name, each is named
-    after the data set, around the separator of one of them.
+    Splits, benchmark lists and excluded items are those of each data set.
 
     >>> birds, cars = (ImageTable(np.array([name]), np.array([[0]]), np.array([""]), ("class",)) for name in "ab")
     >>> join_tables({"birds": birds, "cars": cars}).names
@@ -25,15 +22,14 @@ def join_tables(tables: Mapping[str, ImageTable]) -> ImageTable:
     depth = max(len(table.levels) for table in tables.values())
     names: list[list[str]] = [[] for _ in range(depth)]
     labels, excluded, domain = [], [], []
-    separator, num_rows = max(table.separator for table in tables.values()), 0
+    num_rows = 0
     for name, table in tables.items():
         levels = np.minimum(np.arange(depth), len(table.levels) - 1)
         padded = table.labels[:, levels]
         labels.append(np.where(padded == UNKNOWN, UNKNOWN, padded + np.array([*map(len, names)])))
         for level, level_names in zip(levels, names, strict=True):
             count = len(table.names[level]) if table.names else table.labels[:, level].max(initial=UNKNOWN) + 1
-            class_names = [table.name_class(label, level) for label in range(count)]
-            level_names += [_join_name(name, table, class_name, separator) for class_name in class_names]
+            level_names += [f"{name}/{table.name_class(label, level)}" for label in range(count)]
         excluded.append(table.excluded + num_rows)
         domain += [f"{name}/{inner}" if inner else name for inner in table.domain.tolist()]
         num_rows += len(table)
@@ -47,18 +43,7 @@ def join_tables(tables: Mapping[str, ImageTable]) -> ImageTable:
         benchmark=np.concatenate([table.benchmark for table in tables.values()]),
         source=", ".join(f"{name}: {table.source}" for name, table in tables.items()),
         content=np.concatenate([table.content for table in tables.values()]),
-        boxes=np.concatenate([table.boxes for table in tables.values()]),
         excluded=np.concatenate(excluded),
         domain=np.array(domain, dtype=np.str_),
         is_tree=all(table.is_tree for table in tables.values()),
-        separator=separator,
     )
-
-
-def _join_name(domain: str, table: ImageTable, name: str, separator: str) -> str:
-    """Return the name of a class with the data set's before each label in it, around the separator of all data sets."""
-    parts = name.split(table.separator) if table.separator else [name]
-    if separator and any(separator in part for part in parts):
-        line = f"{printable(table.source)}: the class {printable(name)} contains {separator!r}, the separator"
-        raise InputError(f"{line} of labels in another data set")
-    return separator.join(f"{domain}/{part}" for part in parts)

@@ -55,7 +55,7 @@ def evaluate(
     - level{i}/queries_without_positives: how many queries have no positive at the level; without "level{i}/", how
       many share no level with any item.
     - level{i}/nmi, ami, f1: k-means of the queries' unit embeddings into as many clusters as they have labels at
-      the level. All queries count; the gallery does not. There are none if images have several labels at a level.
+      the level. All queries count; the gallery does not.
     - level{i}/eer, fnmr@1e-2, fnmr@1e-3, fnmr@1e-4, opis, only if `metrics` names them: how well a threshold on the
       similarity tells pairs of one class from others (`dml.metrics.verification`).
 
@@ -70,8 +70,7 @@ def evaluate(
 
     Args:
         query: embeddings (Q, D).
-        query_labels: (Q,) or (Q, L) integers, column 0 the finest level; or (Q, L, W), several labels padded with -1,
-            of which positives share one.
+        query_labels: (Q,) or (Q, L) integers, column 0 the finest level.
         gallery: embeddings (G, D) on the device of the queries' embeddings.
         gallery_labels: (G,) or (G, L) integers.
         distractors: further items of the gallery, behind all others, that are relevant to no query: blocks (n, D),
@@ -141,7 +140,7 @@ class Evaluator:
 
     def check_copies(self, embeddings: UnitEmbeddings, remedy: str) -> None:
         """Check that queries aren't in their gallery under another row, see `dml.evaluation.items.check_copies`."""
-        items = Items(embeddings.rows, self.table.label_sets, embeddings.geometry)
+        items = Items(embeddings.rows, self.table.labels, embeddings.geometry)
         for part in self.benchmark_lists:
             if part.gallery is not None and not self.config.exclude_nearest:
                 check_copies(items.take(part.queries, part.level), items.take(part.gallery, part.level), remedy)
@@ -179,7 +178,7 @@ class Evaluator:
         if len(embeddings) != len(self.table):
             raise InputError(f"{len(embeddings)} embeddings for a table of {len(self.table)} rows")
         unit = UnitEmbeddings.normalize(embeddings, curvature=self.config.curvature)
-        items = Items(unit.rows, self.table.label_sets, unit.geometry)
+        items = Items(unit.rows, self.table.labels, unit.geometry)
         searched, benchmark_lists = items, self.benchmark_lists
         if gallery is not None:
             other = UnitEmbeddings.normalize(gallery, "gallery", self.config.curvature).rows
@@ -229,8 +228,7 @@ def _rank_and_cluster(
     ranked = rank_items(queries, gallery, config, share=share, excluded=excluded, **options)
     rank, world = share
     clusters: Metrics = {}
-    has_classes = queries.labels.ndim == 2 and len(queries.labels)
-    metrics = config.select_kind(Kind.CLUSTERS) if rank == 0 and has_classes else ()
+    metrics = config.select_kind(Kind.CLUSTERS) if rank == 0 and len(queries.labels) else ()
     for level, labels in enumerate(queries.labels.T if metrics else ()):
         assignment = kmeans(queries.embeddings, len(np.unique(labels)), config.seed)
         for metric in metrics:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from dml.data.table import EVERY_LEVEL, ImageTable, find_equal, renumber_pairs
 from dml.evaluation.geometry import COSINE, Geometry, UnitEmbeddings
-from dml.ops.pairs import related
 from dml.retrieval.gallery import Gallery
 from dml.retrieval.rows import Embeddings
 from dml.runtime.errors import InputError
@@ -24,7 +23,7 @@ Labels = Tensor | npt.NDArray[Any]
 
 
 class Items(NamedTuple):
-    """Embeddings (N, D) float32 of unit length, and labels (N, L) or (N, L, W) integers, column 0 the finest level.
+    """Embeddings (N, D) float32 of unit length, and labels (N, L) integers, column 0 the finest level.
 
     The embeddings are those of `UnitEmbeddings`, and `geometry` says how they are compared.
     """
@@ -62,7 +61,7 @@ def check_items(embeddings: Embeddings, labels: Labels, name: str, curvature: fl
 
 
 def check_labels(labels: Labels, name: str) -> npt.NDArray[Any]:
-    """Check labels. (N,) or (N, L) -> (N, L); (N, L, W), several of an image, stay so
+    """Check labels. (N,) or (N, L) -> (N, L)
 
     ``name`` is that of the embeddings, for error messages.
 
@@ -72,7 +71,7 @@ def check_labels(labels: Labels, name: str) -> npt.NDArray[Any]:
     columns = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
     if columns.ndim == 1:
         columns = columns[:, None]
-    if columns.ndim not in (2, 3) or not columns.shape[1]:
+    if columns.ndim != 2 or not columns.shape[1]:
         raise InputError(f"{name}_labels: shape {tuple(columns.shape)}, expected (N,) or (N, L) with L >= 1")
     if columns.dtype.kind not in "biu":  # floats would let NaN be a class unequal to itself
         raise InputError(f"{name}_labels: {columns.dtype}, expected integers")
@@ -102,7 +101,6 @@ def check_query_and_gallery(
     for property_name, in_queries, in_gallery in (
         ("embedding dimensions", queries.embeddings.shape[1], items.embeddings.shape[1]),
         ("label levels", queries.labels.shape[1], items.labels.shape[1]),
-        ("label dimensions", queries.labels.ndim, items.labels.ndim),
         ("device", queries.embeddings.device, items.embeddings.device),
     ):
         if in_queries != in_gallery:
@@ -142,7 +140,7 @@ def _hash_rows(items: Items) -> npt.NDArray[np.int64]:
     """Return numbers of the vectors, of the vectors with their finest labels, and of these labels. -> (3, N)"""
     blocks = (block.cpu() + 0.0 for block in torch.split(items.embeddings, 2**14))  # -0 becomes 0
     vectors = np.array([hash(vector.tobytes()) for block in blocks for vector in block.numpy()], dtype=np.int64)
-    classes = items.labels.reshape(len(vectors), -1)[:, 0].astype(np.int64)
+    classes = items.labels[:, 0].astype(np.int64)
     return np.stack([vectors, vectors * 3 + classes, classes])
 
 
@@ -185,8 +183,8 @@ class Positives:
     """The gallery items that share levels with each query; without a gallery the queries are their own.
 
     Args:
-        queries: labels (Q, L) of the queries, or (Q, L, W) if items have several at a level, see `related`.
-        gallery: labels (G, L) or (G, L, W) of the gallery; None if the queries are their own gallery.
+        queries: labels (Q, L) of the queries.
+        gallery: labels (G, L) of the gallery; None if the queries are their own gallery.
         excluded: (Q, M) the gallery items, no two equal, that each query excludes, padded with -1; None excludes
             the query itself from a gallery of the queries, and nothing from another one.
     """
@@ -202,34 +200,20 @@ class Positives:
         has_item, items = excluded >= 0, np.maximum(excluded, 0)
         self._order, self._bounds, self._counts = list[Integers](), list[Integers](), list[Integers]()
         for level in range(self.depth):
-            # an item is in the order once for each of its labels, and a query has bounds there for each of its own
-            column, query_column = (
-                part[:, level] if part.ndim > 2 else part[:, level, None] for part in (labels, queries)
-            )
-            order = np.argsort(column, axis=None, kind="stable")
-            bounds = np.stack(
-                [np.searchsorted(column.ravel()[order], query_column, side) for side in ("left", "right")]
-            )
-            if queries.ndim > 2:
-                bounds[:, query_column < 0] = 0  # padding finds nothing
-            self._order.append(order // column.shape[1])
-            self._bounds.append(bounds.transpose(1, 2, 0))
-            counts = bounds[1, :, 0] - bounds[0, :, 0]
-            if queries.ndim > 2:  # an item may be found by several of a query's labels
-                _, queries_of_sets, sets = np.unique(query_column, axis=0, return_index=True, return_inverse=True)
-                sizes = [len(np.unique(self._find(level, query))) for query in queries_of_sets.tolist()]
-                counts = np.array(sizes)[sets.ravel()]
-            excluded_positives = related(queries[:, level], labels[:, level][items]) & has_item
-            self._counts.append(counts - excluded_positives.sum(axis=1))
-        self.is_tree = queries.ndim == 2 and _is_tree(
-            queries if gallery is None else np.concatenate([queries, gallery])
-        )
+            column, query_column = labels[:, level], queries[:, level]
+            order = np.argsort(column, kind="stable")
+            first, last = (np.searchsorted(column[order], query_column, side) for side in ("left", "right"))
+            self._order.append(order)
+            self._bounds.append(np.stack([first, last], axis=1))
+            excluded_positives = (query_column[:, None] == column[items]) & has_item
+            self._counts.append(last - first - excluded_positives.sum(axis=1))
+        self.is_tree = _is_tree(queries if gallery is None else np.concatenate([queries, gallery]))
         """Whether items that share a level share all coarser ones."""
 
     def _find(self, level: int, query: int) -> Integers:
-        """Find the items (P,) that share a level with a query, once for each shared label, also the excluded ones."""
-        parts = [self._order[level][first:last] for first, last in self._bounds[level][query]]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        """Find the items (P,) that share a level with a query, also the excluded ones."""
+        first, last = self._bounds[level][query]
+        return self._order[level][first:last]
 
     def count(self, level: int) -> Integers:
         """Count the positives of each query at a level. -> (Q,)"""
@@ -374,8 +358,8 @@ def check_queries(part: ImageTable) -> None:
         InputError: if no query has a positive at some level, or the splits are not one evaluation.
     """
     for benchmark in benchmark_lists(part) if len(part) else ():
-        gallery = None if benchmark.gallery is None else part.label_sets[benchmark.gallery]
-        positives = Positives(part.label_sets[benchmark.queries], gallery, benchmark.excluded)
+        gallery = None if benchmark.gallery is None else part.labels[benchmark.gallery]
+        positives = Positives(part.labels[benchmark.queries], gallery, benchmark.excluded)
         levels = range(len(part.levels)) if benchmark.level is None else (benchmark.level,)
         for level in levels:
             if not positives.count(level).any():

@@ -164,7 +164,7 @@ def metric_names(table: ImageTable, config: MetricConfig) -> list[str]:
     level_metrics = [
         name
         for metric in metrics
-        if metric.kind != Kind.HIERARCHY and not (metric.kind == Kind.CLUSTERS and table.label_sets.ndim > 2)
+        if metric.kind != Kind.HIERARCHY
         for name in ([f"{metric.name}@{k}" for k in config.recall_at] if metric.kind == Kind.AT_K else [metric.name])
     ]
     hierarchical = [metric.name for metric in metrics if metric.kind == Kind.HIERARCHY]

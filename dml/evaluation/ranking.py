@@ -18,7 +18,6 @@ from dml.evaluation.items import Items, Labels, Positives, check_query_and_galle
 from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES, Kind, MetricConfig
 from dml.evaluation.ranks import Rankings, compute_scores, rank_block, rank_rows
 from dml.metrics.binary import positive_ranks
-from dml.ops.pairs import related
 from dml.ops.poincare import pair_distances
 from dml.retrieval.gallery import Gallery, k_nearest
 from dml.retrieval.reranking import Comparison, Reranker
@@ -113,7 +112,7 @@ class Ranking:
             similarities, neighbors = search(self.queries.query_vectors(slice(block.start, block.stop)), block.start)
             labels = self.queries.labels[block.start : block.stop]
             is_same_by_level = [
-                torch.from_numpy(related(labels[:, level], self.gallery.labels[:, level][neighbors.numpy()]))
+                torch.from_numpy(labels[:, level, None] == self.gallery.labels[:, level][neighbors.numpy()])
                 for level in range(self.positives.depth)
             ]
             yield self._score_nearest(block, is_same_by_level, neighbors, similarities)
@@ -127,7 +126,7 @@ class Ranking:
             nearest, neighbors = k_nearest(distances, k, rows_at_once=max(size // SORT_FACTOR, 1))
             is_ranked = nearest < torch.inf  # excluded items have an infinite distance
             is_same_by_level = [
-                related(labels[block.start : block.stop, level], gallery_labels[:, level][neighbors]) & is_ranked
+                (labels[block.start : block.stop, level, None] == gallery_labels[:, level][neighbors]) & is_ranked
                 for level in range(self.positives.depth)
             ]
             yield self._score_nearest(block, is_same_by_level, neighbors, 0 - nearest)
@@ -292,7 +291,7 @@ def rank_queries(
 
     Args:
         query: embeddings (Q, D).
-        query_labels: (Q,) or (Q, L) integers, or (Q, L, W) as for `evaluate`.
+        query_labels: (Q,) or (Q, L) integers.
         gallery: embeddings (G, D); None if the queries are their own gallery.
         gallery_labels: (G,) or (G, L) integers.
         neighbors: number of nearest items to return for each query; a smaller gallery gives all its items.

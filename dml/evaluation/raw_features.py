@@ -18,7 +18,6 @@ from dml.evaluation.items import Labels, Positives, check_labels
 from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES
 from dml.evaluation.names import choose_first_metric
 from dml.metrics.binary import positive_ranks, recall_at_k
-from dml.ops.pairs import related
 from dml.retrieval.rows import Embeddings
 from dml.runtime.checksums import DamageError, check_zip
 from dml.runtime.errors import InputError
@@ -220,7 +219,7 @@ def recall_among(
 
     Args:
         embeddings: embeddings (N, D); items are ranked by cosine similarity, ties by index.
-        labels: labels (N,), (N, L) or (N, L, W).
+        labels: labels (N,) or (N, L).
         neighbors: (N, K) int64, the items in the ranking of each query, without the query.
         recall_at: every k at which recall@k is computed; a k above K counts all K items.
 
@@ -244,7 +243,7 @@ def recall_among(
     positives = Positives(columns.numpy(), None)
     recalls: dict[str, float] = {}
     for level, column in enumerate(columns.unbind(1)):
-        ranks = positive_ranks(related(column, column[items]))
+        ranks = positive_ranks(column[:, None] == column[items])
         counted = torch.from_numpy(positives.count(level) > 0)
         if not counted.any():
             raise InputError(f"level{level}: none of the {len(rows)} queries has a positive")

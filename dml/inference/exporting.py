@@ -116,7 +116,7 @@ def read_test(embedder: ImageEmbedder) -> Probe:
     tested = tested.take(np.flatnonzero(tested.benchmark <= 0))  # of several lists, those of all levels or the finest
     if len(tested) > MAX_IMAGES:
         tested = take_some_classes(tested, classes=MAX_IMAGES // IMAGES_OF_CLASS, images=IMAGES_OF_CLASS)
-    return Probe(_read(embedder, tested.locations.tolist()), tested.labels[:, 0], table.levels)
+    return Probe(_read(embedder, tested.paths.tolist()), tested.labels[:, 0], table.levels)
 
 
 def _read(embedder: ImageEmbedder, paths: list[str]) -> Tensor:

@@ -132,7 +132,6 @@ class Index:
         vectors: Any = None,
         paths: Source | None = None,
         labels: Sequence[Any] | NDArray[Any] | None = None,
-        separator: str = "",
         factory: str = EXACT,
         parameters: str = "",
         **options: Any,
@@ -149,8 +148,6 @@ class Index:
                 takes.
             labels: (N,) names of the classes of the images, see `dml.data.splits.name_classes`; None, NaN and "" stand
                 for none. None takes those of the images.
-            separator: text between the labels of an image that has several, such as "|" in "beach|sea"; "" takes that
-                of an `ImageTable`, or each for one label. Images are of one class if they share a label.
             factory: kind of the index, in the language of FAISS's ``index_factory``. "Flat" is exact; others, such as
                 "IVF1024,Flat" or "HNSW32", are faster for many images and may miss neighbors.
             parameters: search parameters of an approximate index, such as "nprobe=32".
@@ -167,8 +164,7 @@ class Index:
         is_twice = source is not None and paths is not None
         if model is None or is_twice or (vectors is not None and (images is None or options)):
             raise InputError("Index.build: give a model and images, or vectors=... and paths=... alone")
-        separator = separator or getattr(images, "separator", "")
-        items = _list_items(images, labels=labels, separator=separator)
+        items = _list_items(images, labels=labels)
         searchable = make_vector_index(model, factory, parameters, len(items))
         if vectors is None:
             items, searched = _embed_items(model, items, options)
@@ -335,7 +331,7 @@ class Index:
             RecallTest(pool[rows], gallery, ids, k, excluded[rows]).choose_parameters(self.vectors, recall)
         rows = order[:count]
         shares = RecallTest(pool[rows], gallery, ids, k, excluded[rows]).measure(self.vectors)
-        values = summarize(shares, [self.items.split(self.items.labels[row]) if is_own else [] for row in rows])
+        values = summarize(shares, [self.items.labels[row] if is_own else "" for row in rows])
         keeps_vectors = self.vectors.keeps_products and re.search(r"(^|,)(R?Flat|HNSW\d+)$", self.vectors.factory)
         decoded = vectors is None and not keeps_vectors
         self.certificate = values | {"k": int(k), "seed": int(seed), "decoded": decoded, "state": self.state}
@@ -372,7 +368,7 @@ class Index:
     def _add(self, source: Source, labels: Any, options: dict[str, Any], *, replaces: bool) -> int:
         if not self.adapter and self.space != self.model.fingerprint:
             raise InputError(f"the index has vectors of the model {self.space}; open it with that model to add some")
-        items = _list_items(source, self._next_id, labels, self.items.separator)
+        items = _list_items(source, self._next_id, labels)
         known = items.are_among(self.items.identities)
         if known.any() and not replaces:
             raise InputError(
@@ -624,20 +620,16 @@ def _fill(searchable: VectorIndex, searched: NDArray[np.float32], ids: NDArray[n
     searchable.search(searched[:1], k=1)  # codes of more than 8 bits weren't tried before
 
 
-def _list_items(
-    source: Source, first_id: int = 0, labels: Iterable[Any] | None = None, separator: str = ""
-) -> IndexItems:
+def _list_items(source: Source, first_id: int = 0, labels: Iterable[Any] | None = None) -> IndexItems:
     """List images by their absolute paths, which are the same in every working folder."""
     paths, names = list_source(source)
-    if separator and (other := getattr(source, "separator", separator)) not in ("", separator):
-        raise InputError(f"separator={separator!r}: that of the table is {other!r}; give the same one")
     if labels is not None:
         names = name_classes(labels.tolist() if isinstance(labels, torch.Tensor) else labels)
         numbers, classes = number_classes(names)
         warn_of_names(numbers[:, None], [classes], "labels")
     if (shape := getattr(labels, "shape", (len(names),))) != (len(paths),):
         raise InputError(f"labels: {' x '.join(map(str, shape))} for {len(paths)} images")
-    return IndexItems.number(map(absolute_path, paths), names, first_id, separator)
+    return IndexItems.number(map(absolute_path, paths), names, first_id)
 
 
 def _check_vectors(vectors: Any, model: ImageEmbedder, count: int | None = None) -> NDArray[np.float32]:

@@ -17,7 +17,6 @@ from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.image_index import Index, make_vector_index
 from dml.losses.compatibility import class_means
 from dml.metrics.binary import map_at_r, positive_ranks, recall_at_k
-from dml.ops.pairs import related
 from dml.report.statistics import ClassSums, mean_difference, sum_by_class
 from dml.retrieval.adapters import FITS, HELD_OUT, Adapter
 from dml.retrieval.rows import unit_rows
@@ -116,7 +115,7 @@ def measure_upgrade(
         verdict = f"what pays can't be told by the {len(judged)} images of other classes; {kind} is taken"
         return UpgradeReport({}, None if kind == "none" else fit(kind), verdict, notes)
     old, new = all_old[judged], all_new[judged]
-    sample = _Sample(new, items.label_sets[judged], seed)
+    sample = _Sample(new, items.labels[judged], seed)
     fitted = np.concatenate([judged[sample.fitted], seen])
     values = {OLD: sample.search(old, old)} | ({PLAIN: sample.search(new, old)} if old.shape == new.shape else {})
     kinds = {"auto": [*FITS], "none": []}.get(adapter, [adapter])
@@ -155,18 +154,18 @@ def _check(index: Index, new_model: ImageEmbedder, adapter: str) -> None:
 
 
 class _Sample:
-    """Queries among images with labels (N, W), see `related`, of which the new model's unit vectors are (N, E)."""
+    """Queries among images with labels (N,), "" for none, of which the new model's unit vectors are (N, E)."""
 
-    def __init__(self, new: Tensor, labels: NDArray[np.int64], seed: int) -> None:
+    def __init__(self, new: Tensor, labels: NDArray[Any], seed: int) -> None:
         order = np.random.default_rng((seed, 1)).permutation(len(labels))
         self.queries, self.fitted = np.split(order, [round(HELD_OUT * len(labels))])
-        has_positive = related(labels[self.queries], labels).sum(axis=1) > 1  # one is the query itself
+        _, classes, sizes = np.unique(labels.astype(str), return_inverse=True, return_counts=True)
+        has_positive = ((labels != "") & (sizes[classes] > 1))[self.queries]
         self.has_labels = bool(has_positive.any())
         self.queries = self.queries[has_positive] if self.has_labels else self.queries
-        classes = np.unique(labels[self.queries], axis=0, return_inverse=True)[1].reshape(-1)
-        self.groups = classes if self.has_labels else np.arange(len(self.queries))
+        self.groups = classes[self.queries] if self.has_labels else np.arange(len(self.queries))
         self.groups_name = f"{len(np.unique(self.groups)):,} {'classes' if self.has_labels else 'queries'}"
-        self.relevant = torch.from_numpy(related(labels[self.queries], labels))
+        self.relevant = torch.from_numpy(classes[self.queries, None] == classes)
         if not self.has_labels:
             nearest = self._rank(new, new)[:, :NEIGHBORS]
             self.relevant = torch.zeros_like(self.relevant).scatter_(1, nearest, value=True)
@@ -214,8 +213,6 @@ class _Sample:
 
 def order_by_distance(vectors: Any, labels: NDArray[Any]) -> NDArray[np.int64]:
     """Order images by the distance of their unit vectors (N, D) from the mean of their class, the farthest first.
-
-    Images with several labels are of the class of all images with the same ones.
 
     So the most misplaced are replaced first (arXiv 2509.16664). Images without a label come last, in their order.
     """

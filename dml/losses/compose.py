@@ -51,8 +51,7 @@ class AtLevel(Loss):
         levels = labels.unsqueeze(1) if labels.ndim == 1 else labels
         if self.level >= levels.shape[1]:
             raise InputError(f"loss.level={self.level}: the data set's labels have levels 0 to {levels.shape[1] - 1}")
-        column = levels[:, self.level] if levels.ndim == 2 else levels[:, self.level, None]
-        return loss_value(self.loss, embeddings, column, indices, queries)
+        return loss_value(self.loss, embeddings, levels[:, self.level], indices, queries)
 
 
 class BySet(Loss):
@@ -71,8 +70,6 @@ class BySet(Loss):
         first_classes: (D, L) number of the first class of each data set at each level; the run sets it.
     """
 
-    needs_classes = True
-
     def __init__(self, inner: Sequence[nn.Module], first_classes: Sequence[Sequence[int]]) -> None:
         super().__init__()
         self.inner, self.first_classes = nn.ModuleList(inner), [list(classes) for classes in first_classes]
@@ -82,7 +79,7 @@ class BySet(Loss):
     @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor, indices: Tensor | None = None) -> Tensor:
         """Compute the loss of embeddings (B, D) with labels (B, L) -> scalar."""
-        total, labels = embeddings.new_zeros(()), labels.flatten(1)
+        total = embeddings.new_zeros(())
         first_classes = labels.new_tensor(self.first_classes)
         set_of_row = (labels[:, :1] >= first_classes[:, 0]).sum(dim=1) - 1
         for number, loss in enumerate(self.inner):

@@ -44,7 +44,6 @@ class HyperbolicContrastiveLoss(Loss):
         clip: largest norm of an embedding; longer ones are shortened to it before they are mapped into the ball.
     """
 
-    needs_classes = True
     needs_positives: ClassVar[bool] = True
 
     def __init__(self, temperature: float = 0.2, curvature: float = 0.1, clip: float = 2.3) -> None:

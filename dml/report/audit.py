@@ -104,4 +104,4 @@ def _draw(row: int, images: AuditedImages, tiles: Tiles, compared: str | None = 
     """Return the picture of an image with its class; compared with the name of a class, it is marked."""
     name = images.name_class(images.labels[row])
     relation = "" if compared is None else SAME if name == compared else OTHER
-    return CaptionedPicture(tiles.place(str(images.table.locations[row])), name, relation, str(images.table.split[row]))
+    return CaptionedPicture(tiles.place(str(images.table.paths[row])), name, relation, str(images.table.split[row]))

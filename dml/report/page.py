@@ -97,7 +97,7 @@ def _make_queries(
     """Make the table of the queries of some lists, with their places on the map of embeddings, if there is one."""
     queries = np.concatenate([part.queries for part in lists])
     positions = None if mapped is None else embedding_map(mapped.take(queries), seed=seed)
-    described = {"levels": table.levels, "names": table.names, "separator": table.separator}
+    described = {"levels": table.levels, "names": table.names}
     return join_lists(table, lists, neighbors, **described, made_with=collect_versions(), positions=positions)
 
 

@@ -192,7 +192,7 @@ def write_contact_sheets(
         rows_by_class = [np.flatnonzero(part.labels[:, 0] == number) for number in chosen_classes]
         chosen_rows = [_choose(rows, pictures, rng) for rows in rows_by_class]
         titles = [part.name_class(part.labels[rows[0], 0]) for rows in chosen_rows]
-        images = [[(path, "") for path in part.locations[rows].tolist()] for rows in chosen_rows]
+        images = [[(path, "") for path in part.paths[rows].tolist()] for rows in chosen_rows]
         with replacing_file(folder / f"sheet_{split}.png") as partial:
             draw_sheet(list(zip(titles, images, strict=True)), partial, functools.partial(read_image, limits=limits))
 

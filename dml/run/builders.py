@@ -20,7 +20,7 @@ from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.monitor import make_further_config, make_validation_config
 from dml.evaluation.names import MetricName, list_evaluated_heads, select_joint
 from dml.losses.compose import AtLevel, BySet, check_pairs
-from dml.losses.loss_contract import Loss, check_forward, check_module, check_takes_label_sets
+from dml.losses.loss_contract import Loss, check_forward, check_module
 from dml.losses.matryoshka import MatryoshkaLoss, choose_sizes
 from dml.losses.proxies import check_beginning, count_classes
 from dml.models.recurrent import AnyModel, RecurrentModel
@@ -96,7 +96,7 @@ def read_other_labels(settings: Settings, images: ImageTable) -> dict[str, Image
         tables[name] = read_table(
             read_settings(dataset, DatasetSettings), settings.data.max_list_bytes
         ).select_evaluated("test")
-        if not np.array_equal(tables[name].locations, tested.locations):
+        if not np.array_equal(tables[name].paths, tested.paths):
             raise InputError(
                 f"evaluation.other_labels.{name}: {dataset.name} has {len(tables[name])} test images, which aren't the "
                 f"{len(tested)} of {settings.dataset.name}"
@@ -183,8 +183,6 @@ def build_learner(
         embedding_model.backbone.requires_grad_(False).eval()
     labels, embed_dims = images.train_table.labels, embedding_model.embed_dims
     head_losses: dict[str, nn.Module] = add_terms(build_losses(settings, embed_dims, labels, images.train_table.domain))
-    for loss in head_losses.values() if images.train_table.label_sets.ndim > 2 else ():
-        check_takes_label_sets(loss)
     sampler, first_loss = images.sampler, next(iter(head_losses.values()))
     check_pairs(first_loss, getattr(sampler, "images_per_class", 2), getattr(sampler, "classes_per_batch", 2))
     if loss_schedule := make_loss_schedule(settings.scheduler.loss):

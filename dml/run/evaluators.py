@@ -5,7 +5,6 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from pytorch_lightning.utilities import rank_zero_only
 
 from dml.data.pair_lists import read_pairs
 from dml.data.readability import check_readability
@@ -20,7 +19,6 @@ from dml.evaluation.threshold import ThresholdSettings
 from dml.ops.poincare import Ball
 from dml.run.building import build
 from dml.run.settings import Settings
-from dml.runtime.console import warn
 from dml.runtime.errors import InputError
 
 
@@ -196,9 +194,6 @@ def check_tested_settings(settings: Settings, table: ImageTable) -> MetricConfig
     """
     metrics = build_metric_config(settings, table)
     metrics.check_labels()
-    if table.label_sets.ndim > 2 and (left_out := metrics.select_kind(Kind.CLUSTERS)):
-        names = ", ".join(metric.name for metric in left_out)
-        rank_zero_only(warn)(f"evaluation.metrics: without {names}, as images of several labels have no true clusters")
     build_threshold_settings(settings)
     build_rerankings(settings, table)
     if settings.evaluation.pairs:

@@ -197,7 +197,7 @@ def _compute_test_metrics(
     """Compute the metrics that no other split has: recall among fixed neighbors, and the metrics by other labels."""
     metrics: Metrics = {}
     if settings.evaluation.fixed_neighbors:
-        labels = table.select_evaluated("test").label_sets[rows.numpy()]
+        labels = table.select_evaluated("test").labels[rows.numpy()]
         metrics |= _recall_fixed(settings, embeddings, labels, rows, neighbors_file)
     for name, relabeled in builders.read_other_labels(settings, table).items():
         other_evaluator = Evaluator(relabeled, build_metric_config(settings, relabeled))

@@ -84,7 +84,7 @@ def list_decisive(config: Mapping[str, Any]) -> dict[str, Any]:
     more_views = {"views": views} if views > 1 else {}
     background = {"background": limits.color} if limits.color != ImageLimits().color else {}
     test = {"transform": config["transform"]["test"]}
-    return {"model": without_weights(model), **test, **geometry, **more_views, **background, **limits.margin}
+    return {"model": without_weights(model), **test, **geometry, **more_views, **background}
 
 
 def without_weights(node: Any) -> Any:

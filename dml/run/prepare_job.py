@@ -63,7 +63,7 @@ def _prepare(
     dataset, compare_contents = settings.dataset, settings.verify == "content"
     processes, limits = settings.processes, settings.data.limits
     remove_partial_files(folder.path, is_shared=True)  # a training may write features there
-    with progress_bar("verified", len({*table.locations.tolist()})) as advance:
+    with progress_bar("verified", len({*table.paths.tolist()})) as advance:
         images = check_images(
             table,
             folder,
@@ -75,7 +75,7 @@ def _prepare(
         )
     write_table(folder, table, images)
     console.print(make_count_table(table, dataset.counts or {}))
-    readable_rows = np.flatnonzero([not images[path].error for path in table.locations.tolist()])
+    readable_rows = np.flatnonzero([not images[path].error for path in table.paths.tolist()])
     if settings.sheet:
         write_contact_sheets(table.take(readable_rows.astype(np.int64)), folder.path, limits, **vars(settings.sheet))
     if resize:

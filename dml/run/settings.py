@@ -86,7 +86,6 @@ class DataSettings:
     max_pixels: Count = key()
     max_list_bytes: Count = key()
     background: str = key()
-    box_margin: Annotated[float, Ge(0)] = added_key(0.0)
     eval_batch_size: Count = key()
     pin_memory: bool | Literal["auto"] = key()
     cache: str | None = key(is_path=True)

@@ -33,7 +33,7 @@ class TrainedRun(NamedTuple):
     def embed(self, settings: Settings, images: ImageTable, split: str = "test", **changes: Any) -> Embedded:
         """Embed images as the run's test does; the settings of another run say how files are read."""
         trained = self.settings.data
-        data = replace(settings.data, background=trained.background, box_margin=trained.box_margin)
+        data = replace(settings.data, background=trained.background)
         reading = replace(self.settings, data=data, dataset=settings.dataset, trainer=settings.trainer)
         embedder, loaded = builders.build_embedder(reading, self.model), builders.build_evaluation_data(reading, images)
         loaded.tested_on = split

@@ -9,7 +9,6 @@ import pytest
 from dml.data.joined_sets import join_tables
 from dml.data.readers import digits, emoji
 from dml.data.table import UNKNOWN, ImageTable, find_faults
-from dml.runtime.errors import InputError
 
 
 def make(prefix: str, labels: list[list[int]], levels: tuple[str, ...], split: str = "train", **columns: Any) -> Any:
@@ -78,21 +77,10 @@ def test_take_and_renumber_keep_the_column() -> None:
     assert part.labels.tolist() == [[1, 1], [0, 0]]
 
 
-def test_labels_of_two_data_sets_are_never_the_same() -> None:
-    several = make("p", [[0], [1]], ("label",), names=(("sea|sun", "sun"),), separator="|")
-    single = make("o", [[0]], ("label",), names=(("sun",),))
-    joined = join_tables({"photos": several, "others": single})
-    assert joined.names == (("photos/sea|photos/sun", "photos/sun", "others/sun"),)
-    assert joined.label_sets[:, 0].tolist() == [[1, 2], [2, -1], [0, -1]]
-    clash = make("c", [[0]], ("label",), names=(("sea|sun",),))
-    with pytest.raises(InputError, match=r"the class sea\|sun contains '\|', the separator"):
-        join_tables({"photos": several, "others": clash})
-
-
 def test_boxes_and_what_they_exclude_stay_those_of_a_table() -> None:
-    boxes = np.array([[0, 0, 4, 4], [2, 2, 8, 8], [-1, -1, -1, -1]])
-    parts = replace(make("p", [[0], [1], [1]], ("label",)), paths=np.array(["a.jpg", "a.jpg", "b.jpg"]), boxes=boxes)
+    paths = np.array(["a.jpg#0,0,4,4", "a.jpg#2,2,8,8", "b.jpg"])
+    parts = replace(make("p", [[0], [1], [1]], ("label",)), paths=paths)
     parts = replace(parts, content=np.empty(0, dtype=np.int64))
     joined = join_tables({"parts": parts, "whole": make("w", [[0], [0]], ("label",))})
-    assert joined.locations.tolist() == ["a.jpg#0,0,4,4", "a.jpg#2,2,8,8", "b.jpg", "w0.jpg", "w1.jpg"]
+    assert joined.paths.tolist() == ["a.jpg#0,0,4,4", "a.jpg#2,2,8,8", "b.jpg", "w0.jpg", "w1.jpg"]
     assert joined.content.tolist() == [0, 0, 1, -1, -1]  # parts of one image exclude each other

@@ -52,7 +52,7 @@ TREE = Tree(
             remove("ilias_core/toy_002/pos/P002_02.jpg"), r"image .*/toy_002/pos/P002_02\.jpg: no such file"
         ),
         "unreadable_image": Fault(
-            overwrite("ilias_core/mug_001/query/Q001_00.jpg"), r"image .*/Q001_00\.jpg: cannot be decoded"
+            overwrite("ilias_core/mug_001/query/Q001_00.jpg"), r"image .*/Q001_00\.jpg#1,1,6,6: cannot be decoded"
         ),
     },
 )

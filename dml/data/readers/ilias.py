@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dml.data.image_files.parts import WHOLE, Edges, parse_edges
+from dml.data.image_files.parts import Edges, name_part, parse_edges
 from dml.data.judgments import parse_name
 from dml.data.layout import Layout, read_list_rows
 from dml.data.splits import number_classes
@@ -44,25 +44,24 @@ def read(root: str | Path | None) -> ImageTable:
         for place, (cell,) in read_list_rows(LAYOUT.find(folder, f"image_ids/{name}"), 1)
     ]
     labels, names = number_classes(row[2] for row in rows)
-    boxes = [_read_box(images / row[1]) if row[0] == "query" else WHOLE for row in rows]
-    if lacking := boxes.count(WHOLE) - sum(row[0] == "gallery" for row in rows):
+    boxes = [_read_box(images / row[1]) if row[0] == "query" else () for row in rows]
+    if lacking := boxes.count(()) - sum(row[0] == "gallery" for row in rows):
         logger.warning("ILIAS: %d queries have no _bbox.txt, and aren't cropped", lacking)
     return ImageTable(
-        paths=np.array([f"{images}/{row[1]}" for row in rows], dtype=np.str_),
+        paths=np.array([name_part(f"{images}/{row[1]}", box) for row, box in zip(rows, boxes, strict=True)], np.str_),
         labels=labels[:, None],
         split=np.array([row[0] for row in rows], dtype=np.str_),
         levels=("object",),
         names=(names,),
         source=f"the lists in {folder}/image_ids",
-        boxes=np.array(boxes, dtype=np.int64).reshape(-1, 4),
     )
 
 
 def _read_box(image: Path) -> Edges:
-    """Return the edges of what holds all boxes of an image; `WHOLE` if it has no file of boxes."""
+    """Return the edges of what holds all boxes of an image; () if it has no file of boxes."""
     path = image.with_name(f"{image.stem}_bbox.txt")
     if not path.exists():
-        return WHOLE
+        return ()
     rows = [cells for _, cells in read_list_rows(path, 4)]
     try:
         x, y, width, height = np.array(rows, dtype=np.float64).T

@@ -76,7 +76,7 @@ SHARE_OF_MEDIAN = 0.25
 def report_broken_images(table: ImageTable, checked: Mapping[str, CheckedImage]) -> list[Finding]:
     """Describe the images that are missing or can't be decoded, by the check of each path."""
     findings = []
-    for path, label in dict(zip(table.locations.tolist(), table.labels[:, 0].tolist(), strict=True)).items():
+    for path, label in dict(zip(table.paths.tolist(), table.labels[:, 0].tolist(), strict=True)).items():
         if checked[path].error:
             findings.append(Finding(BROKEN_IMAGE, 1.0, checked[path].error, path=path, label=table.name_class(label)))
     return findings
@@ -110,7 +110,7 @@ def report_odd_images(
                     issue=ODD_IMAGE,
                     score=max(reasons.values()),
                     remark="; ".join(reasons),
-                    path=str(images.table.locations[row]),
+                    path=str(images.table.paths[row]),
                     label=images.name_class(images.labels[row]),
                     pictures=((row,),),
                 )

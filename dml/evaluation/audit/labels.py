@@ -141,7 +141,7 @@ def report_labels(
                 issue=DOUBTFUL_LABEL,
                 score=-log10(max(float(probabilities.quality[i]), TINY) * probabilities.classes),
                 remark=f"{probabilities.quality[i] * probabilities.classes:.1%} as probable as by chance",
-                path=str(images.table.locations[row]),
+                path=str(images.table.paths[row]),
                 label=images.name_class(images.labels[row]),
                 other_label=images.name_class(suggested),
                 pictures=((row,), tuple(shown)),
@@ -261,7 +261,7 @@ def _describe_divided(images: AuditedImages, label: int, halves: list[NDArray[np
         issue=DIVIDED_CLASS,
         score=score,
         remark=f"{len(halves[0])} and {len(halves[1])} images, {score:.0%} as far apart as two classes",
-        path=str(images.table.locations[halves[1][0]]),
+        path=str(images.table.paths[halves[1][0]]),
         label=images.name_class(label),
         pictures=tuple(tuple(half[:SHOWN].tolist()) for half in halves),
     )

@@ -192,9 +192,9 @@ def _describe(images: AuditedImages, pairs: DuplicatePairs, number: int, row: in
         issue=NEAR_DUPLICATE,
         score=float(pairs.scores[number]),
         remark="; ".join(words),
-        path=str(table.locations[row]),
+        path=str(table.paths[row]),
         label=names[0],
-        other_path=str(table.locations[other]),
+        other_path=str(table.paths[other]),
         other_label=names[1],
         pictures=((row, other),),
     )
