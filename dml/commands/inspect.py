@@ -213,7 +213,7 @@ def _describe_duration(settings: InspectSettings, table: ImageTable, model: Embe
 def _make_evaluator(settings: InspectSettings, tested: ImageTable) -> Evaluator:
     """Make the evaluator of recall@1 and MAP@R by cosine; what a ranking excludes is as in a test."""
     metric_config = build_metric_config(settings, tested)
-    shown = replace(metric_config, metrics=("recall", "map@r"), recall_at=(1,), clustering=False, curvature=0.0)
+    shown = replace(metric_config, metrics=("recall", "map@r"), recall_at=(1,), clustering=False)
     return Evaluator(tested, shown)
 
 

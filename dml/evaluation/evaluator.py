@@ -39,12 +39,11 @@ def evaluate(
     """Compute retrieval and clustering metrics of embeddings, at each level. -> {metric: fraction}
 
     Items are ranked by cosine similarity in float32, whatever the length of their embeddings; a zero embedding has
-    cosine 0 to all. With a `curvature`, embeddings are points of a Poincare ball, ranked by their Poincare distance.
-    Ties stand in the order of the gallery; equal embeddings always tie. Without a gallery the queries are their own
-    gallery, and each query is excluded from its ranking by its index. At level i the positives of a query are the
-    gallery items with its label in column i; for the hierarchical metrics the level of an item is the number of labels
-    that it shares with the query, whether or not the labels form a tree. A metric is a mean over the queries that have
-    a positive.
+    cosine 0 to all. Ties stand in the order of the gallery; equal embeddings always tie. Without a gallery the queries
+    are their own gallery, and each query is excluded from its ranking by its index. At level i the positives of a query
+    are the gallery items with its label in column i; for the hierarchical metrics the level of an item is the number of
+    labels that it shares with the query, whether or not the labels form a tree. A metric is a mean over the queries
+    that have a positive.
 
     - level{i}/recall@{k}, ap, map@r, r_precision, and on request trapezoid_ap, mmp5: `dml.metrics.binary`; AP is over
       the whole ranking.
@@ -86,7 +85,7 @@ def evaluate(
             under another row, with an equal vector and finest label, so that it finds itself (some get a warning).
     """
     config = MetricConfig(**settings)
-    queries, items = check_query_and_gallery(query, query_labels, gallery, gallery_labels, config.curvature)
+    queries, items = check_query_and_gallery(query, query_labels, gallery, gallery_labels)
     if items is not None and not config.exclude_nearest:
         check_copies(queries, items, "leave them out of it, or call evaluate(query, query_labels) without a gallery")
     ranked, cluster_metrics = _rank_and_cluster(queries, items, config, distractors=distractors)
@@ -141,7 +140,7 @@ class Evaluator:
 
     def check_copies(self, embeddings: UnitEmbeddings, remedy: str) -> None:
         """Check that queries aren't in their gallery under another row, see `dml.evaluation.items.check_copies`."""
-        items = Items(embeddings.rows, self.table.label_sets, embeddings.geometry)
+        items = Items(embeddings.rows, self.table.label_sets)
         for part in self.benchmark_lists:
             if part.gallery is not None and not self.config.exclude_nearest:
                 check_copies(items.take(part.queries, part.level), items.take(part.gallery, part.level), remedy)
@@ -178,11 +177,11 @@ class Evaluator:
             return evaluator.evaluate(embeddings, gallery=gallery, **options)
         if len(embeddings) != len(self.table):
             raise InputError(f"{len(embeddings)} embeddings for a table of {len(self.table)} rows")
-        unit = UnitEmbeddings.normalize(embeddings, curvature=self.config.curvature)
-        items = Items(unit.rows, self.table.label_sets, unit.geometry)
+        unit = UnitEmbeddings.normalize(embeddings)
+        items = Items(unit.rows, self.table.label_sets)
         searched, benchmark_lists = items, self.benchmark_lists
         if gallery is not None:
-            other = UnitEmbeddings.normalize(gallery, "gallery", self.config.curvature).rows
+            other = UnitEmbeddings.normalize(gallery, "gallery").rows
             if other.shape != unit.rows.shape:
                 raise InputError(f"embeddings {(*unit.rows.shape,)} and gallery {(*other.shape,)}: expected one shape")
             searched = items._replace(embeddings=other)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dml.data.table import EVERY_LEVEL, ImageTable, find_equal, renumber_pairs
-from dml.evaluation.geometry import COSINE, Geometry, UnitEmbeddings
+from dml.evaluation.geometry import UnitEmbeddings
 from dml.ops.pairs import related
 from dml.retrieval.gallery import Gallery
 from dml.retrieval.rows import Embeddings
@@ -24,41 +24,29 @@ Labels = Tensor | npt.NDArray[Any]
 
 
 class Items(NamedTuple):
-    """Embeddings (N, D) float32 of unit length, and labels (N, L) or (N, L, W) integers, column 0 the finest level.
-
-    The embeddings are those of `UnitEmbeddings`, and `geometry` says how they are compared.
-    """
+    """Embeddings (N, D) float32 of unit length, and labels (N, L) or (N, L, W) integers, column 0 the finest level."""
 
     embeddings: Tensor
     labels: npt.NDArray[Any]
-    geometry: Geometry = COSINE
-
-    def query_vectors(self, rows: slice) -> Tensor:
-        """Return vectors of some items as queries, whose largest inner product is with the nearest gallery item."""
-        return self.geometry.query_vectors(self.embeddings[rows])
-
-    def gallery_vectors(self) -> Tensor:
-        """Return the vectors of all items as a gallery, for the inner products with `query_vectors`."""
-        return self.geometry.gallery_vectors(self.embeddings)
 
     def take(self, rows: npt.NDArray[np.int64], level: int | None = None) -> "Items":
         """Return the items of some rows, with the labels of one level or of all levels."""
         if level is None and len(rows) == len(self.labels) and (rows == np.arange(len(rows))).all():
             return self  # without a copy of the embeddings
         labels = self.labels[rows] if level is None else self.labels[rows, level, None]
-        return Items(self.embeddings[torch.from_numpy(rows).to(self.embeddings.device)], labels, self.geometry)
+        return Items(self.embeddings[torch.from_numpy(rows).to(self.embeddings.device)], labels)
 
 
-def check_items(embeddings: Embeddings, labels: Labels, name: str, curvature: float = 0.0) -> Items:
+def check_items(embeddings: Embeddings, labels: Labels, name: str) -> Items:
     """Check embeddings and labels, and scale the embeddings to unit length.
 
     Raises:
         InputError: if the lengths differ, the labels are not integers, or embeddings are not finite.
     """
-    unit, columns = UnitEmbeddings.normalize(embeddings, name, curvature), check_labels(labels, name)
+    unit, columns = UnitEmbeddings.normalize(embeddings, name), check_labels(labels, name)
     if len(unit) != len(columns):
         raise InputError(f"{name}: {len(unit)} embeddings, {len(columns)} labels")
-    return Items(unit.rows, columns, unit.geometry)
+    return Items(unit.rows, columns)
 
 
 def check_labels(labels: Labels, name: str) -> npt.NDArray[Any]:
@@ -80,11 +68,7 @@ def check_labels(labels: Labels, name: str) -> npt.NDArray[Any]:
 
 
 def check_query_and_gallery(
-    query: Embeddings,
-    query_labels: Labels,
-    gallery: Embeddings | None,
-    gallery_labels: Labels | None,
-    curvature: float = 0.0,
+    query: Embeddings, query_labels: Labels, gallery: Embeddings | None, gallery_labels: Labels | None
 ) -> tuple[Items, Items | None]:
     """Check queries and a gallery; without a gallery the queries are their own.
 
@@ -92,13 +76,13 @@ def check_query_and_gallery(
         InputError: if `check_items` raises one, widths, levels or devices differ, or only one of the gallery and the
             gallery's labels is there.
     """
-    queries = check_items(query, query_labels, "query", curvature)
+    queries = check_items(query, query_labels, "query")
     if gallery is None and gallery_labels is None:
         return queries, None
     if gallery is None or gallery_labels is None:
         present, missing = ("gallery", "gallery_labels") if gallery_labels is None else ("gallery_labels", "gallery")
         raise InputError(f"{present} is given without {missing}: a gallery needs both")
-    items = check_items(gallery, gallery_labels, "gallery", curvature)
+    items = check_items(gallery, gallery_labels, "gallery")
     for property_name, in_queries, in_gallery in (
         ("embedding dimensions", queries.embeddings.shape[1], items.embeddings.shape[1]),
         ("label levels", queries.labels.shape[1], items.labels.shape[1]),
@@ -170,11 +154,11 @@ def find_nearest_items(queries: Items, gallery: Items, rows: range, block_size: 
 
     Queries that aren't in ``rows`` exclude nothing. -> indices (Q, 1) of gallery items, `NONE` for the other queries
     """
-    items = Gallery(gallery.gallery_vectors())
+    items = Gallery(gallery.embeddings)
     nearest = torch.full((len(queries.labels), 1), NONE)
     for start in range(rows.start, rows.stop, block_size):
         block = slice(start, min(start + block_size, rows.stop))
-        nearest[block, 0] = items.distances(queries.query_vectors(block)).argmin(dim=1).cpu()
+        nearest[block, 0] = items.distances(queries.embeddings[block]).argmin(dim=1).cpu()
     return nearest.numpy()
 
 

@@ -26,7 +26,7 @@ from dml.losses.proxies import check_beginning, count_classes
 from dml.models.recurrent import AnyModel, RecurrentModel
 from dml.ops.training_protocols import UsesHierarchy
 from dml.run.building import build
-from dml.run.evaluators import build_metric_config, choose_selection, find_ball
+from dml.run.evaluators import build_metric_config, choose_selection
 from dml.run.model_builders import build_crops_transform as build_crops_transform
 from dml.run.model_builders import build_model as build_model
 from dml.run.settings import DatasetSettings, Settings, read_settings
@@ -165,14 +165,12 @@ def build_frozen_weights(settings: Settings, embedding_model: AnyModel) -> Froze
 def build_embedder(settings: Settings, embedding_model: AnyModel) -> ModelEmbedder:
     """Build the module that embeds a split with a model, without a loss or an optimizer."""
     kind = RecurrentEmbedder if isinstance(embedding_model, RecurrentModel) else ModelEmbedder
-    embedder = kind(
+    return kind(
         embedding_model,
         select_joint(
             list_evaluated_heads(settings.model.heads, settings.evaluation.heads, settings.evaluation.head_sets)
         ),
     )
-    embedder.ball = find_ball(settings)
-    return embedder
 
 
 def build_learner(
@@ -201,7 +199,7 @@ def build_learner(
     pace = build_pace(settings, len(images.sampler))
     plain_kind: Any = FrozenLearner if settings.training.frozen else MetricLearner
     kind: type[MetricLearner] = RecurrentLearner if isinstance(embedding_model, RecurrentModel) else plain_kind
-    learner = kind(
+    return kind(
         embedding_model,
         head_losses,
         optimizer=build(settings.optimizer),
@@ -217,8 +215,6 @@ def build_learner(
         shard_loss=settings.training.shard_loss,
         compiled=parse_compile(settings.training.compile),
     )
-    learner.ball = find_ball(settings)
-    return learner
 
 
 def build_head_choice(settings: Settings) -> HeadChoice | None:

@@ -271,7 +271,6 @@ class EvaluationSettings:
     count_query: bool = key()
     level_weights: list[Any] | None = key()
     exclude: Literal["nearest"] | None = key()
-    geometry: dict[Any, Any] | Literal["auto"] | None = key()
     clustering: bool = key()
     fixed_neighbors: Count | None = key()
     gallery: str | None = key(is_path=True, unset=None)

@@ -13,12 +13,10 @@ from dml.inference.loading import load
 from dml.inference.split_embeddings import build_evaluator, embed_split, read_data_set
 from dml.report.provenance import UNKNOWN, describe_configuration, describe_measurement
 from dml.report.statistics import PER_QUERY, ClassSums, shorten, sum_by_class, sum_runs_by_class
-from dml.run.evaluators import find_ball
-from dml.run.settings import Settings, read_settings
 from dml.runtime.configuration import check_set_elsewhere, key_of
 from dml.runtime.errors import InputError
 from dml.runtime.run_folder import RunFolder
-from dml.studies.experiments import compose, read_described_keys
+from dml.studies.experiments import read_described_keys
 from dml.studies.results import ENSEMBLE, SEARCH, TEST, Result
 from dml.studies.runs import Plan, Run, check_data
 from dml.studies.searches import Overrides, choose_best
@@ -100,10 +98,6 @@ class Engine:
         check_set_elsewhere([*self.plan.overrides, *shared], setters, below=setters)
         check_set_elsewhere(self.plan.overrides, rows)
         runs = [job.run for cell in self.study.selected for job in self._make_jobs(cell, TEST, ())]
-        for run in runs if self.study.content.get("ensembles") else ():
-            if find_ball(read_settings(compose(run.training), Settings)):
-                text = f"{run.training.experiment} {shlex.join(run.training.overrides)}"
-                raise InputError(f"{text}: its embeddings aren't compared by cosine, so models can't be joined")
         check_data(self.study.name, runs, self.plan.data)
 
     def train(self) -> bool:

@@ -203,9 +203,6 @@ def test_what_a_study_sets_is_not_set_twice(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^--set dataset.folds=10: folds=\.\.\. sets it"):
         Plan(tmp_path, 1, overrides=("dataset.folds=10",))
     Engine(study, Plan(tmp_path, 1, overrides=("training.ema=0.9",)), []).check()
-    balls = FOLDED.replace("triplet: {}", "hyperbolic: {}") + "ensembles: true\n"
-    with pytest.raises(InputError, match=r"loss=hyperbolic .*: its embeddings aren't compared by cosine, so models"):
-        Engine(read(balls, tmp_path), Plan(tmp_path, 1), []).check()
 
 
 # results

@@ -3,10 +3,8 @@
 from pathlib import Path
 
 import pytest
-from configurations import settings_of
 from omegaconf import DictConfig
 
-from dml.run.evaluators import find_ball
 from dml.studies.experiments import compose
 from dml.studies.paper_tables import read_tables
 from dml.studies.results import Results
@@ -26,14 +24,6 @@ RSK = {
     "vit_base/inat_base": (5e-5, [10, 40, 70], 90, 4000, 100),
 }
 """Of each experiment of RS@k: learning rate, milestones, epochs, images of a batch, and images of a chunk."""
-
-HYP = {
-    "cub200": (9, 900, 50, 256),
-    "cars196": (9, 882, 300, 224),
-    "sop": (2, 900, 200, 224),
-    "inshop": (2, 900, 400, 224),
-}
-"""Of each experiment of Hyp-ViT: images of a class, images of a batch, epochs, and the test's shorter side."""
 
 
 def count_images(config: DictConfig) -> int:
@@ -58,33 +48,9 @@ def test_settings_of_rsk(name: str) -> None:
     assert not config.loss.mixup
 
 
-@pytest.mark.parametrize("dataset", HYP)
-def test_settings_of_hyp_vit(dataset: str) -> None:
-    config = compose(Training(f"hyp/vit_small/{dataset}"))
-    images_per_class, images, epochs, side = HYP[dataset]
-    assert (config.sampler.images_per_class, count_images(config)) == (images_per_class, images)
-    assert config.trainer.max_epochs == epochs
-    assert (
-        config.sampler.batches_per_epoch == config.dataset.counts.train[level_of(config)] * images_per_class // images
-    )
-    assert config.transform.test.steps[0].size == side
-    assert (config.optimizer.lr, config.trainer.gradient_clip_val) == (3e-5, 3)
-    assert (config.model.embed_dim, config.model.backbone.freeze_patch_embedding) == (128, True)
-    assert find_ball(settings_of(config)) == (0.1, 2.3)
-    assert config.loss.temperature == 0.2
-
-
 def level_of(config: DictConfig) -> str:
     """The name of a data set's finest level."""
     return next(level for level in config.dataset.counts.train if level != "images")
-
-
-def test_hyp_vit_with_dino_and_on_the_sphere() -> None:
-    dino = compose(Training("hyp/vit_small/cub200", ("model=dino_small",)))
-    assert (dino.optimizer.lr, dino.trainer.gradient_clip_val, dino.model.embed_dim) == (1e-5, 3, 128)
-    assert dino.model.backbone.name == "vit_small_patch16_224.dino"
-    sphere = compose(Training("hyp/vit_small/cub200", ("loss.curvature=0", "loss.temperature=0.1")))
-    assert find_ball(settings_of(sphere)) is None
 
 
 def test_a_row_is_of_the_network_and_the_size_of_its_lane() -> None:
