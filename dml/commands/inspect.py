@@ -150,8 +150,6 @@ def _test_backbones(
     console.print(metric_table(results, levels=table.levels, metrics=METRICS, title=title))
     if is_of_one_class(tested):
         verdict = f"All images of the {split} split are of one {tested.levels[0]}, so that every neighbor is right."
-    elif len(tested.domains) > 1:
-        verdict = "Each metric is the mean over the data sets."
     else:
         verdict = describe_best(results, len(evaluator.benchmark_lists[0].queries), tested.levels)
     for line in (verdict, *advice):

@@ -125,7 +125,6 @@ def add_training(test: ImageTable, images: Sequence[tuple[str, str, str]]) -> Im
         names=((*names, *test.names[0]), *test.names[1:]),
         benchmark=np.concatenate([np.full(len(paths), 0 if len(test.levels) > 1 else EVERY_LEVEL), test.benchmark]),
         content=np.empty(0, dtype=np.int64),
-        domain=np.empty(0, dtype=np.str_),
         boxes=np.concatenate([np.full((len(paths), 4), UNKNOWN), test.boxes]),
         excluded=test.excluded + len(paths),
     )

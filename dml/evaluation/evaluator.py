@@ -1,6 +1,6 @@
 """Evaluation of embeddings: of two arrays, or of the rows of an image table."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -13,9 +13,16 @@ from torch import Tensor
 from dml.data.table import ImageTable
 from dml.evaluation.distractors import Distractors
 from dml.evaluation.geometry import UnitEmbeddings
-from dml.evaluation.items import BenchmarkList, Items, Labels, benchmark_lists, check_copies, check_query_and_gallery
+from dml.evaluation.items import (
+    BenchmarkList,
+    Items,
+    Labels,
+    benchmark_lists,
+    check_copies,
+    check_query_and_gallery,
+    has_level_lists,
+)
 from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES, Kind, MetricConfig
-from dml.evaluation.names import select_prefix
 from dml.evaluation.ranking import PerQuery, rank_items
 from dml.metrics.pairs import LabeledPairs
 from dml.metrics.verification import PairVerification
@@ -114,9 +121,6 @@ class Evaluator:
     - Rows that are evaluated at level b alone (`ImageTable.benchmark`) are a separate list, in which an item is a
       positive or not. All metrics of the list are named level{b}/..., the hierarchical ones too, and mean/... is the
       mean of each metric over the levels (HAPPIER's protocol for DyML). Rows of every level are in each of these lists.
-    - Each data set of a joined table (`ImageTable.domain`) is evaluated by itself, as birds/level0/recall@1 and so on.
-      The usual names are the plain means over those data sets, of the metrics that all have; numbers of queries are
-      sums.
 
     On several processes, each of which has all embeddings, each process ranks a share of the queries, and the first
     one alone clusters; every process gets the result that a single process would have.
@@ -208,7 +212,8 @@ class Evaluator:
             lists.append(ranked)
             ranking_metrics |= ranked.compute_means()
             cluster_metrics |= {part.metric_name(name): value for name, value in clusters.items()}
-        return Evaluation(lists, add_means(ranking_metrics | cluster_metrics, benchmark_lists))
+        metrics = ranking_metrics | cluster_metrics
+        return Evaluation(lists, metrics | (_level_means(metrics) if has_level_lists(self.table) else {}))
 
 
 def _rank_and_cluster(
@@ -256,23 +261,6 @@ def _evaluate_pairs(
         verification = PairVerification(pairs)
         metrics |= {f"level{level}/{metric.name}": metric.compute_value(verification) for metric in selected}
     return metrics
-
-
-def add_means(metrics: Metrics, lists: Sequence[BenchmarkList]) -> Metrics:
-    """Return the metrics of all lists with the means over the levels of each data set, and over the data sets."""
-    by_domain: dict[str, Metrics] = {}
-    for part in lists:
-        values = select_prefix(metrics, part.prefix)
-        by_domain[part.domain] = values if part.level is None else values | _level_means(values)
-    if [*by_domain] == [""]:
-        return by_domain[""]
-    first, *further = by_domain.values()
-    means: Metrics = {}
-    for name in first:
-        if all(name in other for other in further):
-            reduce = np.sum if name.endswith(QUERIES_WITHOUT_POSITIVES) else np.mean
-            means[name] = float(reduce([values[name] for values in (first, *further)]))
-    return means | {f"{domain}/{name}": value for domain, part in by_domain.items() for name, value in part.items()}
 
 
 def _level_means(metrics: Mapping[str, float]) -> Metrics:

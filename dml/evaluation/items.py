@@ -282,14 +282,12 @@ class BenchmarkList(NamedTuple):
         level: the only level at which the list is evaluated; None for all levels.
         excluded: (Q, M) items of the gallery that each query excludes, padded with -1; None excludes the query itself
             if the queries are their own gallery, and otherwise nothing.
-        domain: name of the data set of the list, where a table joins several; else empty.
     """
 
     queries: Rows
     gallery: Rows | None
     level: int | None
     excluded: Rows | None
-    domain: str = ""
 
     @property
     def searched(self) -> Rows:
@@ -304,16 +302,11 @@ class BenchmarkList(NamedTuple):
 
     def metric_name(self, metric: str) -> str:
         """Return the name that a metric of the list has in metrics.json, which holds those of all lists."""
-        return self.prefix + (metric if self.level is None else f"level{self.level}/{metric.rpartition('/')[2]}")
+        return metric if self.level is None else f"level{self.level}/{metric.rpartition('/')[2]}"
 
     def level_name(self, level: str) -> str:
         """Return what stands before the / in the name that a metric of a level has in metrics.json."""
-        return (self.prefix + (level if self.level is None else f"level{self.level}")).rstrip("/")
-
-    @property
-    def prefix(self) -> str:
-        """What stands before the names of the metrics of a data set, among those of several."""
-        return f"{self.domain}/" if self.domain else ""
+        return level if self.level is None else f"level{self.level}"
 
 
 def has_level_lists(table: ImageTable) -> bool:
@@ -327,26 +320,25 @@ def benchmark_lists(table: ImageTable) -> Iterator[BenchmarkList]:
     Raises:
         InputError: if the splits are not one evaluation.
     """
-    for domain in table.domains:
-        in_domain = table.domain == domain
-        splits = {str(split) for split in np.unique(table.split[in_domain])}
-        paired = splits == {"query", "gallery"}
-        if not paired and (len(splits) != 1 or splits & {"query", "gallery", ""}):
-            expected = "expected query and gallery, or one of the others"
-            place = printable(domain or table.source or "dataset")
-            raise InputError(f"{place}: evaluation of the splits {sorted(splits)}: {expected}")
-        for level in sorted({*table.benchmark[in_domain].tolist()} - {EVERY_LEVEL}) or [EVERY_LEVEL]:
-            inside = in_domain & np.isin(table.benchmark, (EVERY_LEVEL, level))
-            queries = gallery = np.flatnonzero(inside)
-            listed_level = None if level == EVERY_LEVEL else level
-            if paired:
-                queries, gallery = (np.flatnonzero(inside & (table.split == split)) for split in ("query", "gallery"))
-            copies = find_equal(table.content[queries], table.content[gallery])
-            if paired or len(copies) > len(queries):  # some of which are parts of one image
-                pairs = np.concatenate([copies, renumber_pairs(table.excluded, len(table), queries, gallery)])
-                yield BenchmarkList(queries, gallery, listed_level, pad_pairs(pairs, len(queries)), domain)
-            else:
-                yield BenchmarkList(queries, None, listed_level, None, domain)
+    splits = {str(split) for split in np.unique(table.split)}
+    paired = splits == {"query", "gallery"}
+    if not paired and (len(splits) != 1 or splits & {"query", "gallery", ""}):
+        expected = "expected query and gallery, or one of the others"
+        raise InputError(
+            f"{printable(table.source or 'dataset')}: evaluation of the splits {sorted(splits)}: {expected}"
+        )
+    for level in sorted({*table.benchmark.tolist()} - {EVERY_LEVEL}) or [EVERY_LEVEL]:
+        inside = np.isin(table.benchmark, (EVERY_LEVEL, level))
+        queries = gallery = np.flatnonzero(inside)
+        listed_level = None if level == EVERY_LEVEL else level
+        if paired:
+            queries, gallery = (np.flatnonzero(inside & (table.split == split)) for split in ("query", "gallery"))
+        copies = find_equal(table.content[queries], table.content[gallery])
+        if paired or len(copies) > len(queries):  # some of which are parts of one image
+            pairs = np.concatenate([copies, renumber_pairs(table.excluded, len(table), queries, gallery)])
+            yield BenchmarkList(queries, gallery, listed_level, pad_pairs(pairs, len(queries)))
+        else:
+            yield BenchmarkList(queries, None, listed_level, None)
 
 
 def check_queries(part: ImageTable) -> None:
@@ -386,7 +378,7 @@ def check_validation_classes(part: ImageTable) -> None:
 
 
 def _describe(part: ImageTable, benchmark: BenchmarkList, level: int) -> str:
-    source, name = printable(benchmark.domain or part.source or "dataset"), part.levels[level]
+    source, name = printable(part.source or "dataset"), part.levels[level]
     number, split = len(benchmark.queries), part.split[benchmark.queries[0]]
     if split == "query":
         return (

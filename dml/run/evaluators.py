@@ -44,9 +44,6 @@ def build_metric_config(settings: Settings, part: ImageTable) -> MetricConfig:
     }
     # a gallery that doesn't hold the queries keeps all its items
     excludes = bool(evaluation.exclude and (not has_gallery or settings.dataset.queries_in_gallery))
-    for name in ("exclude", "gallery", "fixed_neighbors"):
-        if settings.dataset.sets and (value := getattr(evaluation, name)):
-            raise InputError(f"evaluation.{name}={value}: takes one data set, and dataset.sets joins several; null")
     try:
         return MetricConfig(**values, exclude_nearest=excludes)
     except InputError as error:

@@ -83,7 +83,7 @@ def run_test(
     tested = table.take(rows.numpy()) if skipped else table
     evaluator = Evaluator(tested, build_metric_config(settings, table))
     embeddings, lists, metrics = _evaluate(settings, evaluator, embedder, trainer.strategy.root_device, tested)
-    if folder.is_evaluation and {part.queries_in_gallery for part in settings.dataset.parts.values()} == {None}:
+    if folder.is_evaluation and settings.dataset.queries_in_gallery is None:
         evaluator.check_copies(embeddings, f"{EXCLUDE_COPIES}, if it is a file of the same content")
     if split == "test":
         metrics |= _compute_test_metrics(settings, images.table, embeddings, rows, run.fixed_neighbors_file)

@@ -1,6 +1,7 @@
 """The threshold of a test: its choice, its errors by class, the rejection of unknown queries, and the report."""
 
 import re
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -223,13 +224,14 @@ def test_probabilities_are_fitted_on_one_split_and_judged_on_the_other() -> None
     assert find_calibration(dict.fromkeys(("similarity", "fmr", "calibration_slope"), 1.0)) is None
 
 
-def test_the_pairs_of_a_split_are_those_of_its_finest_labels() -> None:
+def test_only_one_list_has_pairs() -> None:
     rows, labels = make_rows(8, 20)
     columns = {"paths": np.arange(20).astype(str), "labels": labels[:, None], "split": np.full(20, "test")}
     table = ImageTable(**columns, levels=("class",))
     pairs = make_pairs(UnitEmbeddings.normalize(rows), table)
     assert pairs is not None
     np.testing.assert_array_equal(pairs.labels, labels)
+    assert make_pairs(UnitEmbeddings.normalize(rows), replace(table, benchmark=np.zeros(20, dtype=np.int64))) is None
 
 
 def test_the_metrics_of_pairs_are_computed_on_request() -> None:
