@@ -15,7 +15,7 @@ from trees.shards import IMAGES, TREE, pack
 from trees.tree import encoded
 
 from dml.data.dataset import ImageDataset
-from dml.data.image_files.contents import index_tar, read_content, read_member, read_stamps, split_member
+from dml.data.image_files.contents import MISSING, index_tar, read_content, read_member, read_stamps, split_member
 from dml.data.image_files.images import UnreadableImageError, read_image
 from dml.data.prepared.verification import CheckedImage
 from dml.data.readability import find_missing
@@ -328,7 +328,7 @@ def test_members_are_read_as_files_are(tmp_path: Path) -> None:
     assert read_content(f"{path}/a/1.jpg") == IMAGE
     assert read_image(f"{path}/a/1.jpg").shape == (3, 8, 12)
     stamp, of_archive, of_nothing = read_stamps([f"{path}/a/1.jpg", path, f"{path}x/1.jpg"]).tolist()
-    assert stamp == of_archive != of_nothing == [-1, -1]
+    assert stamp == of_archive != of_nothing == [*MISSING]
     with pytest.raises(FileNotFoundError):
         read_content(f"{path}/3.jpg")
     with pytest.raises(RefusedFileError, match="bytes, at most 10 are read"):
