@@ -80,7 +80,7 @@ def _prepare(options: argparse.Namespace) -> "tuple[ImageEmbedder, EmbeddingPart
 
     paths, labels = list_source(options.images)
     model = load_for_many_images(options.model, options.device, trust=options.trust)
-    facts = {"fingerprint": model.fingerprint, "geometry": model.geometry}
+    facts = {"fingerprint": model.fingerprint}
     if options.root:
         facts["root"] = absolute_path(expand_home(options.root))
     batch_size = options.batch_size or model.settings.batch_size

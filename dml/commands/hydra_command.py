@@ -29,7 +29,6 @@ from dml.commands.arguments import (
     quote_paths,
     replace_latest,
     replace_resize_option,
-    replace_set_choices,
     split_help,
 )
 from dml.commands.command_help import format_help
@@ -160,7 +159,6 @@ def main(command: str, *, is_named: bool = False, outcome: Outcome | None = None
         check_run_folders(typed)
         if asks_for_sweep(typed) and (shown := {"--cfg", "-c", "--info", "-i"}.intersection(typed)):
             raise InputError(f"{min(shown)}: shows one configuration, and a sweep has many; leave out --multirun")
-        typed = replace_set_choices(typed)
         arguments = follow(_with_stored_overrides(typed))
         sys.argv[1:] = make_composable(arguments)
         task = Task(command, typed, is_debugged, full_error, os.getpid(), outcome)

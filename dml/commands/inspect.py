@@ -150,8 +150,6 @@ def _test_backbones(
     console.print(metric_table(results, levels=table.levels, metrics=METRICS, title=title))
     if is_of_one_class(tested):
         verdict = f"All images of the {split} split are of one {tested.levels[0]}, so that every neighbor is right."
-    elif len(tested.domains) > 1:
-        verdict = "Each metric is the mean over the data sets."
     else:
         verdict = describe_best(results, len(evaluator.benchmark_lists[0].queries), tested.levels)
     for line in (verdict, *advice):
@@ -213,7 +211,7 @@ def _describe_duration(settings: InspectSettings, table: ImageTable, model: Embe
 def _make_evaluator(settings: InspectSettings, tested: ImageTable) -> Evaluator:
     """Make the evaluator of recall@1 and MAP@R by cosine; what a ranking excludes is as in a test."""
     metric_config = build_metric_config(settings, tested)
-    shown = replace(metric_config, metrics=("recall", "map@r"), recall_at=(1,), clustering=False, curvature=0.0)
+    shown = replace(metric_config, metrics=("recall", "map@r"), recall_at=(1,), clustering=False)
     return Evaluator(tested, shown)
 
 

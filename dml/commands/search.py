@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Find the images of an index that are most similar to an image. The score is the
-cosine similarity, at most 1; of a model that was trained in a Poincare ball,
-it is the negative distance, at most 0. An image that is in the index finds
+cosine similarity, at most 1. An image that is in the index finds
 itself first. If the model has a threshold, "same" marks what is surely of the
 query's class; the others may be. The percentage is the probability of it."""
 
@@ -151,11 +150,9 @@ def _write_page(index: "Index", name: str, results: Sequence[dict[str, Any]], pa
     from dml.report.sheets import FoundImage, ImageSearches
     from dml.runtime.files import write_text
 
-    is_cosine = index.model.geometry == "cosine"
     searches = ImageSearches(
         index=name,
         size=len(index),
-        score="cosine similarity" if is_cosine else "negative distance in the Poincaré ball",
         threshold=index.threshold,
         prior=format_percent(calibration.prior, digits=2) if (calibration := index.calibration) else "",
         choice=describe_choice(index.model.threshold_errors, of_nearest=True),

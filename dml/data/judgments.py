@@ -123,6 +123,5 @@ def add_training(test: ImageTable, images: Sequence[tuple[str, str, str]]) -> Im
         names=((*names, *test.names[0]), *test.names[1:]),
         benchmark=np.concatenate([np.full(len(paths), 0 if len(test.levels) > 1 else EVERY_LEVEL), test.benchmark]),
         content=np.empty(0, dtype=np.int64),
-        domain=np.empty(0, dtype=np.str_),
         excluded=test.excluded + len(paths),
     )

@@ -24,7 +24,7 @@ EVERY_LEVEL = -1
 UNKNOWN = -1
 """A label or a ``content`` that isn't known."""
 
-COLUMNS = ("paths", "labels", "split", "benchmark", "content", "domain")
+COLUMNS = ("paths", "labels", "split", "benchmark", "content")
 """The attributes of a table that have a value for each row."""
 
 RESERVED_LEVELS = frozenset(
@@ -56,8 +56,6 @@ class ImageTable:
             parts, as those of an image exclude each other.
         excluded: (E, 2) int64, pairs of rows: the query in the first row excludes the gallery item in the second one
             from its ranking, as the protocol of the data set says. An empty array excludes nothing.
-        domain: (N,) strings, name of the data set of a row, where the table joins several (`dml.data.joined_sets`); an
-            empty array puts all rows into one data set, without a name.
         is_tree: whether all images of a class have to share their classes at the coarser levels.
         val_fraction: probability with which each class was drawn for ``val`` by its name; 0 if none was drawn so.
 
@@ -75,7 +73,6 @@ class ImageTable:
     source: str = ""
     content: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     excluded: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), dtype=np.int64))
-    domain: NDArray[np.str_] = field(default_factory=lambda: np.empty(0, dtype=np.str_))
     is_tree: bool = True
     val_fraction: float = 0.0
 
@@ -123,7 +120,7 @@ class ImageTable:
         files = [] if len(self.content) else [split_part(path)[0] for path in self.paths.tolist()]
         if files and files != self.paths.tolist():
             object.__setattr__(self, "content", np.unique(files, return_inverse=True)[1])
-        none: dict[str, Any] = {"content": UNKNOWN, "benchmark": EVERY_LEVEL, "domain": ""}
+        none: dict[str, Any] = {"content": UNKNOWN, "benchmark": EVERY_LEVEL}
         for column, value in none.items():
             if not len(getattr(self, column)):
                 object.__setattr__(self, column, np.full(len(self.paths), value))
@@ -163,11 +160,6 @@ class ImageTable:
     def subset(self, *splits: str) -> "ImageTable":
         """Return a table of the rows of the splits; the labels stay the same."""
         return self.take(self.rows(*splits))
-
-    @property
-    def domains(self) -> tuple[str, ...]:
-        """The names of the data sets that have rows in the table, in their order: ("",) for one without a name."""
-        return (*dict.fromkeys(self.domain.tolist()),) or ("",)
 
     def name_class(self, label: int, level: int = 0) -> str:
         """Return the name of a class of a level; its number if it has none, "" for `UNKNOWN`."""

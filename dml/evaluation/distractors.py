@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from dml.evaluation.distractor_folder import DistractorFolder
 from dml.evaluation.items import Items, Positives
 from dml.retrieval.gallery import Gallery
-from dml.retrieval.rows import Embeddings, float32_rows
+from dml.retrieval.rows import Embeddings, float32_rows, unit_rows
 from dml.runtime.errors import InputError
 
 Integers = npt.NDArray[np.int64]
@@ -52,10 +52,10 @@ class _Counter:
     """
 
     def __init__(self, queries: Items, gallery: Items, positives: Positives) -> None:
-        self._items, self.queries = queries, queries.query_vectors(slice(None))
+        self._items, self.queries = queries, queries.embeddings
         # the product of a single query rounds its last columns differently, and those where threads share it
         self._tile_rows = min(TILE_ROWS, max(64, TILE_ENTRIES // self.queries.shape[1] // 64 * 64))
-        vectors, bounds = gallery.gallery_vectors(), list[Tensor]()
+        vectors, bounds = gallery.embeddings, list[Tensor]()
         tiles = [self._make_tile(vectors[start:]) for start in range(0, len(vectors), self._tile_rows)]
         for start in range(0, len(self.queries), GROUP):
             group = self.queries[start : start + GROUP]
@@ -80,10 +80,10 @@ class _Counter:
         return counts
 
     def _count_tile(self, block: Embeddings, name: str, first: int, start: int) -> Integers:
-        rows, geometry = block[start : start + self._tile_rows], self._items.geometry
+        rows = block[start : start + self._tile_rows]
         try:
             on_device = float32_rows(rows, name).to(self.queries.device) if self.queries.is_cuda else rows
-            vectors = geometry.gallery_vectors(geometry.scale(on_device, name))
+            vectors = unit_rows(on_device, name)
         except InputError:
             for row in range(len(rows)):
                 float32_rows(rows[row : row + 1], f"{name}, row {first + start + row:,} from 0 on")

@@ -18,7 +18,6 @@ from dml.evaluation.items import Items, Labels, Positives, check_query_and_galle
 from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES, Kind, MetricConfig
 from dml.evaluation.ranks import Rankings, compute_scores, rank_block, rank_rows
 from dml.metrics.binary import positive_ranks
-from dml.ops.poincare import pair_distances
 from dml.retrieval.gallery import Gallery, k_nearest
 from dml.retrieval.reranking import Comparison, Reranker
 from dml.retrieval.rows import Embeddings
@@ -107,9 +106,9 @@ class Ranking:
         return max(self.config.largest_k, self.neighbors, self._largest_r)
 
     def _rank_by_search(self, rows: range, size: int) -> Iterator[Block]:
-        search = Search(self.gallery.gallery_vectors(), self._num_nearest, self.positives.excluded)
+        search = Search(self.gallery.embeddings, self._num_nearest, self.positives.excluded)
         for block in _split_range(rows, size):
-            similarities, neighbors = search(self.queries.query_vectors(slice(block.start, block.stop)), block.start)
+            similarities, neighbors = search(self.queries.embeddings[block.start : block.stop], block.start)
             labels = self.queries.labels[block.start : block.stop]
             is_same_by_level = [
                 torch.from_numpy(labels[:, level, None] == self.gallery.labels[:, level][neighbors.numpy()])
@@ -118,7 +117,7 @@ class Ranking:
             yield self._score_nearest(block, is_same_by_level, neighbors, similarities)
 
     def _rank_by_top_k(self, rows: range, size: int) -> Iterator[Block]:
-        gallery = Gallery(self.gallery.gallery_vectors())
+        gallery = Gallery(self.gallery.embeddings)
         labels, gallery_labels = self._copy_labels_to_device()
         k = min(self._num_nearest, len(gallery))
         for block in _split_range(rows, size):
@@ -145,7 +144,7 @@ class Ranking:
         return Block(queries, values, neighbors[:, : self.neighbors], similarities[:, : self.neighbors])
 
     def _rank_by_threads(self, rows: range, size: int) -> Iterator[Block]:
-        gallery = Gallery(self.gallery.gallery_vectors())
+        gallery = Gallery(self.gallery.embeddings)
         memory = torch.empty(min(size, len(rows)), len(gallery))
 
         def rank_group(group: range, part: Tensor) -> Block:
@@ -160,7 +159,7 @@ class Ranking:
                 yield from threads.map(rank_group, groups, parts)
 
     def _rank_by_sort(self, rows: range, size: int) -> Iterator[Block]:
-        gallery = Gallery(self.gallery.gallery_vectors())
+        gallery = Gallery(self.gallery.embeddings)
         labels, gallery_labels = self._copy_labels_to_device()
         for block in _split_range(rows, self._count_ranked_together(size)):
             distances = self._compute_distances(gallery, block)
@@ -185,7 +184,7 @@ class Ranking:
     def _compute_distances(self, gallery: Gallery, block: range, out: Tensor | None = None) -> Tensor:
         if self.comparison is not None:
             return self.comparison.distances(block, out)
-        queries = self.queries.query_vectors(slice(block.start, block.stop))
+        queries = self.queries.embeddings[block.start : block.stop]
         excluded = torch.from_numpy(self.positives.excluded[block.start : block.stop]).to(queries.device)
         return gallery.distances(queries, excluded, out)
 
@@ -229,8 +228,7 @@ class PerQuery:
         queries: (Q,) indices among all queries.
         values: {metric: (Q,) float64}, NaN where the query has no positive.
         neighbors: (Q, k) gallery indices of the nearest items, nearest first, ties by index.
-        similarities: (Q, k) float32, cosine similarities of the neighbors; in a Poincare ball, their distances with a
-            negative sign.
+        similarities: (Q, k) float32, cosine similarities of the neighbors.
         has_positive: {"level0", ...: (Q,) whether the query has a positive at the level, "": whether at any}.
     """
 
@@ -305,7 +303,7 @@ def rank_queries(
             query excludes the whole gallery.
     """
     config = MetricConfig(**settings)
-    queries, items = check_query_and_gallery(query, query_labels, gallery, gallery_labels, config.curvature)
+    queries, items = check_query_and_gallery(query, query_labels, gallery, gallery_labels)
     return rank_items(queries, items, config, neighbors=neighbors, share=share, excluded=excluded)
 
 
@@ -339,8 +337,8 @@ def rank_items(
     """Rank checked items, see `rank_queries`; a reranker changes the distances before, distractors the ranks after.
 
     Raises:
-        InputError: if a single item is its own gallery, a query excludes the whole gallery, items of a Poincare ball
-            should be re-ranked, or distractors are no embeddings, or not to be ranked so.
+        InputError: if a single item is its own gallery, a query excludes the whole gallery, or distractors are no
+            embeddings, or not to be ranked so.
     """
     if distractors is not None and (config.exclude_nearest or reranker):
         raise InputError("distractors: not in a re-ranking, nor where queries exclude their nearest item")
@@ -374,28 +372,14 @@ def rank_items(
                 scores = torch.stack([*block.scores.values()]).cpu().numpy()
                 for name, values in zip(block.scores, scores, strict=True):
                     result.values[name][positions] = values
-    if not queries.geometry.is_cosine:
-        _set_distances(result, queries, searched)
     result.mask_queries_without_positives()
     return result
 
 
 def _rerank(queries: Items, gallery: Items | None, positives: Positives, reranker: Reranker) -> Comparison:
     """Return the distances of a re-ranking."""
-    queries.geometry.check_cosine("a re-ranking")
     items = queries if gallery is None else gallery
     return reranker(Comparison(queries.embeddings, items.embeddings, positives.excluded, gallery is None))
-
-
-def _set_distances(result: PerQuery, queries: Items, gallery: Items) -> None:
-    """Replace the inner products that rank the neighbors by the negative Poincare distances, a block at a time."""
-    device = queries.embeddings.device
-    for start in range(0, len(result.queries), LARGEST_BLOCK):
-        part = slice(start, start + LARGEST_BLOCK)
-        points = queries.embeddings[torch.from_numpy(result.queries[part]).to(device)].double()
-        neighbors = gallery.embeddings[torch.from_numpy(result.neighbors[part]).to(device)].double()
-        distances = pair_distances(points[:, None], neighbors, queries.geometry.curvature)
-        result.similarities[part] = 0.0 - distances.cpu().numpy()
 
 
 def _choose_block_size(gallery: int, memory: int) -> int:

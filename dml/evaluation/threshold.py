@@ -159,9 +159,9 @@ class ThresholdSettings:
 def make_pairs(embeddings: UnitEmbeddings, table: ImageTable) -> LabeledPairs | None:
     """Make the pairs, by their finest labels, of two images of a split, or of a query and an item of the gallery.
 
-    None if they have no cosine similarity, or a list for each level or data set.
+    None if they have a list for each level.
     """
-    if not embeddings.geometry.is_cosine or has_level_lists(table) or len(table.domains) > 1:
+    if has_level_lists(table):
         return None
     (part,) = benchmark_lists(table)
     queries, labels = embeddings.take(part.queries).rows, table.labels[:, 0]
@@ -226,7 +226,7 @@ def evaluate_threshold(
 
     Args:
         split: name of the tested split; if it is "val", nothing is judged.
-        tested: pairs of the tested split; None if they can't be compared by cosine similarity.
+        tested: pairs of the tested split; None if there is a list for each level.
         validated: pairs of the validation split; None if there is none.
         settings: how the thresholds are chosen.
 

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from dml.data.image_files.images import UnreadableImageError
 from dml.data.image_files.parts import identify_images
 from dml.data.splits import name_classes, number_classes, warn_of_names
-from dml.evaluation.geometry import Geometry, UnitEmbeddings
 from dml.inference.certificates import RecallTest, summarize
 from dml.inference.image_embedder import REMEDY, ImageEmbedder
 from dml.inference.image_inputs import Source, check_readable, list_source, to_vectors, unpack_paths
@@ -69,7 +68,7 @@ class VectorsAlone(ImageEmbedder):
     fingerprint = ""
 
     def __init__(self, dimension: int) -> None:
-        self.dimension, self.ball, self.device = dimension, None, torch.device("cpu")
+        self.dimension, self.device = dimension, torch.device("cpu")
         self.settings = ModelSettings({"data": {}}, "no model")
 
     def __repr__(self) -> str:
@@ -143,7 +142,7 @@ class Index:
             source: folder or archive (.tar, .zip) of images, list of them (.csv, .tsv, .txt or .parquet), paths of
                 images, or an `ImageTable`.
             vectors: (N, D) vectors of images, in place of ``source``; an array, a tensor or lists, which are
-                L2-normalized, or points of the model's Poincare ball.
+                L2-normalized.
             paths: images of the vectors, in their order; paths, which needn't exist, or anything else that ``source``
                 takes.
             labels: (N,) names of the classes of the images, see `dml.data.splits.name_classes`; None, NaN and "" stand
@@ -169,7 +168,7 @@ class Index:
         if vectors is None:
             items, searched = _embed_items(model, items, options)
         else:
-            searched = _to_searched(_check_vectors(points, model, len(items)), model)
+            searched = _check_vectors(points, model, len(items))
         _fill(searchable, searched, items.ids)
         return cls(model, searchable, items)
 
@@ -237,19 +236,18 @@ class Index:
     def search(self, images: Any, k: int | None = None) -> tuple[NDArray[np.float32], NDArray[np.str_]]:
         """Find the images that are most similar to each query -> scores (Q, k) and paths (Q, k), best first.
 
-        A score is the cosine similarity, or the negative distance in the model's Poincare ball; in an index with a PCA,
-        such as "PCA64,Flat", it is the product of vectors whose mean was subtracted. An image that is in the index
-        finds itself first, or a copy that was indexed before it: images with equal scores are in the order of the
-        index. Where an approximate index finds fewer than k, the path is an empty string and the score -inf.
+        A score is the cosine similarity; in an index with a PCA, such as "PCA64,Flat", it is the product of vectors
+        whose mean was subtracted. An image that is in the index finds itself first, or a copy that was indexed before
+        it: images with equal scores are in the order of the index. Where an approximate index finds fewer than k, the
+        path is an empty string and the score -inf.
 
         Args:
             images: queries, as `ImageEmbedder.embed` takes them; or their vectors (Q, D), an array, a tensor or lists,
-                which are L2-normalized, or points of the model's Poincare ball.
+                which are L2-normalized.
             k: number of neighbors; None takes 10, or all of a smaller index.
 
         Raises:
-            InputError: if ``k`` is not between 1 and the number of images, or vectors have another size or are outside
-                the model's Poincare ball.
+            InputError: if ``k`` is not between 1 and the number of images, or vectors have another size.
             UnreadableImageError: if a query can't be read.
         """
         scores, positions = self.search_positions(images, k)
@@ -277,17 +275,11 @@ class Index:
 
     def _search(self, queries: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Search with vectors (Q, D) -> scores (Q, k) and ids (Q, k)."""
-        points, searched = self._map_queries(queries)
-        products, ids = self.vectors.search(searched, k)
-        scores = Geometry.from_ball(self.model.ball).search_scores(points, torch.from_numpy(products))
-        return scores.numpy(), ids
+        return self.vectors.search(self._map_queries(queries), k)
 
-    def _map_queries(self, queries: NDArray[np.float32]) -> tuple[torch.Tensor, NDArray[np.float32]]:
-        """Map queries (Q, D) to the space of the index -> points (Q, E), and the vectors that a search takes."""
-        if self.adapter and len(queries):
-            queries = self.adapter(queries)
-        points = torch.from_numpy(np.require(queries, requirements="W"))
-        return points, Geometry.from_ball(self.model.ball).query_vectors(points).numpy()
+    def _map_queries(self, queries: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Map queries to the space of the index. (Q, D) -> (Q, E)"""
+        return self.adapter(queries) if self.adapter and len(queries) else queries
 
     def check(
         self, queries: Any = 1000, k: int = 10, seed: int = 0, *, recall: float | None = None, vectors: Any = None
@@ -318,9 +310,7 @@ class Index:
             raise InputError(f"vectors: of shape {gallery.shape}, expected {shape}, one for each image of the index")
         if recall is not None and not 0.0 < recall < 1.0:
             raise InputError(f"recall={recall}: must be above 0 and below 1")
-        if is_own and self.model.ball:
-            raise InputError(f"queries={queries}: in the model's Poincare ball, give images or points")
-        pool = gallery if is_own else self._map_queries(self._to_queries(queries))[1]
+        pool = gallery if is_own else self._map_queries(self._to_queries(queries))
         excluded = ids[:, None] if is_own else np.empty((len(pool), 0), np.int64)
         count = min(int(queries) if is_own else len(pool), len(pool) // (1 if recall is None else 2))
         if count < 1 or not isinstance(k, Integral) or not 1 <= k <= len(self) - excluded.shape[1]:
@@ -449,7 +439,7 @@ class Index:
         check_readable(int(is_read.sum()), len(self))
         items = self.items.take(is_read)
         searchable = make_vector_index(model, self.vectors.factory, self.vectors.parameters, len(items))
-        _fill(searchable, _to_searched(_check_vectors(vectors[is_read], model), model), items.ids)
+        _fill(searchable, _check_vectors(vectors[is_read], model), items.ids)
         self.model, self.vectors, self.items, self._space, self.adapter = model, searchable, items, "", None
 
     def name_replaced(self, model: ImageEmbedder) -> str:
@@ -493,7 +483,6 @@ class Index:
             description = {
                 "format": ADAPTED_FORMAT if self.adapter else FORMAT,
                 "fingerprint": self.model.fingerprint if self.adapter else self.space,
-                "geometry": self.model.geometry,
                 "dimension": self.vectors.dimension,
                 "images": len(self),
                 "next_id": self._next_id,
@@ -558,7 +547,7 @@ class Index:
             raise InputError(f"{printable(path)}: {description['files']['items']} is damaged ({error})") from error
         vectors = VectorIndex.read(path / description["files"]["vectors"], description["factory"])
         vectors.set_parameters(description["parameters"])
-        adapter, dimension = None, _count_dimensions(model)
+        adapter, dimension = None, model.dimension
         if "adapter" in description["files"]:
             adapter = Adapter.read(path / description["files"]["adapter"])
             spaces = (adapter.source, adapter.target, len(adapter.matrix))
@@ -593,20 +582,10 @@ def _name_first(paths: Sequence[str]) -> str:
     return printable(paths[0]) + (f" and {len(paths) - 1:,} more:" if len(paths) > 1 else ":")
 
 
-def _count_dimensions(model: ImageEmbedder) -> int:
-    """Return the size of the vectors by which an index searches: points of a Poincare ball have two more."""
-    return model.dimension + (2 if model.ball else 0)
-
-
 def make_vector_index(model: ImageEmbedder, factory: str, parameters: str, count: int) -> VectorIndex:
     """Make an empty index for ``count`` vectors of a model; raise an `InputError` if this kind can't hold them."""
-    dimension = _count_dimensions(model)
-    VectorIndex.check(dimension, factory, parameters, min(count, MOST_TRAINING_VECTORS))
-    searchable = VectorIndex(dimension, factory)
-    if model.ball and not searchable.keeps_products:
-        raise InputError(f"factory={factory}: it doesn't keep the distances in the model's Poincare ball; {EXACT} does")
-    if model.ball:
-        searchable.encode_whole_vectors()
+    VectorIndex.check(model.dimension, factory, parameters, min(count, MOST_TRAINING_VECTORS))
+    searchable = VectorIndex(model.dimension, factory)
     searchable.set_parameters(parameters)
     return searchable
 
@@ -633,7 +612,7 @@ def _list_items(source: Source, first_id: int = 0, labels: Iterable[Any] | None 
 
 
 def _check_vectors(vectors: Any, model: ImageEmbedder, count: int | None = None) -> NDArray[np.float32]:
-    """Scale vectors (N, D) to unit length, those of `ImageEmbedder.embed` excepted; check points of a ball.
+    """Scale vectors (N, D) to unit length, those of `ImageEmbedder.embed` excepted.
 
     Raises:
         InputError: if they aren't ``count`` vectors of the model's size, or can't be compared.
@@ -644,18 +623,16 @@ def _check_vectors(vectors: Any, model: ImageEmbedder, count: int | None = None)
         raise InputError(f"vectors of shape {shape}: {whose} {model.dimension} dimensions")
     if not np.isfinite(vectors).all():
         raise InputError("vectors: a number in them is NaN or infinite")
-    if model.ball:
-        return UnitEmbeddings.normalize(vectors, "vectors", model.ball.curvature).rows.numpy()
     if not vectors.any(axis=1).all():
         raise InputError("vectors: one is zero, so it has no direction that could be compared")
     is_unit = np.abs(np.linalg.norm(vectors, axis=1, keepdims=True) - 1) < UNIT_TOLERANCE
-    return np.where(is_unit, vectors, UnitEmbeddings.normalize(vectors, "vectors").rows.numpy())
+    return np.where(is_unit, vectors, unit_rows(vectors, "vectors").numpy())
 
 
 def _embed_items(
     model: ImageEmbedder, items: IndexItems, options: dict[str, Any]
 ) -> tuple[IndexItems, NDArray[np.float32]]:
-    """Embed images -> the readable ones, and their vectors for the search by inner product.
+    """Embed images -> the readable ones, and their vectors.
 
     Raises:
         InputError: if not one image can be read, an option is unknown, or the options name other views than those of
@@ -670,9 +647,4 @@ def _embed_items(
     embedded = model.embed(items.paths.tolist(), **options)
     is_read = ~np.isnan(embedded[:, 0])
     check_readable(int(is_read.sum()), len(items))
-    return items.take(is_read), _to_searched(embedded[is_read], model)
-
-
-def _to_searched(points: NDArray[np.float32], model: ImageEmbedder) -> NDArray[np.float32]:
-    """Return the vectors that a search by inner product takes: (N, D), or (N, D + 2) for points of a Poincare ball."""
-    return Geometry.from_ball(model.ball).gallery_vectors(torch.from_numpy(points)).numpy()
+    return items.take(is_read), embedded[is_read]

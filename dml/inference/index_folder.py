@@ -151,7 +151,7 @@ CARD_TEXT = """# An index of {images:,} images
 
 `dml search FOLDER photo.jpg`, `dml serve FOLDER` and `dml.Index.load("FOLDER")` search this folder.
 
-- Vectors: {dimension} dimensions, {geometry}{model}
+- Vectors: {dimension} dimensions, compared by cosine{model}
 - Kind: `{factory}` {parameters}
 - Checked: {certificate}
 """

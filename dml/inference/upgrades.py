@@ -82,8 +82,8 @@ def measure_upgrade(
     and of the adapters. Images that can't be read, or whose vector is NaN, are left out.
 
     Raises:
-        InputError: if the adapter is unknown, there are too few images, a model isn't compared by cosine, or the index
-            is of the new model, or is being upgraded already.
+        InputError: if the adapter is unknown, there are too few images, or the index is of the new model, or is being
+            upgraded already.
     """
     _check(index, new_model, adapter)
     order = np.random.default_rng(seed).permutation(len(index))
@@ -149,8 +149,6 @@ def _check(index: Index, new_model: ImageEmbedder, adapter: str) -> None:
         raise InputError(f"index: it is being upgraded to {index.model.fingerprint}; dml upgrade INDEX finishes that")
     if index.model.fingerprint == new_model.fingerprint:
         raise InputError(f"new model: the index is of {new_model.fingerprint} already; give another one")
-    if index.model.ball or new_model.ball:
-        raise InputError("new model: an upgrade is between models that compare by cosine; build the index again")
 
 
 class _Sample:
@@ -231,7 +229,7 @@ def replace_in_parts(index: Index, new_model: ImageEmbedder, folder: Path, **opt
     make_vector_index(new_model, index.vectors.factory, index.vectors.parameters, len(index))  # it may refuse the size
     paths = index.items.paths
     order = order_by_distance(index.vectors.reconstruct(index.items.ids), index.items.labels)
-    facts = {"fingerprint": new_model.fingerprint, "geometry": new_model.geometry}
+    facts = {"fingerprint": new_model.fingerprint}
     size = options.get("batch_size") or new_model.settings.batch_size
     output, labels = folder / index.name_replaced(new_model), index.items.labels[order].tolist()
     parts = EmbeddingParts(output, paths[order].tolist(), labels, facts, size)

@@ -79,7 +79,7 @@ def report(vectors: Embeddings, table: ImageTable, folder: str | Path, *, neighb
     path, unit = expand_home(folder).absolute(), UnitEmbeddings.normalize(vectors, "vectors")
     lists, metrics = Evaluator(table).evaluate(unit, neighbors=neighbors)
     splits = " and ".join(np.unique(table.split).tolist())
-    facts = {"split": splits, "vector": f"{unit.rows.shape[1]:,} dimensions, {unit.geometry.name}"}
+    facts = {"split": splits, "vector": f"{unit.rows.shape[1]:,} dimensions, cosine"}
     run = ReportedRun(
         name="/".join(path.parts[-2:]),
         metrics=metrics | facts,

@@ -19,7 +19,6 @@ from dml.data.transforms import Resize
 from dml.report.pictures import write_contact_sheets
 from dml.run.building import build
 from dml.run.settings import PrepareSettings, Settings, read_settings
-from dml.run.table_reading import read_parts
 from dml.runtime.console import console, progress_bar, warn
 from dml.runtime.errors import InputError
 from dml.runtime.files import remove_partial_files
@@ -46,7 +45,7 @@ def prepare(config: DictConfig, _folder: RunFolder, _overrides: list[str]) -> di
             "give data.cache=FOLDER, also to train.py"
         )
     with limit_list_bytes(settings.data.max_list_bytes):
-        table = read_parts(dataset, lambda part: build(part.reader)(part.root))
+        table = build(dataset.reader)(dataset.root)
     folder = make_cache_folder(settings)
     with hold_preparation_lock(folder.path):
         faults = _prepare(settings, table, resize, folder)

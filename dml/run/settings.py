@@ -111,13 +111,6 @@ class DatasetSettings:
     queries_in_gallery: bool | None = added_key(None)
     verify: bool = key()
     counts: dict[Any, Any] | None = key()
-    sets: dict[Any, Any] | None = added_key(None, unset=None)
-
-    @property
-    def parts(self) -> dict[str, "DatasetSettings"]:
-        """The data sets that ``dataset.sets`` joins, by their names; another data set is its only part, named ""."""
-        sets = {str(name): read_settings(part, DatasetSettings) for name, part in (self.sets or {}).items()}
-        return sets or {"": self}
 
 
 @dataclass(frozen=True)
@@ -270,7 +263,6 @@ class EvaluationSettings:
     count_query: bool = key()
     level_weights: list[Any] | None = key()
     exclude: Literal["nearest"] | None = key()
-    geometry: dict[Any, Any] | Literal["auto"] | None = key()
     clustering: bool = key()
     fixed_neighbors: Count | None = key()
     gallery: str | None = key(is_path=True, unset=None)

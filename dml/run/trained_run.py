@@ -47,8 +47,7 @@ def open_run(key: str, place: str, *, trust: bool, places: str = "give a run's f
     ``places`` says in the error line about a missing run what the key takes.
 
     Raises:
-        InputError: if there is no run, it is damaged, its vectors aren't compared by cosine, or it names unknown code
-            and ``trust`` is false.
+        InputError: if there is no run, it is damaged, or it names unknown code and ``trust`` is false.
     """
     path = expand_home(place)
     folder = RunFolder(path)
@@ -65,8 +64,6 @@ def open_run(key: str, place: str, *, trust: bool, places: str = "give a run's f
     except InputError as error:
         raise InputError(f"{key}={printable(place)}: {error}; trust=true if you trust this file") from error
     decisive, settings = list_decisive(plain), read_settings(config, Settings)
-    if "geometry" in decisive:
-        raise InputError(f"{key}={printable(place)}: its vectors are compared by Poincare distance; a run with cosine")
     with torch.random.fork_rng(devices=()):
         model = builders.build_model(settings)
     load_model(model, path)

@@ -114,7 +114,7 @@ def test_a_killed_command_goes_on(
     assert {path.name for path in tmp_path.iterdir()} == {whole.name, output.name}
     if suffix == "npz":
         expected, joined = stored_arrays(whole), stored_arrays(output)
-        for name in ("paths", "labels", "vectors", "fingerprint", "geometry"):
+        for name in ("paths", "labels", "vectors", "fingerprint"):
             np.testing.assert_array_equal(joined[name], expected[name])
     else:
         assert pq.read_table(output).equals(pq.read_table(whole), check_metadata=True)

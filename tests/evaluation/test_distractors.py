@@ -17,7 +17,6 @@ import pyarrow as pa
 import pytest
 import torch
 from gloo import on_processes
-from torch.nn.functional import normalize
 
 import dml
 from dml.data.table import ImageTable
@@ -100,17 +99,6 @@ def test_counted_distractors_rank_as_if_the_gallery_held_them(seed: int, monkeyp
     blocks = (far[start:stop] for start, stop in [(0, 1), (1, 1), (1, 130), (130, 300)])
     found = dml.evaluate(queries, labels[:size], searched, searched_labels, distractors=blocks, **SETTINGS)
     assert found == pytest.approx(expected, abs=1e-12)
-
-
-def test_points_of_a_ball_have_distractors() -> None:
-    points = normalize(torch.randn(200, 3, generator=torch.Generator().manual_seed(0)), dim=1).numpy()
-    points *= np.random.default_rng(0).uniform(0, 0.9, (200, 1))
-    labels = np.arange(80)[:, None] % 5
-    settings = {"metrics": ["ap"], "curvature": 1.0}
-    found = dml.evaluate(points[:80], labels, distractors=[points[80:]], **settings)
-    whole = np.concatenate([labels, -1 - np.arange(120)[:, None]])
-    expected = rank_queries(points[:80], labels, points, whole, excluded=np.arange(80)[:, None], **settings)
-    assert found == pytest.approx(expected.compute_means(), abs=1e-12)
 
 
 @pytest.mark.parametrize(("dimension", "group"), [(3, 256), (96, 256), (515, 256), (640, 1)])
@@ -196,7 +184,7 @@ def write_shards(folder: Path, far: Any) -> None:
     parts = np.split(far.astype(np.float32), [100, 110, 300, 420])
     for number, part in enumerate(parts[:4]):
         np.save(folder / f"{number}.npy", part.astype(np.float16) if number == 2 else part)
-    facts = {"fingerprint": "abc", "geometry": "cosine"}
+    facts = {"fingerprint": "abc"}
     table = make_table([f"{row}.jpg" for row in range(len(parts[4]))], [""] * len(parts[4]), parts[4], facts)
     write_embeddings(folder / "4.parquet", [table], facts, len(parts[4]))
     (folder / "._0.npy").write_bytes(b"of another system")

@@ -31,7 +31,6 @@ from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.image_inputs import list_source
 from dml.inference.index_folder import IndexItems, hold_folder
 from dml.inference.serving.image_search import ImageSearch
-from dml.ops.poincare import poincare_distances
 from dml.retrieval.vector_index import EXACT, VectorIndex
 from dml.runtime.checksums import CHECKSUMS
 from dml.runtime.errors import InputError
@@ -806,33 +805,6 @@ def test_an_approximate_index_finds_almost_the_same() -> None:
     graph.add(vectors[:100], ids[:100])
     with pytest.raises(InputError, match="factory=HNSW8: an index of this kind can't remove"):
         graph.remove(ids[:1])
-
-
-def test_points_of_a_ball_are_ranked_by_their_distance(photos: Path, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    settings = replace(
-        SETTINGS, config={**SETTINGS.config, "evaluation": {"geometry": {"curvature": 0.1, "clip": 2.3}}}
-    )
-    model = ImageEmbedder(settings.build_model(), settings)
-    for weights in model.model.heads.parameters():
-        weights.data *= 20  # points all over the ball
-    assert model.geometry == "poincare (curvature 0.1)"
-    assert model.fingerprint != ImageEmbedder(model.model, SETTINGS).fingerprint
-    points = torch.from_numpy(model.embed(photos)).double()
-    distances = poincare_distances(points, points, 0.1)
-    index = dml.Index.load(dml.Index.build(model, photos).save(tmp_path / "index"))
-    scores, positions = index.search_positions(photos, k=12)
-    np.testing.assert_array_equal(positions, distances.argsort(dim=1).numpy())
-    np.testing.assert_allclose(-scores, distances.sort(dim=1).values.numpy(), atol=0.01)
-    assert (model.embed(photos) ** 2).sum(axis=1).max() < 1 / 0.1
-    codes = dml.Index.build(model, photos, factory="IVF2,SQ8", parameters="nprobe=2")
-    found, nearest = codes.search_positions(photos, k=12)
-    assert nearest[:, 0].tolist() == list(range(12))
-    np.testing.assert_allclose(found[:, 1:], scores[:, 1:], atol=0.3)
-    with pytest.raises(InputError, match=r"factory=PCA4,Flat: it doesn.t keep the distances"):
-        dml.Index.build(model, photos, factory="PCA4,Flat")
-    with pytest.raises(InputError, match=r"vectors: 1 of 2 points are outside the Poincare ball of curvature 0\.1"):
-        index.search(np.stack([np.zeros(8), np.full(8, 2.0)]), k=1)
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,6 @@ def test_what_cannot_be_searched_is_told_before_the_training(
         *given, gallery, *heads
     )
     assert "no run with a checkpoint is there" in refused(*given, f"evaluation.gallery={tmp_path / 'none'}")
-    assert "with evaluation.gallery embeddings are compared by cosine" in refused(*given, gallery, "loss=hyperbolic")
     line = refused(
         f"checkpoint={new / 'checkpoints' / 'last.ckpt'}", f"evaluation.gallery={tmp_path}", command="evaluate"
     )

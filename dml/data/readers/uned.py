@@ -2,7 +2,6 @@
 
 import json
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +29,7 @@ def read(root: str | Path | None) -> ImageTable:
     Level 0 is the class, of training and validation. The other levels are the data sets, each with a benchmark list: at
     its level, its classes are the classes, and all images of the others are wrong. So ``mean/recall@1`` and
     ``mean/mmp5`` are the official means over the data sets. Queries that are in the gallery too exclude themselves. A
-    query of several classes has the images of all of them as positives. The column ``domain`` of the training images is
-    for ``sampler=many``.
+    query of several classes has the images of all of them as positives.
 
     Args:
         root: the folder that holds ``info_files/`` and ``images/``.
@@ -56,10 +54,7 @@ def read(root: str | Path | None) -> ImageTable:
             itself = np.array([] if domain in INDEXED else [rows[path]], dtype=np.int64)
             queries.append(Query(path, level, positives, itself))
     test = make_judged_table(queries, gallery, levels=("class", *DOMAINS), source=f"{folder}/info_files")
-    table = add_training(test, training)
-    domains = np.full(len(table), "", dtype="U7")
-    domains[table.rows("train")] = [name.partition(" ")[0] for _, name, split in training if split == "train"]
-    return replace(table, domain=domains)
+    return add_training(test, training)
 
 
 def _read_images(folder: Path, domain: str, split: str) -> list[tuple[str, list[int]]]:

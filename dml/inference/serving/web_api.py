@@ -129,7 +129,6 @@ class IndexFacts(BaseModel):
     fingerprint: str = Field(description="identifier of the model that embedded the images")
     dimension: int = Field(description="size of the vectors")
     certificate: str = Field(description="share of the true nearest that is found; empty if it wasn't measured")
-    geometry: str = Field(description='"cosine", or the Poincare ball in which vectors are compared')
     kind: str = Field(description='kind of the index; "Flat" is exact')
     threshold: float | None = Field(description="score from which on an image is judged to be of the query's class")
     threshold_choice: str = Field(description="which threshold was chosen, as the end of a sentence")
@@ -196,7 +195,6 @@ def describe_index(search: Search) -> IndexFacts:
         model=index.model.settings.name,
         fingerprint=index.space,
         dimension=index.vectors.dimension if index.adapter else index.model.dimension,
-        geometry=index.model.geometry,
         kind=index.vectors.factory,
         certificate=describe(index.certificate, index.state) if index.certificate else "",
         threshold=index.threshold,

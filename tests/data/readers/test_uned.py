@@ -50,7 +50,5 @@ def test_training_is_by_class_of_all_domains(tmp_path: Path) -> None:
     assert table.levels == ("class", *DOMAINS)
     assert sorted(set(training.labels[:, 0].tolist())) == list(range(16))
     assert training.name_class(training.labels[0, 0]) == "cars train 0"
-    assert training.domains == DOMAINS  # for sampler=many
-    assert table.select_evaluated("test").domains == table.subset("val").domains == ("",)
     assert (training.labels[:, 1:] == -1).all()
     assert set(table.subset("val").benchmark.tolist()) == {0}

@@ -118,8 +118,7 @@
   }
 
   function explainScores() {
-    const score = index.geometry === "cosine" ? "cosine similarity" : "negative distance in the Poincaré ball";
-    const sentences = [`The number is the ${score}.`];
+    const sentences = ["The number is the cosine similarity."];
     if (index.threshold !== null) {
       const { wrong_share: wrong } = index.threshold_errors;
       sentences.push(`A tick and “same” mark what is surely of the query's class: from ${index.threshold.toFixed(3)} on, ${index.threshold_choice} on the validation classes. ${wrong === undefined ? "" : `Of the nearest test images that it marks, ${percent(wrong)} % are wrong. `}An image without them may be of the class, too.`);
