@@ -70,10 +70,9 @@ JOBS = {
     "evaluate": "dml.run.evaluate_job.evaluate",
     "prepare": "dml.run.prepare_job.prepare",
     "inspect": "dml.commands.inspect.inspect",
-    "audit": "dml.commands.audit.audit",
 }
 """The function of each command, which is imported late: --help and --cfg need no torch, preparing no Lightning."""
-WITHOUT_RUN_FOLDER = ("prepare", "inspect", "audit")
+WITHOUT_RUN_FOLDER = ("prepare", "inspect")
 """The commands that write to the data set's cache folder alone."""
 
 

@@ -1,4 +1,4 @@
-"""The HTML pages of a run, of an audit and of searches, and the files of a tested run."""
+"""The HTML pages of a run and of searches, and the files of a tested run."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,6 @@ from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.per_query import QueryTable, join_lists, score_queries, write_queries
 from dml.evaluation.ranking import PerQuery
-from dml.report.audit import AuditReport, make_finding_sections
 from dml.report.charts import make_charts, make_threshold_section
 from dml.report.embedding_map import embedding_map, make_map
 from dml.report.metrics import (
@@ -106,13 +105,6 @@ def search_report(searches: ImageSearches, read: ReadPicture = read_image) -> st
     tiles = Tiles()
     content = {"searches": searches, "results": make_search_results(searches, tiles)}
     return _render("searches.html.j2", content, tiles, read)
-
-
-def audit_report(report: AuditReport, read: ReadPicture = read_image) -> str:
-    """Make the page of a data audit, with the pictures of its findings: one HTML file that needs no other."""
-    tiles = Tiles()
-    content = {"report": report, "sections": make_finding_sections(report, tiles)}
-    return _render("audit.html.j2", content, tiles, read)
 
 
 def _render(

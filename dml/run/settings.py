@@ -338,6 +338,13 @@ class ContactSheetSettings:
 
 
 @dataclass(frozen=True)
+class FindingsSheetSettings(ContactSheetSettings):
+    """``sheet`` of ``dml inspect``."""
+
+    findings: Natural = key()
+
+
+@dataclass(frozen=True)
 class PrepareSettings(Settings):
     """The configuration of ``dml prepare``."""
 
@@ -356,19 +363,7 @@ class InspectSettings(Settings):
     max_images: Count | None = key()
     components: Count | None = key()
     processes: Count | None = key(is_prepared=True)
-    sheet: ContactSheetSettings | None = key()
-
-
-@dataclass(frozen=True)
-class AuditSettings(Settings):
-    """The configuration of ``dml audit``."""
-
-    checkpoint: str | None = key(is_path=True)
-    max_images: Count | None = key()
-    processes: Count | None = key(is_prepared=True)
-    output: str | None = key(is_path=True)
-    shown: Annotated[int, Interval(ge=1, le=250)] = key()
-    audit: Any = key()
+    sheet: FindingsSheetSettings | None = key()
 
 
 SETTINGS: dict[str, type[Settings]] = {
@@ -376,7 +371,6 @@ SETTINGS: dict[str, type[Settings]] = {
     "evaluate": EvaluateSettings,
     "prepare": PrepareSettings,
     "inspect": InspectSettings,
-    "audit": AuditSettings,
 }
 """The settings of each command."""
 

@@ -52,7 +52,7 @@ def check_types(config: DictConfig, *also: DictConfig, command: str = "train") -
     Args:
         config: a composed configuration, or a part of one.
         also: configurations that have the same values, in which they become whole numbers too.
-        command: "train", "evaluate", "prepare", "inspect" or "audit".
+        command: "train", "evaluate", "prepare" or "inspect".
 
     Raises:
         InputError: naming the key, the value and what would be right.

@@ -76,7 +76,7 @@ class FeatureCache:
         _, first_rows, image_of_row = np.unique(table.paths, return_index=True, return_inverse=True)
         images = table.take(first_rows.astype(np.int64))
         fingerprints = self._compute_fingerprints(images, backbone, settings)
-        paths = images.locations.tolist()
+        paths = images.paths.tolist()
         features = {name: self._read(fingerprint, paths) for name, fingerprint in fingerprints.items()}
         if missing := [name for name in settings if features[name] is None]:
             files = np.column_stack([read_stamps(paths), [shorten_hash(hash_content(path)) for path in paths]])
