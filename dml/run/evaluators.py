@@ -105,7 +105,6 @@ def find_ball(settings: Settings) -> Ball | None:
         "recurrent": settings.recurrent,
         "evaluation.fixed_neighbors": settings.evaluation.fixed_neighbors,
         "evaluation.gallery": settings.evaluation.gallery,
-        "evaluation.distractors": settings.evaluation.distractors,
         "evaluation.pairs": settings.evaluation.pairs,
     }
     for name, value in by_cosine.items():
@@ -220,8 +219,6 @@ def check_evaluation(settings: Settings, table: ImageTable) -> None:
             positive, or a validation would have less than one batch.
     """
     metrics, heads = check_tested_settings(settings, table), list(settings.model.heads)
-    if settings.evaluation.distractors:
-        raise InputError("evaluation.distractors: only dml evaluate takes them, as dml embed needs the trained model")
     check_queries(table.select_evaluated("test"))
     evaluated_heads = list_evaluated_heads(heads, settings.evaluation.heads, settings.evaluation.head_sets)
     validated = table.select_evaluated("test" if choose_selection(settings, table) == "test" else "val")

@@ -26,9 +26,8 @@ LISTS = {"query": ("image_query_ids.txt", "query/Q"), "gallery": ("positive_ids.
 def read(root: str | Path | None) -> ImageTable:
     """Read the core of ILIAS (Kordopatis-Zilos et al., CVPR 2025): image queries for particular objects.
 
-    The gallery holds the positives alone: ``evaluation.distractors`` adds the distractors of YFCC100M, and queries that
-    are texts aren't read. Queries are cropped to the boxes in their ``_bbox.txt``, to what holds all of them; without
-    this file they are whole.
+    The gallery holds the positives alone, and queries that are texts aren't read. Queries are cropped to the boxes in
+    their ``_bbox.txt``, to what holds all of them; without this file they are whole.
 
     Args:
         root: the folder that holds ``image_ids/`` and ``ilias_core/``.
