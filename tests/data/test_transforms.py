@@ -279,7 +279,6 @@ PAPERS = {
         [v2.RandomResizedCrop(224, (0.2, 1.0), interpolation=BICUBIC), FLIP],
         [v2.Resize(224, interpolation=BICUBIC), CENTER],
     ),
-    "mnist": ([v2.Resize((28, 28), antialias=True)], [v2.Resize((28, 28), antialias=True)]),
     "emoji": (
         [
             v2.Resize((64, 64), antialias=True),

@@ -194,7 +194,7 @@ def test_what_a_study_sets_is_not_set_twice(tmp_path: Path) -> None:
     study = read(FOLDED, tmp_path)
     for override, setter in {
         "loss=circle": "the study",
-        "dataset=digits": "the study",
+        "dataset=cub200": "the study",
         "optimizer.lr=1": "the search of triplet",
         "evaluation.split=test": "the search of triplet",
     }.items():
