@@ -7,8 +7,6 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.utilities import rank_zero_only
 
-from dml.data.pair_lists import read_pairs
-from dml.data.readability import check_readability
 from dml.data.table import TEST_SPLITS, ImageTable
 from dml.evaluation.geometry import choose_ball
 from dml.evaluation.items import check_queries, check_validation_classes
@@ -105,7 +103,6 @@ def find_ball(settings: Settings) -> Ball | None:
         "recurrent": settings.recurrent,
         "evaluation.fixed_neighbors": settings.evaluation.fixed_neighbors,
         "evaluation.gallery": settings.evaluation.gallery,
-        "evaluation.pairs": settings.evaluation.pairs,
     }
     for name, value in by_cosine.items():
         if ball and value:
@@ -200,10 +197,6 @@ def check_tested_settings(settings: Settings, table: ImageTable) -> MetricConfig
         rank_zero_only(warn)(f"evaluation.metrics: without {names}, as images of several labels have no true clusters")
     build_threshold_settings(settings)
     build_rerankings(settings, table)
-    if settings.evaluation.pairs:
-        data = settings.data
-        images = read_pairs(settings.evaluation.pairs).images
-        check_readability(images, data.check_images, on_corrupt=data.on_corrupt, limits=data.limits)
     return metrics
 
 

@@ -11,7 +11,6 @@ from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor
 
 from dml.data.copies import EXCLUDE_COPIES, count_queries_in_gallery
-from dml.data.pair_lists import read_pairs
 from dml.data.table import ImageTable
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.geometry import UnitEmbeddings
@@ -21,22 +20,18 @@ from dml.evaluation.raw_features import FixedNeighbors, recall_among
 from dml.evaluation.rerankings import evaluate_rerankings
 from dml.evaluation.threshold import evaluate_threshold, make_pairs
 from dml.metrics.pairs import LabeledPairs
-from dml.metrics.verification import verify_pairs
 from dml.models.recurrent import AnyModel
 from dml.report.console import print_result
 from dml.report.page import write_pictures
 from dml.report.provenance import describe_vector
 from dml.run import builders
 from dml.run.evaluators import build_metric_config, build_rerankings, build_threshold_settings
-from dml.run.further_images import embed_further_images
 from dml.run.gallery_test import open_gallery_run, search_other_gallery
 from dml.run.settings import Settings
 from dml.run.stages import Stage
 from dml.run.stored_configuration import plain_config
-from dml.runtime.console import console
 from dml.runtime.errors import InputError
 from dml.runtime.run_folder import RunFolder
-from dml.runtime.text import in_markup
 from dml.training.data import EvaluationData
 from dml.training.embedders import CHOSEN_HEADS, ModelEmbedder
 from dml.training.loggers import log_final_metrics
@@ -81,7 +76,6 @@ def run_test(
     is_limited = settings.trainer.limit_test_batches is not None  # the images beyond aren't skipped as unreadable
     metrics |= _count_special_images(settings, table, 0 if is_limited else skipped)
     metrics |= evaluate_model_threshold(settings, trainer, embedder, images, embeddings, tested, folder)
-    metrics |= _verify_pairs(settings, trainer, embedder)
     if other_run is not None:
         metrics |= search_other_gallery(other_run, settings, evaluator, embeddings, rows, images)
     device = trainer.strategy.root_device  # a GPU's rounding is another than a CPU's, and so are trained networks
@@ -129,25 +123,6 @@ def _describe_embeddings(model: AnyModel, curvature: float) -> Metrics:
     vector = describe_vector(model.embed_dims, model.chosen_heads, curvature)
     chosen = {} if model.chosen_heads == (*model.embed_dims,) else {"chosen_heads": join_head_names(model.chosen_heads)}
     return {"vector": vector} | chosen
-
-
-def _verify_pairs(settings: Settings, trainer: Trainer, embedder: ModelEmbedder) -> Metrics:
-    """Embed the images of ``evaluation.pairs``, each once, and compute and print the metrics: pairs/accuracy and so on.
-
-    Pairs with an image that can't be read are left out.
-    """
-    if settings.evaluation.pairs is None:
-        return {}
-    pairs = read_pairs(settings.evaluation.pairs)
-    embedded = embed_further_images(settings, trainer, embedder, pairs.images)
-    vectors = torch.full((len(pairs.images), embedded.embeddings[CHOSEN_HEADS].shape[1]), torch.nan)
-    vectors[embedded.rows] = UnitEmbeddings.normalize(embedded.embeddings[CHOSEN_HEADS]).rows
-    similarities = (vectors[pairs.rows[0]] * vectors[pairs.rows[1]]).sum(dim=1).numpy()
-    is_read = ~np.isnan(similarities)
-    metrics = verify_pairs(similarities[is_read], pairs.is_same[is_read], pairs.folds[is_read])
-    line = f"{is_read.sum():,} pairs: accuracy {metrics['accuracy']:.1%}, AUC {metrics['auc']:.1%}"
-    rank_zero_only(console.print)(f"[bold]pairs[/]    {in_markup(line)}")
-    return {"pairs": int(is_read.sum())} | {f"pairs/{name}": value for name, value in metrics.items()}
 
 
 def _compute_test_metrics(

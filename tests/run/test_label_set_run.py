@@ -1,4 +1,4 @@
-"""Runs on images of several labels, and the test of a run by listed pairs."""
+"""Runs on images of several labels."""
 
 import signal
 from pathlib import Path
@@ -12,7 +12,6 @@ from runs import TWO, Ended, last, metrics, run_ranks, stop_at
 
 import dml
 from dml.__main__ import dispatch
-from dml.metrics.verification import verify_pairs
 
 COLORS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255), "gray": (90, 90, 90), "white": (255, 255, 255)}
 SHORT = [*ONE_HEAD, "dataset=csv", "transform=emoji", "dataset.reader.separator='|'", "trainer.max_steps=2"]
@@ -33,18 +32,15 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
             Image.fromarray(noisy).save(folder / f"{split}{number}.png")
             lines.append(f"{split}{number}.png,{left}|{right},{split}")
     (folder / "list.csv").write_text("\n".join(lines))
-    pairs = [f"test{i}.png,test{j}.png,{'yes' if (i + j) % 2 == 0 else 'no'}" for i in range(12) for j in range(i)]
-    (folder / "pairs.csv").write_text("\n".join(["path_1,path_2,same", *pairs]))
     return folder
 
 
-def test_a_run_on_sets_of_labels_and_its_pairs(photos: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    options = [f"dataset.root={photos / 'list.csv'}", f"evaluation.pairs={photos / 'pairs.csv'}"]
+def test_a_run_on_sets_of_labels(photos: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    options = [f"dataset.root={photos / 'list.csv'}"]
     options += ["evaluation.clustering=true", "evaluation.report={neighbors: 3, map: false, seed: 0}"]
     dispatch(["train", *SHORT, *options, f"hydra.run.dir={tmp_path / 'run'}"])
     printed = capfd.readouterr().out
     assert "evaluation.metrics: without nmi, as images of several labels have no true clusters" in printed
-    assert "pairs    66 pairs: accuracy " in printed
     found = metrics(tmp_path / "run")
     model = dml.load(tmp_path / "run", device="cpu")
     cells = [line.split(",")[:2] for line in (photos / "list.csv").read_text().split("\n") if line.endswith(",test")]
@@ -54,12 +50,6 @@ def test_a_run_on_sets_of_labels_and_its_pairs(photos: Path, tmp_path: Path, cap
     for name, value in expected.items():
         assert found[name] == pytest.approx(value, abs=1e-6), name
     assert "level0/nmi" not in found
-    rows = [(i, j) for i in range(12) for j in range(i)]
-    similarities = np.array([vectors[i] @ vectors[j] for i, j in rows])
-    is_same = np.array([(i + j) % 2 == 0 for i, j in rows])
-    for name, value in verify_pairs(similarities, is_same, np.arange(66) % 10).items():
-        assert found[f"pairs/{name}"] == pytest.approx(value, abs=0.05), name
-    assert found["pairs"] == 66
     assert (tmp_path / "run" / "report.html").exists()
 
 
@@ -94,8 +84,4 @@ def test_what_needs_single_labels_is_refused_at_the_start(photos: Path, refused:
     assert "loss: ClusterLoss needs a single label of each image" in refused(*options, "loss=happier")
     drawn = refused(*options, "dataset.reader.val_fraction=0.2")
     assert "dataset.reader.val_fraction=0.2: " in drawn
-    missing = refused(*options, f"evaluation.pairs={photos / 'none.csv'}")
-    assert "evaluation.pairs=" in missing
-    (photos / "lost.csv").write_text("path_1,path_2,same\ntest0.png,lost.png,yes\ntest0.png,test1.png,no\n")
-    assert "1 of 3 image files is missing" in refused(*options, f"evaluation.pairs={photos / 'lost.csv'}")
     assert not (tmp_path / "run" / "checkpoints").exists()
