@@ -12,22 +12,9 @@
 # make tables-list   the papers' tables with the numbers of their cells and runs
 # make table-rll-I DATA=/data   runs what is missing of one and prints it; `make tables` all of them; -n shows the commands
 #     SEEDS=5 runs of each training, PRESET=smoke small on the embedded data, SET='trainer.precision=bf16-mixed'
-# make table-rsk, make table-hyp   the same for RS@k and Hyp-ViT, beside published numbers with their sources; dml study rsk
-#     prints the published numbers alone
-# make reproducibility   writes docs/reproducibility.md: what of each table is as its paper states it, and what differs
-# make claims  the papers' claims, tested in many hours, which can be stopped: writes docs/claims.md. JOBS=2 runs at a time,
-#     DATA=/data tests them on the photographs of /data/grocery too, ONLY=1,2 some claims alone
 # make leaderboard   every loss after the same search, in half an hour for each data set: docs/leaderboard.md. PHOTOGRAPHS=CSV adds a
 #     second data set, KIND=whole trains whole networks (KIND=long for 1,200 steps), LOSSES=rll,circle some losses alone
-# make protocol   some losses by cross-validation, with one look at the test classes, in an hour: docs/protocol.md. LOSSES=rll,nra,
-#     DATASET, FOLDS, TRIALS, SEEDS, JOBS and DATA change it, with another folder DOCS for the page;
-#     SET='trainer.max_steps=400' in place of the heads alone
-# make ablation  one part of the default changed at a time, in ten minutes: docs/ablation.md; PHOTOGRAPHS=CSV, KIND=whole
-# make robustness  what each loss loses by wrong labels and long tails, in an hour: docs/robustness.md. LOSSES=rll,circle
 # make reliability   makes faults happen to real commands, in three quarters of an hour: writes docs/reliability.md
-# make figures   runs what the papers' figures take and draws them to docs/images/figures; DATA, SEEDS, JOBS and -n as above
-#     RUNS='outputs/A outputs/B' FIGURES='rll_5 lns_3.8' draws the papers' pictures of trained models of these runs
-# make figures-list   all figures and what they show
 # make emoji   rebuilds the embedded data set from its sources (needs npm)
 PYTHON ?= python3
 VENV ?= .venv
@@ -35,7 +22,7 @@ BIN := $(VENV)/bin
 CORE := $(VENV)/.core
 SETUP := $(VENV)/.set-up
 
-.PHONY: demo setup test test-all test-fast test-gpu test-oldest check format docs bench bench-peers tables tables-list reproducibility claims leaderboard ablation robustness protocol reliability figures figures-list emoji clean
+.PHONY: demo setup test test-all test-fast test-gpu test-oldest check format docs bench bench-peers tables tables-list leaderboard reliability emoji clean
 
 demo: $(CORE)
 	$(BIN)/python train.py
@@ -127,28 +114,8 @@ tables: setup
 tables-list: setup
 	@$(STUDY) tables list $(addprefix seeds=,$(SEEDS))
 
-COMMA = ,
-figures: setup
-	+$(STUDY) $(or $(subst $() $(),$(COMMA),$(strip $(FIGURES))),figures) $(or $(RUNS),run) $(STUDY_OPTIONS)
-
-figures-list: setup
-	@$(STUDY) figures list
-
-reproducibility: setup
-	$(STUDY) reproducibility page
-
-claims: setup
-	+$(STUDY) claims run $(STUDY_OPTIONS) $(addprefix claims=,$(ONLY))
-
-leaderboard ablation: setup
-	+$(STUDY) $@ run $(STUDY_OPTIONS) $(PHOTOGRAPHS_OPTION) $(addprefix conditions=,$(KIND)) $(if $(LOSSES)$(ONLY),rows='$(LOSSES)$(ONLY)')
-
-robustness: setup
-	+$(STUDY) robustness run $(STUDY_OPTIONS) $(addprefix rows=,$(LOSSES))
-
-protocol: setup
-	+$(STUDY) protocol run $(STUDY_OPTIONS) $(addprefix rows=,$(LOSSES)) $(addprefix datasets=,$(DATASET)) $(addprefix folds=,$(FOLDS)) \
-		$(addprefix trials=,$(TRIALS)) $(if $(SET),overrides='$(SET)') $(addprefix --docs ,$(DOCS))
+leaderboard: setup
+	+$(STUDY) leaderboard run $(STUDY_OPTIONS) $(PHOTOGRAPHS_OPTION) $(addprefix conditions=,$(KIND)) $(addprefix rows=,$(LOSSES))
 
 reliability: setup
 	$(BIN)/python scripts/inject_faults.py $(addprefix --jobs ,$(JOBS)) $(addprefix --rows ,$(ROWS))

@@ -41,7 +41,7 @@ COMMANDS = {
     "search": Command(f"{ROOM}.search", "search_images", "find the images that are most similar to one"),
     "export": Command(f"{ROOM}.export", "export_model", "write a model as ONNX or as a torch.export file"),
     "serve": Command(f"{ROOM}.serve", "serve_index", "show an index as a page to search in a browser"),
-    "study": Command("dml.studies.study_command", "run_study", "reproduce the papers' tables, claims and figures"),
+    "study": Command("dml.studies.study_command", "run_study", "reproduce the papers' tables, and compare losses"),
 }
 
 HELP = """\

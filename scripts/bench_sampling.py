@@ -97,13 +97,11 @@ def main() -> None:
     )
     print(f"new table into the sampler: {1000 * time_call(lambda: local.set_neighbors(table)):.0f} ms")
 
-    classes = labels[:, 0]
-    means = np.stack([np.bincount(classes, weights=column) for column in embeddings.T], axis=1)
     samplers: dict[str, BatchSampler] = {
         "local neighborhoods": local,
         "class-balanced 64 x 2": ClassBalancedSampler(labels, 64, 2),
         "hierarchical 2 x 32 x 4": HierarchicalSampler(labels, 1, 64, 4),
-        "hard classes 64 x 2 of 1000": HardClassSampler(labels, 64, class_embeddings=means),
+        "hard classes 64 x 2 of 1000": HardClassSampler(labels, 64, embeddings=embeddings),
     }
     print(f"a step takes {STEP} s; local neighborhoods may take 2 % of it")
     print(f"{'a batch':<30}{'ms':>8}{'% of a step':>13}{'hard negatives':>16}{'usable positives':>18}{'anchors':>9}")

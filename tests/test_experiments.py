@@ -86,16 +86,13 @@ EXAMPLES = (
     "lns/4.2/unordered",
     "happier/1/baseline_sop",
     "happier/1/baseline_inat_base",
-    "claims/levels",
-    "claims/lns",
-    "claims/lns_longer",
-    "claims/rnn",
-    "figures/happier_4",
     "leaderboard/emoji",
+    "lns/emoji/lns",
+    "lns/emoji/rnn",
 )
 """An experiment of each structure: the first one."""
-QUICK = tuple(name for name in EXAMPLES if not name.startswith("claims/"))
-"""Those that `make test` trains; tests/test_staged_runs.py trains in the stages that the claims have."""
+QUICK = tuple(name for name in EXAMPLES if not name.startswith("lns/emoji/"))
+"""Those that `make test` trains; tests/test_staged_runs.py trains in the stages of the others."""
 
 
 @pytest.mark.thorough  # it composes all experiments
@@ -149,8 +146,8 @@ def test_an_experiment_trains(training: Training, small_emoji: Path, tmp_path: P
     wanted = {
         cell.find_metric(number.metric_name)
         for table in TABLES
-        for number in table.numbers
-        for cell in table.find_entry(number.row, number.dataset).cells
+        for number in table.trained
+        for cell in table.find_cells(number.row, number.dataset)
         if training == cell.training
     }
     assert {key for key in wanted if _of_emoji(key)} <= found.keys()

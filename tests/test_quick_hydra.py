@@ -15,12 +15,12 @@ CASES = {
     "nothing": [],
     "groups": ["loss=margin", "model=small_cnn", "optimizer=sgd"],
     "values": ["loss=rll", "loss.alpha=3", "+data.own={a:1}", "~callbacks", "hydra.run.dir='a b'"],
-    "an experiment": ["experiment=claims/rnn", "loss=margin"],
+    "an experiment": ["experiment=lns/emoji/rnn", "loss=margin"],
     "a deleted value": ["~loss"],
     "an unknown choice": ["loss=nothing"],
     "an unknown key": ["loss=rll", "loss.unknown=1"],
     "a key twice": ["loss=rll", "loss=margin"],
-    "an unused choice": ["experiment@elsewhere=claims/rnn"],
+    "an unused choice": ["experiment@elsewhere=lns/emoji/rnn"],
 }
 
 

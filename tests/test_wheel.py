@@ -129,12 +129,9 @@ def run(*arguments):
 run("prepare", "dataset=emoji", "dataset.root={emoji}", "dataset.counts=null", "data.cache=cache", "processes=1")
 run("train", "dataset.root={emoji}", "hydra.run.dir=run", {short}, "evaluation.report={{neighbors:3,map:false,seed:0}}")
 run("compare", "run", "--csv", "tables/table.csv")
-run("tables", "rll-V", "--list")
-run("tables", "rll-V", "--show")
-run("claims", "--commands", "--only", "1")
-run("claims", "--show", "--docs", "pages")
-run("figures", "nra_3", "--commands")
-run("reproducibility", "pages/protocols.md")
+run("study", "rll-V", "list")
+run("study", "rll-V", "page")
+run("study", "leaderboard", "rows=rll", "--commands")
 """
 
 
@@ -144,10 +141,7 @@ def test_a_wheel_has_all_commands(installed: Installed, site: Path, small_emoji:
     # in one process, as loading the libraries takes longer than all the rest
     script = COMMANDS.format(emoji=small_emoji, short=", ".join(map(repr, SHORT)))
     printed = installed("-c", script)
-    assert printed.count("python -m dml train experiment=claims/rll") == 2
-    assert printed.count("python -m dml evaluate checkpoint=outputs/claims/") == 2
-    for page in ("run/report.html", "tables/table.csv", "outputs/tables/rll-V.md", "pages/protocols.md"):
+    assert "python -m dml train experiment=leaderboard/emoji loss=rll" in printed
+    for page in ("run/report.html", "tables/table.csv", "outputs/tables/rll-V.md"):
         assert (tmp_path / page).exists()
     assert "RLL, Table V" in printed
-    assert (tmp_path / "pages" / "claims.md").exists()
-    assert not (tmp_path / "pages" / "results.md").exists()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dml.commands.command_parser import CommandParser, add_embedding_options, embedding_options, load_for_many_images
 from dml.commands.error_lines import one_line_errors, print_line
 from dml.runtime.errors import InputError
-from dml.runtime.paths import expand_home
+from dml.runtime.paths import absolute_path, expand_home
 from dml.runtime.signals import continuing
 from dml.runtime.text import printable
 
@@ -50,6 +50,9 @@ def embed_images(arguments: Sequence[str]) -> None:
         action="store_true",
         help="embed on the Ray cluster that RAY_ADDRESS names, or on all CPUs or GPUs of this machine",
     )
+    parser.add_argument(
+        "--root", metavar="FOLDER", help="folder that the written paths are relative to, which is written"
+    )
     add_embedding_options(parser)
     options = parser.parse_args(arguments)
     with continuing(), one_line_errors():
@@ -78,6 +81,8 @@ def _prepare(options: argparse.Namespace) -> "tuple[ImageEmbedder, EmbeddingPart
     paths, labels = list_source(options.images)
     model = load_for_many_images(options.model, options.device, trust=options.trust)
     facts = {"fingerprint": model.fingerprint, "geometry": model.geometry}
+    if options.root:
+        facts["root"] = absolute_path(expand_home(options.root))
     batch_size = options.batch_size or model.settings.batch_size
     return model, EmbeddingParts(options.output, paths, labels, facts, batch_size)
 

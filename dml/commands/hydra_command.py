@@ -36,8 +36,17 @@ from dml.commands.command_help import format_help
 from dml.commands.error_lines import explain, is_users_mistake, one_line_errors, print_line, told_errors
 from dml.commands.required_values import check_parts, check_values, select_used_parts
 from dml.commands.start import follow, import_from_working_folder, quiet
+from dml.commands.sweep_start import check_point, make_composable
 from dml.run import building, sweeps
-from dml.run.config_folders import CONF, GROUPS, list_network_overrides, list_overrides, pretrained_name, quote
+from dml.run.config_folders import (
+    CONF,
+    GROUPS,
+    list_network_overrides,
+    list_overrides,
+    pretrained_name,
+    quote,
+    search_path_overrides,
+)
 from dml.run.settings import list_keys
 from dml.run.stored_configuration import (
     keep_choices,
@@ -106,8 +115,8 @@ def run_from_python(command: str, words: Sequence[str]) -> Path:
     finally:
         sys.argv = before
     if (mistake := outcome.error) is not None:
-        line = None if isinstance(mistake, InputError) else explain(mistake)
-        raise mistake if line is None else InputError(line) from mistake
+        line = explain(mistake)
+        raise mistake if line in (None, str(mistake)) else InputError(line) from mistake
     assert outcome.folder is not None
     return outcome.folder
 
@@ -153,7 +162,7 @@ def main(command: str, *, is_named: bool = False, outcome: Outcome | None = None
             raise InputError(f"{min(shown)}: shows one configuration, and a sweep has many; leave out --multirun")
         typed = replace_set_choices(typed)
         arguments = follow(_with_stored_overrides(typed))
-        sys.argv[1:] = arguments
+        sys.argv[1:] = make_composable(arguments)
         task = Task(command, typed, is_debugged, full_error, os.getpid(), outcome)
         if (folder := find_path(arguments, "hydra.run.dir")) and "${" not in str(folder):
             note_new_folder(folder)
@@ -224,6 +233,8 @@ class Task:
         # a sweeper may propose the same values twice at a time: the second waits for the first, and is skipped
         lock = _hold(folder, wait=in_sweep) if is_first else nullcontext()
         with errors, lock, _environment("HYDRA_FULL_ERROR", self.full_error):
+            if in_sweep:
+                check_point(self.typed, [*search_path_overrides(hydra_config), *hydra_config.overrides.task])
             check_parts(self.command, config, hydra_config.runtime)
             check_values(self.command, config)
             ranks.name_folder(str(folder.path))
@@ -289,7 +300,7 @@ def _removing_unused_sweeps() -> Iterator[None]:
 
 def _hint(command: str, folder: RunFolder) -> str:
     """Return how the work goes on that a signal has stopped."""
-    if command == "train" and (folder.has_configuration or folder.last_checkpoint.exists()):
+    if command == "train" and folder.last_checkpoint.exists():
         return f"{printable(shlex.quote(f'resume={folder.path}'))} goes on"
     return "" if command == "evaluate" else "the same command starts it again"
 

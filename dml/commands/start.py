@@ -28,10 +28,8 @@ EXPECTED = (
 
 def quiet() -> None:
     """Silence the warnings of libraries about choices that are deliberate here."""
-    for name in ("pytorch_lightning", "lightning_fabric", "faiss", "openTSNE", "matplotlib"):
+    for name in ("pytorch_lightning", "lightning_fabric", "faiss", "openTSNE"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    # torchmetrics, and so Lightning, imports it where it is installed; the first time it warns that this takes long
-    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
     for message in EXPECTED:
         warnings.filterwarnings("ignore", message=message)
 

@@ -1,5 +1,6 @@
 """What happens before the first run of a sweep: its folder is noted, and a search with Optuna is checked."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from dml.commands.error_lines import one_line_errors
 from dml.run.building import trusting
-from dml.run.config_folders import search_path_overrides
+from dml.run.config_folders import CONF, GROUPS, search_path_overrides
+from dml.runtime.configuration import is_below, key_of
 from dml.runtime.errors import InputError, check_installed
 from dml.runtime.new_folders import note_new_folder
 
@@ -71,6 +73,41 @@ def list_first_values(hydra: Any) -> list[str]:
         _choose_first(override)
         for override in OverridesParser.create().parse_overrides([*searched, *hydra.overrides.task])
     ]
+
+
+def make_composable(arguments: Sequence[str]) -> list[str]:
+    """Let every point of a search with Optuna compose, if groups are searched: of their keys, a choice may lack some.
+
+    Such keys get ``++``: the search would end with the first point that can't be composed. `check_point` refuses it in
+    its own run, and the search goes on.
+    """
+    if not {"sweep=optuna", "hydra/sweeper=optuna"}.intersection(arguments):
+        return list(arguments)
+    own: Any = OmegaConf.load(CONF / "sweep" / "optuna.yaml").hydra.sweeper.params
+    words = [argument for argument in arguments if "=" in argument and argument[0] not in "-+~"]
+    parsed = [
+        override
+        for override in OverridesParser.create().parse_overrides(words)
+        if not is_below(override.key_or_group, ["hydra", "sweep", *own])
+    ]
+    groups = GROUPS & {override.key_or_group for override in parsed if override.is_sweep_override()}
+    if groups & {"dataset", "experiment"}:  # which choose other groups
+        groups = GROUPS
+    below = (override for override in parsed if "." in override.key_or_group)
+    forced = {override.input_line for override in below if override.key_or_group.partition(".")[0] in groups}
+    return [f"++{argument}" if argument in forced else argument for argument in arguments]
+
+
+def check_point(typed: Sequence[str], overrides: Sequence[str]) -> None:
+    """Compose a point of a search as the user has typed its keys.
+
+    Raises:
+        HydraException: if a choice of the point lacks one of the keys.
+    """
+    plain = {key_of(argument) for argument in typed if not argument.startswith("+")}
+    as_typed = [override.lstrip("+") if key_of(override) in plain else override for override in overrides]
+    if as_typed != [*overrides]:
+        compose("train", overrides=as_typed)
 
 
 def _choose_first(override: Override) -> str:

@@ -146,7 +146,7 @@ def _compose_alone(command: str, arguments: Iterable[str]) -> DictConfig | None:
             continue
         if "." not in key or key == "hydra.searchpath":
             chosen.append(argument)
-        elif TARGET in argument and not argument.startswith("~"):
+        elif (TARGET in argument or "training.compile" in key) and not argument.startswith("~"):
             chosen.append(f"++{argument.lstrip('+')}")  # whether the key is there may be the file's choice
     try:
         return compose(command, overrides=chosen)

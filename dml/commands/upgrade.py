@@ -9,7 +9,7 @@ from dml.commands.command_parser import CommandParser, add_embedding_options, em
 from dml.commands.error_lines import one_line_errors, print_line
 from dml.commands.index import upload
 from dml.runtime.errors import InputError
-from dml.runtime.paths import absolute_path, expand_home
+from dml.runtime.paths import expand_home
 from dml.runtime.signals import continuing
 from dml.runtime.text import printable
 
@@ -67,6 +67,7 @@ def upgrade(arguments: Sequence[str]) -> None:
 
 
 def _upgrade(options: Namespace, path: Path) -> None:
+    from dml.data.image_files.parts import identify_images
     from dml.inference import Index
     from dml.inference.image_inputs import list_source
     from dml.inference.index_folder import remove_unused_versions
@@ -74,7 +75,7 @@ def _upgrade(options: Namespace, path: Path) -> None:
 
     index = Index.load(path, device=options.device, trust=options.trust)
     name, embedding = printable(options.index), embedding_options(options)
-    requested = {*map(absolute_path, list_source(options.first)[0])} if options.first else set()
+    requested = {*identify_images(list_source(options.first)[0])} if options.first else set()
     if options.model is None and not index.adapter:
         raise InputError(f"NEW_MODEL: missing; {name} has no upgrade with an adapter that could go on")
     model = load_for_many_images(options.model, options.device, trust=options.trust) if options.model else index.model
@@ -91,7 +92,7 @@ def _upgrade(options: Namespace, path: Path) -> None:
         print_line(str(report))
         if report.adapter and not options.dry_run:
             index.model, index.adapter = model, report.adapter
-            if requested := requested.intersection(index.items.absolute_paths()):
+            if requested := requested.intersection(index.items.identities):
                 index.upsert(sorted(requested), **embedding)
             index.write(path)
             note = (

@@ -100,7 +100,7 @@ def warn_of_copies(table: ImageTable, limits: ImageLimits = LIMITS, queries: int
 def _find_hashes(paths: Sequence[str], folder: CacheFolder | None, limits: ImageLimits) -> dict[str, str]:
     """Return the SHA-256 of each file by its path, verified or computed; an empty string for one that can't be read."""
     verified = read_verified(folder) if folder else {}
-    hashes = {(name, image.bytes, image.mtime_ns): image.sha256 for name, image in verified.items()}
+    hashes = {(name, *image.stamp): image.sha256 for name, image in verified.items()}
     names = folder.relative_paths(paths) if folder else paths
     files = zip(paths, names, read_stamps(paths).tolist(), strict=True)
     max_bytes = limits.max_image_bytes

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from dml.data.dataset import Batch, BatchDataset, Draw
 from dml.data.worker_processes import choose_start_method, pause_before_forks
-from dml.runtime.configuration import dotted_name
+from dml.runtime.configuration import dotted_name, naming
 from dml.runtime.errors import InputError
 from dml.runtime.processes import follow_parent
 
@@ -108,6 +108,8 @@ class BatchStream:
             while (batch := self._next(loaded)) is not None:
                 self.position += 1
                 yield batch
+            if self.batches.error is not None:
+                raise self.batches.error
 
     def _next_pause(self) -> int | None:
         """Return the number of the batch before which the workers stop; None if they never stop."""
@@ -149,18 +151,27 @@ class _Batches:
     Attributes:
         first: number of the first batch.
         stop: number of the batch at which the iteration ends; None iterates without end.
+        error: exception that has ended the iteration. To raise it there would be too early for `BatchStream.close`: the
+            loader asks for batches of its workers while it starts them, and they would wait for ever.
     """
 
     def __init__(self, sampler: BatchSampler, seed: int, rank: int, world_size: int) -> None:
         self.sampler, self.seed, self.rank, self.world_size = sampler, seed, rank, world_size
         self.first = 0
         self.stop: int | None = None
+        self.error: Exception | None = None
 
     @property
     def batches_per_epoch(self) -> int:
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[list[Draw]]:
+        try:
+            yield from self._iterate()
+        except Exception as error:
+            self.error = error
+
+    def _iterate(self) -> Iterator[list[Draw]]:
         epoch, number = divmod(self.first, self.batches_per_epoch)
         stop = self.stop
         while stop is None or epoch * self.batches_per_epoch < stop:
@@ -169,11 +180,12 @@ class _Batches:
             epoch, number = epoch + 1, 0
 
     def _iterate_epoch(self, epoch: int) -> Iterator[list[Draw]]:
-        self.sampler.set_epoch(epoch)
         count = 0
-        for number, rows in enumerate(self.sampler):
-            yield self._take_share(rows, epoch, number)
-            count += 1
+        with naming("sampler", self.sampler):
+            self.sampler.set_epoch(epoch)
+            for number, rows in enumerate(self.sampler):
+                yield self._take_share(rows, epoch, number)
+                count += 1
         if count != self.batches_per_epoch:
             raise InputError(
                 f"sampler: {dotted_name(self.sampler)} gave {count} batches in epoch {epoch}, "

@@ -30,8 +30,8 @@ COLUMNS = ("paths", "labels", "split", "benchmark", "content", "boxes", "domain"
 """The attributes of a table that have a value for each row."""
 
 RESERVED_LEVELS = frozenset(
-    ("path", "images", "split", "benchmark", "content", "bytes", "mtime_ns", "height", "width", "sha256", "error")
-)
+    ("path", "images", "split", "benchmark", "content", "height", "width", "sha256", "error")
+) | {"bytes", "mtime_ns", "inode", "ctime_ns"}
 """Names that a level may not have: those of the counts of a table, and of the columns of a prepared one."""
 
 SHARED_CLASSES_REMEDY = "dataset.disjoint=false allows it, but the metrics then say less about new classes"

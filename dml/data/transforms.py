@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dml.data.image_files.images import Box, ImageFile
+from dml.runtime.configuration import naming
 from dml.runtime.errors import InputError, check_number, check_whole
 
 REDUCING_GAP = 2
@@ -193,7 +194,8 @@ def stack(images: Sequence[Tensor]) -> Tensor:
 
 def _apply(steps: Iterable[Callable[[Tensor], Tensor]], image: Tensor) -> Tensor:
     for step in steps:
-        image = step(image)
+        with naming("transform", step):
+            image = step(image)
     return image
 
 

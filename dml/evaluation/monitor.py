@@ -3,21 +3,20 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from difflib import get_close_matches
+from shlex import quote
 from typing import Any
 
 import numpy as np
 
 from dml.data.table import ImageTable
-from dml.evaluation.metric import Metric, MetricConfig
+from dml.evaluation.evaluator import Evaluator
+from dml.evaluation.metric import Kind, Metric, MetricConfig
 from dml.evaluation.names import HEADS, MetricName, are_heads, metric_names, split_head_names
-from dml.retrieval.kmeans_clusters import ITERATIONS
+from dml.retrieval.kmeans_clusters import estimate_time
 from dml.runtime.errors import InputError
 
 AUTO = "auto"
-"""The value of ``evaluation.validation_metrics`` that chooses the metrics by the labels and the time of k-means."""
-
-BATCH_PRODUCTS = 10**8
-"""Multiplications that take about as long as what a batch of a training takes beside them."""
+"""The value of ``evaluation.validation_metrics`` that chooses the metrics by the labels."""
 
 
 def make_validation_config(test: MetricConfig, *monitored: str) -> MetricConfig:
@@ -31,20 +30,17 @@ def make_validation_config(test: MetricConfig, *monitored: str) -> MetricConfig:
     return replace(test, metrics=tuple(metrics), recall_at=recall_at, clustering=True)
 
 
-def make_further_config(
-    names: Any, test: MetricConfig, monitored: Sequence[str], table: ImageTable, *, with_clusters: bool = True
-) -> MetricConfig:
+def make_further_config(names: Any, test: MetricConfig, monitored: Sequence[str], table: ImageTable) -> MetricConfig:
     """Return the configuration of the metrics of a validation that `make_validation_config` leaves out.
 
-    ``names`` of `AUTO` are those of a test that are MAP@R, H-AP if there are several levels, and NMI if there is time
-    for k-means (`has_time_for_clusters`).
+    ``names`` of `AUTO` are those of a test that are MAP@R, NMI, and H-AP if there are several levels.
 
     Raises:
         InputError: if one is no name of a packaged metric or of one of the test.
     """
     if names == AUTO:
-        is_chosen = {"map@r": True, "h_ap": len(table.levels) > 1, "nmi": with_clusters}
-        names = [metric.name for metric in test.selected if is_chosen.get(metric.name)]
+        chosen = ["map@r", "nmi"] + ["h_ap"] * (len(table.levels) > 1)
+        names = [metric.name for metric in test.selected if metric.name in chosen]
     custom = {metric.name: metric for metric in test.custom}
     computed = {"recall", *(MetricName.parse(name).family for name in monitored)}
     metrics = [custom.get(str(name), name) for name in dict.fromkeys(names) if name not in computed]
@@ -54,23 +50,29 @@ def make_further_config(
         raise InputError(f"evaluation.validation_{error}") from error
 
 
-def has_time_for_clusters(table: ImageTable, dimension: int, *, batches: int, images: float, parameters: int) -> bool:
-    """Tell whether k-means takes less than a tenth of the time between two validations, by counts alone.
-
-    No clock decides, so that a run has the same metrics if it is repeated or resumed. k-means multiplies each embedding
-    by each centroid in every round, at each level. A training multiplies each parameter three times for each image, and
-    more often in convolutions and transformers, which makes up for a training on a GPU beside a k-means on the CPU.
+def describe_clustering(validation: Evaluator, dimension: int) -> str:
+    """Say how long k-means takes for the further metrics of a validation, and which key leaves it out; "" without it.
 
     Args:
-        table: the rows of a validation.
+        validation: the evaluator of `make_further_config`.
         dimension: size of the embeddings.
-        batches: training batches between two validations.
-        images: images of a batch.
-        parameters: number of parameters of the network that each batch passes through.
     """
-    clusters = sum(len(np.unique(labels)) for labels in table.labels.T)
-    products = (ITERATIONS + 1) * len(table) * clusters * dimension
-    return 10 * products < batches * (3 * images * parameters + BATCH_PRODUCTS)
+    table, metrics = validation.table, validation.config.selected
+    clustered = [metric.name for metric in metrics if metric.kind == Kind.CLUSTERS]
+    if not clustered or table.label_sets.ndim > 2:
+        return ""
+    sizes = []
+    for part in validation.benchmark_lists:
+        labels = table.labels[part.queries]
+        columns = labels.T if part.level is None else labels.T[[part.level]]
+        sizes.append((len(labels), sum(len(np.unique(column)) for column in columns)))
+    duration = estimate_time(dimension * sum(images * clusters for images, clusters in sizes))
+    images, clusters = map(sum, zip(*sizes, strict=True))
+    others = ",".join(metric.name for metric in metrics if metric.name not in clustered)
+    return (
+        f"{duration} in each validation, for {', '.join(clustered)} of {images:,} images in {clusters:,} clusters, "
+        f"{dimension:,} dimensions; {quote(f'evaluation.validation_metrics=[{others}]')} leaves it out"
+    )
 
 
 def check_tie_breaker(tie_breaker: str | None, table: ImageTable, test: MetricConfig) -> None:

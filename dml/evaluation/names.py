@@ -339,14 +339,17 @@ def choose_first_metric(metrics: Mapping[str, Any]) -> str | None:
 def choose_level_metrics(metrics: Mapping[str, Any], custom: Sequence[Metric] = ()) -> list[str]:
     """Return metrics that fit 80 columns: up to four of recall@k, the user's metrics, map@r, map@k, mmp5, nmi and ap.
 
-    Without any of these they are the first six of a level.
+    With a list for each level, as in DyML, ap and asi come before map@r. Without any of these they are the first six of
+    a level.
     """
     names = [*_list_level_metrics(metrics)]
     recalls = [name for name in names if name.startswith("recall@")][:4]
     custom_names = {metric.name for metric in custom}
     more = [name for name in names if MetricName.parse(name).family in custom_names]
-    more += [name for start in ("map@r", "map@", "mmp5", "nmi", "ap") for name in names if name.startswith(start)]
-    return recalls + [*dict.fromkeys(more)][: 6 - len(recalls)] or names[:6]
+    of_lists = ("ap", "asi") if any(name.startswith("mean/") for name in metrics) else ()
+    starts = (*of_lists, "map@r", "map@", "mmp5", "nmi", "ap")
+    more += [name for start in starts for name in names if name.startswith(start)]
+    return recalls + [*dict.fromkeys(more)][: 6 + bool(of_lists) - len(recalls)] or names[:6]
 
 
 def _list_level_metrics(metrics: Mapping[str, Any]) -> dict[str, str]:

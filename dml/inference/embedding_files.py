@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,11 +21,13 @@ from dml.data.image_files.contents import read_sizes, read_stamps
 from dml.data.prepared.prepared_files import UnfitFileError, read_parquet, write_parquet
 from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.image_inputs import check_readable
+from dml.retrieval.rows import stack_rows
 from dml.runtime.checksums import DamageError
 from dml.runtime.console import progress_bar
 from dml.runtime.errors import InputError
 from dml.runtime.files import replacing
 from dml.runtime.locks import busy_error, holding, is_held
+from dml.runtime.paths import absolute_path, expand_home
 from dml.runtime.run_files import read_values, write_values
 from dml.runtime.text import format_count, printable
 
@@ -93,11 +96,10 @@ def write_embeddings(file: Path, tables: Iterable[pa.Table], facts: Mapping[str,
 
 def as_arrays(table: pa.Table) -> dict[str, NDArray[np.generic]]:
     """Return the columns of a table as arrays: paths (N,) and labels (N,) of strings, vectors (N, D) float32."""
-    vectors = table.column("vector").combine_chunks()
     return {
         "paths": np.array(table.column("path").to_pylist(), dtype=np.str_),
         "labels": np.array(table.column("label").to_pylist(), dtype=np.str_),
-        "vectors": vectors.flatten().to_numpy().reshape(len(vectors), -1),
+        "vectors": stack_rows(table.column("vector")),
     }
 
 
@@ -142,6 +144,7 @@ PLAN = "plan.json"
 MEANINGS = {
     "format": "version of the files",
     "fingerprint": "model",
+    "root": "root",
     "images": "number of images",
     "listing": "list of images (their paths and labels)",
     "batch_size": "batch size",
@@ -163,7 +166,7 @@ class EmbeddingParts:
         output: file to write in the end, .parquet or .npz. The folder of the parts has its name and ``.parts``.
         paths: (N,) paths of the images.
         labels: (N,) names of their classes; empty strings where none is known.
-        facts: the model's fingerprint and geometry.
+        facts: the model's fingerprint and geometry; and a "root" that the written paths are relative to, if any.
         batch_size: number of images in the network at a time.
 
     Raises:
@@ -174,10 +177,12 @@ class EmbeddingParts:
         self, output: Path, paths: Sequence[str], labels: Sequence[str], facts: Mapping[str, str], batch_size: int
     ) -> None:
         check_output(output)
-        check_names(paths, labels)
+        names = name_images(paths, facts.get("root"))
+        check_names(names, labels)
         self.output = output
         self.folder = output.with_name(f"{output.name}.parts")
         self.paths = paths
+        self.names = names
         self.labels = labels
         self.facts = dict(facts)
         self.part_size = -(-PART_SIZE // batch_size) * batch_size
@@ -185,7 +190,7 @@ class EmbeddingParts:
             "format": 3,
             **self.facts,
             "images": len(paths),
-            "listing": _hash_listing(paths, labels),
+            "listing": _hash_listing(names, labels),
             "batch_size": batch_size,
             "part_size": self.part_size,
         }
@@ -227,7 +232,7 @@ class EmbeddingParts:
     def write(self, part: int, vectors: NDArray[np.float32]) -> None:
         """Write the vectors (n, D) of a part's images; a row of NaN is an image that could not be read."""
         rows = self.rows(part)
-        names = [self.paths[row] for row in rows], [self.labels[row] for row in rows]
+        names = [self.names[row] for row in rows], [self.labels[row] for row in rows]
         facts = {**self.facts, "plan": self._plan_hash, "part": str(part), "sizes": self._hash_sizes(part)}
         table = make_table(*names, vectors, facts)
         write_parquet(self._file(part), table)
@@ -322,6 +327,21 @@ class EmbeddingParts:
                 f"{self._plan[key]}); repeat the command as it was, or delete the folder to begin again"
             )
         return begun
+
+
+def name_images(paths: Sequence[str], root: str | Path | None) -> list[str]:
+    """Return the paths to store: absolute, or relative to a folder, with forward slashes.
+
+    Raises:
+        InputError: if an image isn't in the folder.
+    """
+    names = [*map(absolute_path, paths)]
+    if root is not None:
+        folder = absolute_path(expand_home(root))
+        names = [Path(os.path.relpath(name, folder)).as_posix() for name in names]
+        if outside := next((path for path, name in zip(paths, names, strict=True) if name.split("/")[0] == ".."), None):
+            raise InputError(f"--root {printable(root)}: {printable(outside)} isn't in this folder")
+    return names
 
 
 def check_names(paths: Sequence[str], labels: Sequence[str]) -> None:

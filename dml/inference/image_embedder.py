@@ -31,6 +31,7 @@ from dml.ops.precision import full_float32
 from dml.run.model_builders import make_fingerprint
 from dml.runtime.console import progress_bar
 from dml.runtime.errors import InputError, check_installed
+from dml.runtime.files import in_one_line
 from dml.runtime.text import printable
 
 if TYPE_CHECKING:
@@ -359,11 +360,12 @@ class ImageEmbedder:
                 licenses of the pretrained weights and of the data; None says in the card that none was stated.
 
         Raises:
-            InputError: if the folder holds something else.
+            InputError: if the folder holds something else, or can't be written.
         """
         from dml.inference.saved_folder import save_folder
 
-        return save_folder(self, folder, license)
+        with in_one_line(folder):
+            return save_folder(self, folder, license)
 
     def export(
         self, file: str | Path, *, probe: Source | None = None, quantize: str | None = None, batch_size: int = 32

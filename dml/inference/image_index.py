@@ -1,10 +1,12 @@
 """An index of images, which finds the images that are most similar to others."""
 
 import inspect
+import os
 import re
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from hashlib import sha256
 from numbers import Integral
 from pathlib import Path
@@ -16,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from dml.data.image_files.images import UnreadableImageError
+from dml.data.image_files.parts import identify_images
 from dml.data.splits import name_classes, number_classes, warn_of_names
 from dml.evaluation.geometry import Geometry, UnitEmbeddings
 from dml.inference.certificates import RecallTest, summarize
@@ -39,7 +42,7 @@ from dml.retrieval.rows import unit_rows
 from dml.retrieval.vector_index import EXACT, VectorIndex
 from dml.runtime.checksums import file_checksum
 from dml.runtime.errors import InputError
-from dml.runtime.files import replacing
+from dml.runtime.files import in_one_line, replacing
 from dml.runtime.paths import absolute_path, expand_home
 from dml.runtime.text import printable
 
@@ -203,9 +206,15 @@ class Index:
         return [self._next_id, len(self), self.space, self.vectors.parameters]
 
     @property
+    def is_trained_on(self) -> bool:
+        """Whether the model was trained or validated on the classes of all images: its errors here are unknown."""
+        return _are_all_seen(self.items, self.model.settings.seen_classes)
+
+    @property
     def _scores_are_models(self) -> bool:
-        """Whether scores are similarities of the model's own vectors: those to another model's vectors are others."""
-        return self.space == self.model.fingerprint and self.vectors.scores_are_precise
+        """Whether scores are similarities of the model's own vectors, and of images like those of its thresholds."""
+        is_own = self.space == self.model.fingerprint and self.vectors.scores_are_precise
+        return is_own and not self.is_trained_on
 
     @property
     def threshold(self) -> float | None:
@@ -213,7 +222,7 @@ class Index:
 
         None if it has none, or if scores may differ from cosine similarities by 0.01 or more: a PCA subtracts the mean
         of the vectors, and scores of short codes, such as PQ8, are off by 0.1 to 0.5. Another model's vectors have
-        other similarities.
+        other similarities, and so have images of classes that the model was trained on, see `is_trained_on`.
         """
         return self.model.nearest_threshold if self._scores_are_models else None
 
@@ -364,7 +373,7 @@ class Index:
         if not self.adapter and self.space != self.model.fingerprint:
             raise InputError(f"the index has vectors of the model {self.space}; open it with that model to add some")
         items = _list_items(source, self._next_id, labels, self.items.separator)
-        known = self.items.holds(items.paths.tolist())
+        known = items.are_among(self.items.identities)
         if known.any() and not replaces:
             raise InputError(
                 f"{_name_first(items.paths[known].tolist())} in the index already; upsert replaces what is there"
@@ -376,7 +385,7 @@ class Index:
         items, searched = _embed_items(self.model, items, options)
         searched = self.adapter(searched) if self.adapter else searched
         if known.any():
-            self.remove(items.paths[self.items.holds(items.paths.tolist())].tolist())
+            self._remove(self.items.are_among(items.identities))
         self.vectors.add(searched, items.ids)
         self.items = self.items.join(items)
         self._next_id = self.items.next_id
@@ -391,11 +400,14 @@ class Index:
         Raises:
             InputError: if a path isn't in the index, or this kind of index can't remove vectors.
         """
-        removed = {*map(absolute_path, [paths] if isinstance(paths, str | Path) else unpack_paths(paths))}
-        is_removed = np.array([path in removed for path in self.items.absolute_paths()], dtype=bool)
-        unknown = sorted(removed - set(self.items.take(is_removed).absolute_paths()))
-        if unknown:
+        removed = [*map(os.fspath, [paths] if isinstance(paths, str | Path) else unpack_paths(paths))]
+        identities, known = identify_images(removed), set(self.items.identities)
+        named = zip(removed, identities, strict=True)
+        if unknown := sorted({absolute_path(path) for path, identity in named if identity not in known}):
             raise InputError(f"{_name_first(unknown)} not in the index")
+        return self._remove(self.items.are_among(identities))
+
+    def _remove(self, is_removed: NDArray[np.bool_]) -> int:
         self.vectors.make_changeable()
         self.vectors.remove(self.items.ids[is_removed])
         self.items = self.items.take(~is_removed)
@@ -457,9 +469,9 @@ class Index:
         writes the folder, this one waits.
 
         Raises:
-            InputError: if the folder holds something else.
+            InputError: if the folder holds something else, or can't be written.
         """
-        with hold_folder(folder, wait=True) as path:
+        with in_one_line(folder), hold_folder(folder, wait=True) as path:
             self.write(path)
         return path
 
@@ -569,6 +581,11 @@ class Index:
         opened = cls(model, vectors, items, description["next_id"], "" if adapter else fingerprint, adapter)
         opened.certificate = description["certificate"]
         return opened
+
+
+@lru_cache(maxsize=1)  # each answer of a server asks
+def _are_all_seen(items: IndexItems, classes: frozenset[str]) -> bool:
+    return bool(classes) and len(items) > 0 and all(items.are_seen(classes))
 
 
 def _name_first(paths: Sequence[str]) -> str:

@@ -11,10 +11,10 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from dml.data.image_files.parts import identify_images
 from dml.data.table import UNKNOWN, join_labels, number_label_sets
 from dml.inference.certificates import describe
 from dml.ops.pairs import related
@@ -30,7 +31,7 @@ from dml.runtime.checksums import CHECKSUMS, DamageError, file_checksum
 from dml.runtime.errors import InputError
 from dml.runtime.files import replacing
 from dml.runtime.locks import holding
-from dml.runtime.paths import absolute_path, expand_home
+from dml.runtime.paths import expand_home
 from dml.runtime.run_files import read_values, write_values
 from dml.runtime.text import printable
 
@@ -38,13 +39,13 @@ DRAWN_PAIRS = 10**6
 """The number of pairs of images with several labels that are drawn to estimate how many share one."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class IndexItems:
     """The images in an index, in ascending order of their ids.
 
     Args:
         ids: (N,) int64, ascending.
-        paths: (N,) strings, each once.
+        paths: (N,) strings, absolute, each image once.
         labels: (N,) strings, names of the classes; empty strings where none is known.
         separator: text between the labels of an image that has several; "" where each has a single one.
     """
@@ -60,9 +61,12 @@ class IndexItems:
     ) -> "IndexItems":
         """Give ids to images, from ``first_id`` on, and sort the labels of each."""
         listed = [*paths]
-        path, count = max(Counter(listed).items(), key=lambda item: item[1], default=("", 0))
+        identities = identify_images(listed)
+        twice, count = max(Counter(identities).items(), key=lambda item: item[1], default=("", 0))
         if count > 1:
-            raise InputError(f"{printable(path)}: given {count} times; an index holds it once")
+            spellings = [path for path, identity in zip(listed, identities, strict=True) if identity == twice]
+            names = " and ".join(map(printable, [*dict.fromkeys(spellings)][:2]))
+            raise InputError(f"{names}: given {count} times; an index holds it once")
         joined = (label and join_labels(label, separator, path) for path, label in zip(listed, labels, strict=True))
         ids = np.arange(first_id, first_id + len(listed))
         return cls(ids, _as_objects(listed), _as_objects(joined), separator)
@@ -74,6 +78,14 @@ class IndexItems:
     def next_id(self) -> int:
         """The smallest id that is larger than all ids; 0 without items."""
         return int(self.ids[-1]) + 1 if len(self) else 0
+
+    def are_seen(self, classes: Set[str]) -> Iterator[bool]:
+        """Yield for each item whether its label, or else the path of its folder, ends with the name of one of some."""
+        ends = tuple(f"/{name}" for name in classes)
+        is_seen, resolve = cache(lambda place: place.endswith(ends)), cache(os.path.realpath)
+        for path, label in zip(self.paths.tolist(), self.labels.tolist(), strict=True):
+            folder = resolve(os.path.dirname(path))
+            yield is_seen(folder if not label or folder.endswith(f"/{label}") else f"/{label}")
 
     @cached_property
     def same_share(self) -> float | None:
@@ -110,24 +122,25 @@ class IndexItems:
             raise InputError(f"vectors: one has the id {ids[is_unknown][0]}, which no image has; build the index again")
         return positions
 
-    def holds(self, paths: Iterable[str]) -> NDArray[np.bool_]:
-        """Return for each absolute path whether it is among those of the items."""
-        known = set(self.absolute_paths())
-        return np.array([path in known for path in paths], dtype=bool)
+    def are_among(self, identities: Iterable[str]) -> NDArray[np.bool_]:
+        """Return for each item whether it is one of some images, which `identify_images` names."""
+        known = set(identities)
+        return np.array([identity in known for identity in self.identities], dtype=bool)
 
-    def absolute_paths(self) -> list[str]:
-        """Return the absolute paths; those that an older version of dml stored are relative to the working folder."""
-        return [*map(absolute_path, self.paths.tolist())]
+    @cached_property
+    def identities(self) -> list[str]:
+        """What tells whether the images are those of other paths, see `identify_images`."""
+        return identify_images(self.paths.tolist())
 
     def take(self, keep: NDArray[np.bool_]) -> "IndexItems":
         """Return the items at which a mask (N,) is true."""
         return replace(self, ids=self.ids[keep], paths=self.paths[keep], labels=self.labels[keep])
 
     def take_labels(self, earlier: "IndexItems") -> "IndexItems":
-        """Return these items, of which those without a label have that of the same path in earlier items."""
-        labels = dict(zip(earlier.absolute_paths(), earlier.labels.tolist(), strict=True))
-        labeled_paths = zip(self.paths.tolist(), self.labels.tolist(), strict=True)
-        joined = _as_objects(label or labels.get(path, "") for path, label in labeled_paths)
+        """Return these items, of which those without a label have that of the same image in earlier items."""
+        labels = dict(zip(earlier.identities, earlier.labels.tolist(), strict=True))
+        labeled = zip(self.identities, self.labels.tolist(), strict=True)
+        joined = _as_objects(label or labels.get(identity, "") for identity, label in labeled)
         return replace(self, labels=joined)
 
     def join(self, later: "IndexItems") -> "IndexItems":

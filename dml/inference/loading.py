@@ -177,12 +177,16 @@ def read_settings(path: Path, *, trust: bool = False) -> ModelSettings:
     metrics = folder.metrics() if folder.metrics_file.exists() else {}
     is_tested = metrics.get("step") == training["step"] and _is_of_run(path, progress, folder)
     splits = folder.splits() or {}
+    validated = {*splits.get("val", {})}
+    if (config.get("evaluation") or {}).get("selection") == "test":
+        validated |= {name for classes in splits.values() for name in classes}
     return ModelSettings(
         config,
         _name_model(config["model"]),
         training,
         metrics if is_tested else {},
         tuple(sorted(splits.get("train", {}))),
+        tuple(sorted(validated)),
         folder.picture_file.read_bytes() if is_tested and folder.picture_file.exists() else None,
         is_trusted=trust,
     )

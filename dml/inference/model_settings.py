@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from hydra.errors import InstantiationException
@@ -34,6 +35,7 @@ class ModelSettings:
         training: facts about the training, such as the step of the checkpoint; see `dml.inference.loading`.
         metrics: the metrics of the run's test, by name; empty if it wasn't tested.
         class_names: names of the classes that the model was trained on; empty if they aren't known.
+        val_class_names: names of the classes that the model was validated on, as its checkpoint and thresholds were.
         picture: PNG file of some test queries with their nearest neighbors; None if there is none. It is in memory
             because the file may be gone when the model is saved: saving an index replaces that of its old version.
         is_trusted: whether the configuration may build objects that dml doesn't know.
@@ -44,8 +46,14 @@ class ModelSettings:
     training: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
     class_names: tuple[str, ...] = ()
+    val_class_names: tuple[str, ...] = ()
     picture: bytes | None = field(default=None, repr=False)
     is_trusted: bool = False
+
+    @cached_property
+    def seen_classes(self) -> frozenset[str]:
+        """The names of the classes that the model was trained or validated on."""
+        return frozenset((*self.class_names, *self.val_class_names))
 
     @property
     def limits(self) -> ImageLimits:

@@ -2,7 +2,7 @@
 
 - ``model.safetensors``: the weights.
 - ``config.yaml``: the resolved configuration of the training, with the network and the preprocessing.
-- ``model.json``: fingerprint, heads, size and geometry of the vectors, names of the training classes, metrics.
+- ``model.json``: fingerprint, heads, size and geometry of the vectors, names of the classes it has seen, metrics.
 - ``README.md`` and, if the run has one, ``retrieval.png``: the model card, in the format of the Hugging Face hub.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
+from omegaconf import OmegaConf
 from safetensors.torch import save
 
 from dml.evaluation.names import (
@@ -98,10 +98,12 @@ def read_folder(path: Path, *, trust: bool = False) -> SavedModel:
         heads, chosen = (tuple(map(str, names)) for names in (description["heads"], chosen_heads))
         training, metrics = dict(description["training"]), restore_nan(dict(description["metrics"]))
         check_metrics(metrics)
-        class_names = tuple(map(str, description["class_names"]))
+        class_names, val_class_names = (tuple(map(str, description[key])) for key in ("class_names", "val_class_names"))
         parts = {part: dict(config[part]) for part in ("model", "transform", "data")}
         picture = (path / PICTURE).read_bytes() if (path / PICTURE).is_file() else None
-        settings = ModelSettings({**config, **parts}, str(name), training, metrics, class_names, picture, trust)
+        settings = ModelSettings(
+            {**config, **parts}, str(name), training, metrics, class_names, val_class_names, picture, trust
+        )
         # what is read of them later: a missing value, or one of another kind, raises an error here
         _ = settings.batch_size, settings.views, settings.limits, settings.decisive
     except (OSError, ValueError, KeyError, TypeError, AttributeError, DamageError) as error:
@@ -130,7 +132,7 @@ def save_folder(embedder: ImageEmbedder, folder: str | Path, license_id: str | N
     with replacing_folder(path) as partial:
         state = {name: value.detach().cpu().clone().contiguous() for name, value in embedder.model.state_dict().items()}
         (partial / WEIGHTS).write_bytes(save(state, metadata={"fingerprint": embedder.fingerprint}))
-        write_sealed_text(partial / CONFIG, yaml.safe_dump(dict(settings.config), sort_keys=False))
+        write_sealed_text(partial / CONFIG, OmegaConf.to_yaml(dict(settings.config)))
         if settings.picture is not None and embedder.has_chosen_heads:
             (partial / PICTURE).write_bytes(settings.picture)
             checksums[PICTURE] = file_checksum(partial / PICTURE)
@@ -153,6 +155,7 @@ def describe(embedder: ImageEmbedder) -> dict[str, Any]:
         "training": dict(settings.training),
         "metrics": replace_nan(settings.metrics),
         "class_names": [*settings.class_names],
+        "val_class_names": [*settings.val_class_names],
     }
 
 

@@ -38,6 +38,7 @@ class UpgradeReport:
 
     Args:
         rows: {row: {metric: (mean, low, high)}}, fractions of the held-out queries with 95 % intervals over classes.
+            None if the new model was trained or validated on nearly all classes.
         adapter: the adapter to search with; None if embedding all images again is better, or was asked for.
         verdict: whether waiting, adapting or embedding again pays.
         notes: sentences on the sample and the costs.
@@ -50,12 +51,13 @@ class UpgradeReport:
 
     def __str__(self) -> str:
         """Return the table in Markdown, the notes and the verdict."""
-        head = ["", *(f"{metric}, %" for metric in self.rows[OLD])]
+        head = ["", *(f"{metric}, %" for metric in self.rows.get(OLD, ()))]
         form = "{:.1%} ({:.1%} to {:.1%})"
         cells = [
             [name, *(form.format(*cell).replace("%", "") for cell in row.values())] for name, row in self.rows.items()
         ]
-        return "\n".join([markdown_table(head, cells, right=range(1, len(head))), *self.notes, self.verdict])
+        table = [markdown_table(head, cells, right=range(1, len(head)))] if self.rows else []
+        return "\n".join([*table, *self.notes, self.verdict])
 
 
 def measure_upgrade(
@@ -70,10 +72,11 @@ def measure_upgrade(
 ) -> UpgradeReport:
     """Embed some images of an index by a new model, fit adapters to the index's vectors, and compare what they find.
 
-    A fifth of the sampled images are queries, which no compared adapter has seen; all sampled images but the query are
-    searched. By labels the metrics are recall@1 and MAP@R; without, the share of the new model's own ten neighbors that
-    is found. The last one decides. The adapter of the result is fitted on all pairs. Rows of so many percent replaced
-    are searches of the old vectors and of mapped new ones together, which a real upgrade doesn't do.
+    Images of classes that the new model was trained or validated on fit adapters, and tell nothing. A fifth of the
+    others are queries, which no compared adapter has seen; all others but the query are searched. By labels the
+    metrics are recall@1 and MAP@R; without, the share of the new model's own ten neighbors that is found. The last one
+    decides. The adapter of the result is fitted on all pairs. Rows of so many percent replaced are searches of the old
+    vectors and of mapped new ones together, which a real upgrade doesn't do.
 
     The arguments are those of `dml.Index.upgrade`, whose index stays as it is; ``pairs``, the largest number of images
     to embed: more than 4,000 gained nothing at 384 dimensions (rebasis); and the ``seed`` of the sample, of the queries
@@ -84,7 +87,9 @@ def measure_upgrade(
             is of the new model, or is being upgraded already.
     """
     _check(index, new_model, adapter)
-    rows = np.sort(np.random.default_rng(seed).permutation(len(index))[:pairs])
+    order = np.random.default_rng(seed).permutation(len(index))
+    is_seen = np.fromiter(index.items.are_seen(new_model.settings.seen_classes), np.bool_)
+    rows = np.sort(order[np.argsort(is_seen[order], kind="stable")][:pairs])
     began = perf_counter()
     if vectors is None:
         embedded = new_model.embed(index.items.paths[rows].tolist(), **{**options, "on_corrupt": "skip"})
@@ -97,27 +102,40 @@ def measure_upgrade(
     if len(rows) < FEWEST_PAIRS:
         raise InputError(f"index: {len(rows)} of its images can be read; an upgrade compares {FEWEST_PAIRS} or more")
     items = index.items.take(np.isin(np.arange(len(index)), rows))
-    old, new = unit_rows(index.vectors.reconstruct(index.items.ids[rows]), "old vectors"), unit_rows(embedded, "new")
-    sample = _Sample(new, items.label_sets, seed)
+    all_old, all_new = unit_rows(index.vectors.reconstruct(items.ids), "old vectors"), unit_rows(embedded, "new")
+    seen, judged = np.flatnonzero(is_seen[rows]), np.flatnonzero(~is_seen[rows])
+    notes = [f"embedding all {len(index):,} images again takes about {duration}"] if vectors is None else []
+    if is_seen.any():
+        notes.append(f"left out: {is_seen.sum():,} images of classes that the new model was trained or validated on")
+
+    def fit(kind: str) -> Adapter:
+        return replace(FITS[kind](all_new, all_old), source=new_model.fingerprint, target=index.space)
+
+    if len(judged) < FEWEST_PAIRS:
+        kind = "affine" if adapter == "auto" else adapter
+        verdict = f"what pays can't be told by the {len(judged)} images of other classes; {kind} is taken"
+        return UpgradeReport({}, None if kind == "none" else fit(kind), verdict, notes)
+    old, new = all_old[judged], all_new[judged]
+    sample = _Sample(new, items.label_sets[judged], seed)
+    fitted = np.concatenate([judged[sample.fitted], seen])
     values = {OLD: sample.search(old, old)} | ({PLAIN: sample.search(new, old)} if old.shape == new.shape else {})
     kinds = {"auto": [*FITS], "none": []}.get(adapter, [adapter])
-    mapped = {kind: torch.from_numpy(FITS[kind](new[sample.fitted], old[sample.fitted])(new)) for kind in kinds}
+    mapped = {kind: torch.from_numpy(FITS[kind](all_new[fitted], all_old[fitted])(new)) for kind in kinds}
     adapted = {kind: sample.search(queries, old) for kind, queries in mapped.items()}
     values |= {f"new queries, old vectors, {kind}": row for kind, row in adapted.items()}
     values[NEW] = sample.search(new, new)
-    notes = [f"{len(sample.queries):,} queries among {len(rows):,} images; 95 % intervals over {sample.groups_name}"]
-    if vectors is None:
-        notes.append(f"embedding all {len(index):,} images again takes about {duration}")
+    count = f"{len(sample.queries):,} queries among {len(judged):,} images"
+    notes.insert(0, f"{count}; 95 % intervals over {sample.groups_name}")
     if not kinds:
         return UpgradeReport(sample.summarize(values), None, sample.judge(values[OLD], None, values[NEW])[0], notes)
     best = max(kinds, key=lambda kind: [*adapted[kind].values()][-1].mean())
-    order = order_by_distance(old, items.labels)
+    order = order_by_distance(old, items.labels[judged])
     for percent in range(0, 101, 10):
-        gallery, replaced = old.clone(), order[: percent * len(rows) // 100]
+        gallery, replaced = old.clone(), order[: percent * len(judged) // 100]
         gallery[replaced] = mapped[best][replaced]
         values[f"{percent} % replaced through {best}"] = sample.search(mapped[best], gallery)
     verdict, pays = sample.judge(values[OLD], adapted[best], values[NEW])
-    final = replace(FITS[best](new, old), source=new_model.fingerprint, target=index.space)
+    final = fit(best)
     began = perf_counter()
     for query in embedded[:100, None]:
         final(query)
@@ -214,7 +232,7 @@ def replace_in_parts(index: Index, new_model: ImageEmbedder, folder: Path, **opt
     `ImageEmbedder.embed_in_batches`.
     """
     make_vector_index(new_model, index.vectors.factory, index.vectors.parameters, len(index))  # it may refuse the size
-    paths = np.array(index.items.absolute_paths(), dtype=object)
+    paths = index.items.paths
     order = order_by_distance(index.vectors.reconstruct(index.items.ids), index.items.labels)
     facts = {"fingerprint": new_model.fingerprint, "geometry": new_model.geometry}
     size = options.get("batch_size") or new_model.settings.batch_size

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -8,6 +9,7 @@ from dml.losses.loss_contract import Loss
 from dml.ops.gradients import in_blocks
 from dml.ops.pairs import ALL, finest, list_columns, related
 from dml.ops.precision import full_precision
+from dml.ops.relevance import level_counts, shared_levels
 from dml.runtime.errors import check_number
 
 
@@ -19,6 +21,12 @@ class SmoothAPLoss(Loss):
 
         rank(i, S) = 1 + sum_{j in S, j != i} sigmoid((s_j - s_i) / temperature)
         L = mean over queries of 1 - 1/|P| sum_{i in P} rank(i, P) / rank(i, all)
+
+    With a ``relevance``, it is 1 - H-AP with the same sigmoid in both ranks, the first row of Table 5 of HAPPIER (Ramzi
+    et al., 2022). P are then the items that share a level with the query, and Hrank(i) / sum rel takes the place of
+    rank(i, P) / |P|::
+
+        Hrank(i) = rel(i) + sum_{j in P, j != i} min(rel(j), rel(i)) sigmoid((s_j - s_i) / temperature)
 
     The embeddings are L2-normalized here.
 
@@ -32,15 +40,18 @@ class SmoothAPLoss(Loss):
 
     Args:
         temperature: divisor of the differences of cosines in the sigmoid.
+        relevance: function from the number of items at each level (Q, L + 1) to the relevance of an item at each level
+            (Q, L + 1), such as ``dml.ops.relevance.power_relevance``. None compares the finest classes alone.
     """
 
     needs_positives: ClassVar[bool] = True
     takes_queries: ClassVar[bool] = True
 
-    def __init__(self, temperature: float = 0.01) -> None:
+    def __init__(self, temperature: float = 0.01, relevance: Callable[[Tensor], Tensor] | None = None) -> None:
         super().__init__()
         check_number("loss.temperature", temperature, above=0)
         self.temperature = temperature
+        self.relevance = relevance
 
     @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor, queries: slice = ALL) -> Tensor:
@@ -48,22 +59,31 @@ class SmoothAPLoss(Loss):
 
         The mean is over the rows ``queries``, each of which is compared with the whole batch.
         """
-        unit, classes = F.normalize(embeddings, dim=1), finest(labels)
-        largest = int(related(classes, classes).sum(dim=1).max())
+        unit = F.normalize(embeddings, dim=1)
+        largest = int((self._relevances(labels, ALL, unit.dtype) > 0).sum(dim=1).max())
 
         def compute(block: slice) -> tuple[Tensor]:
-            similarities = unit[block] @ unit.T
-            same = related(classes[block], classes)
-            # Only items of the query's class are ranked, as padded columns: (Q, P, B) gaps instead of (Q, B, B).
-            items, inside = list_columns(same)
+            similarities, relevances = unit[block] @ unit.T, self._relevances(labels, block, unit.dtype)
+            # Only positives are ranked, as padded columns: (Q, P, B) gaps instead of (Q, B, B).
+            items, inside = list_columns(relevances > 0)
             gaps = similarities[:, None, :] - similarities.gather(1, items)[:, :, None]
             before = torch.sigmoid(gaps / self.temperature)
             # The sums include the item itself, which counts sigmoid(0) = 1/2; with 0.5 that is the 1 of the formula.
             rank = 0.5 + before.sum(dim=2)
-            rank_of_positives = 0.5 + (before * same[:, None, :]).sum(dim=2)
-            count = same.sum(dim=1)
-            precision = (inside * rank_of_positives / rank).sum(dim=1) / count
-            return ((1.0 - precision) * (count > 1),)
+            own, shared = relevances.gather(1, items), relevances[:, None, :]
+            if self.relevance is not None:  # else those of the positives are 1
+                shared = shared.minimum(own[:, :, None])
+            h_rank = 0.5 * own + (before * shared).sum(dim=2)
+            precision = (inside * h_rank / rank).sum(dim=1) / relevances.sum(dim=1)
+            return ((1.0 - precision) * ((relevances > 0).sum(dim=1) > 1),)
 
         rows = range(*queries.indices(len(unit)))
         return in_blocks(compute, rows, largest * len(unit), unit.device)[0].mean()
+
+    def _relevances(self, labels: Tensor, queries: slice, dtype: torch.dtype) -> Tensor:
+        """Compute the relevance (Q, B) of each item of a batch with labels (B,) or (B, L) to some queries."""
+        if self.relevance is None:
+            return related(finest(labels)[queries], finest(labels)).to(dtype)
+        columns = labels[:, None] if labels.ndim == 1 else labels
+        levels = shared_levels(columns[queries], columns)
+        return self.relevance(level_counts(levels, columns.shape[1]).to(dtype)).gather(1, levels)

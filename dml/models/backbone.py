@@ -231,6 +231,14 @@ class Backbone(nn.Module):
         maps |= {name: features.flatten(1)[:, :, None, None] for name in self._pooled_taps}
         return features, maps
 
+    @property
+    def has_untrained_norms(self) -> bool:
+        """Whether all batch normalization is frozen at the mean of 0 that it has before any training."""
+        norms = _batchnorms(self.network)
+        is_frozen = self.freeze_batchnorm or not any(p.requires_grad for norm in norms for p in norm.parameters())
+        means = [norm.running_mean for norm in norms if norm.running_mean is not None]
+        return bool(is_frozen and means) and not any(mean.any() for mean in means)
+
     def train(self, mode: bool = True) -> "Backbone":
         """Set the training mode, but let frozen batch normalization use its running statistics."""
         super().train(mode)

@@ -59,10 +59,11 @@ class RecurrentEmbedding(nn.Module):
         [f(x), x^1, ..., x^K]            the center first, then its neighbors
         g = W [h; f(x)] + b
 
-    The thesis describes h in two ways. Section 4.2 calls it "the final hidden layer" of the encoder, which summarizes
-    the sequence: "both_ends" takes the last state of each direction, so that both directions have read the whole
-    sequence. Eq. 4.3 writes h_{K+1}^(2), the state of the second layer at the last element: "last_step" takes both
-    directions there, although the backward direction has then read only that element.
+    The thesis contradicts itself twice. The neighbors come in descending order of their distance to the center in
+    sections 4.1, 4.2 and 4.3.1, "farthest_first", and in ascending order in chapter 5, "nearest_first". Eq. 4.3 writes
+    h_{K+1}^(2), the state of the second layer at the last element: "last_step" takes both directions there, although
+    the backward direction has then read only that element. Section 4.2 calls h "the final hidden layer" of the encoder,
+    which summarizes the sequence: "both_ends" takes the last state of each direction, and both have read all of it.
 
     >>> g = RecurrentEmbedding(input_dim=4, output_dim=4, hidden_size=3)
     >>> g(torch.zeros(2, 4), neighbor_embeddings=torch.zeros(2, 5, 4)).shape
@@ -74,7 +75,7 @@ class RecurrentEmbedding(nn.Module):
         hidden_size: number of units of each direction; the thesis has 256.
         dropout: probability that an input of the second layer is set to 0 in training.
         order: order of the neighbors after the center; "random" is the ablation of Table 4.2.
-        state: state h of the LSTM, "both_ends" or "last_step".
+        state: state h of the LSTM, "last_step" or "both_ends".
 
     Raises:
         InputError: if ``order`` or ``state`` has another value.
@@ -86,8 +87,8 @@ class RecurrentEmbedding(nn.Module):
         output_dim: int,
         hidden_size: int = 256,
         dropout: float = 0.5,
-        order: Order = "nearest_first",
-        state: State = "both_ends",
+        order: Order = "farthest_first",
+        state: State = "last_step",
     ) -> None:
         super().__init__()
         if order not in get_args(Order):

@@ -43,8 +43,9 @@ def metric_table(
 ) -> Table:
     """Make a table of metrics in percent, with a line for each row and a column for each metric.
 
-    A metric that a row lacks is a dash. A line below the table names the metrics that are not shown in percent. Five
-    metrics fit 80 columns.
+    A metric that a row lacks is a dash. One of all levels together, such as h_ap, stands beside the first level, and
+    means over the levels, mean/recall@1 and so on, are the last section. A line below the table names the metrics that
+    are not shown in percent. Five metrics fit 80 columns.
 
     Args:
         rows: {name of the row: metrics as `dml.evaluation.evaluate` returns them}.
@@ -75,13 +76,15 @@ def metric_table(
         label = printable(described[metric].label)
         # no number is cut, however narrow the console is: long names are folded instead
         table.add_column(Text(label), justify="right", no_wrap=True, min_width=max(len(label), NUMBER_WIDTH))
-    for i, level in enumerate(levels or [""]):
-        prefix = f"level{i}/" if levels else ""
+    sections = {f"level{i}/": level for i, level in enumerate(levels)} or {"": ""}
+    for prefix, level in (sections | ({"mean/": "mean"} if len(levels) > 1 else {})).items():
         if not any(prefix + metric in values for values in rows.values() for metric in metrics):
             continue
+        is_first = not table.rows
         for j, (name, values) in enumerate(rows.items()):
             head = [level if j == 0 else ""] if len(levels) > 1 else []
-            cells = (_format_cell(values.get(prefix + metric), described[metric]) for metric in metrics)
+            shown = [values.get(prefix + metric, values.get(metric) if is_first else None) for metric in metrics]
+            cells = (_format_cell(value, described[metric]) for value, metric in zip(shown, metrics, strict=True))
             table.add_row(*(Text(printable(cell)) for cell in (*head, name)), *cells)
         table.add_section()
     return table
@@ -97,7 +100,8 @@ def summary_table(
     is_shown = {name: len(heads) > 1 or not MetricName.parse(name).heads for name in metrics}
     rows = split_parts({name: metrics[name] for name in metrics if is_shown[name]}, "before", ", ".join(heads))
     if level_metrics := choose_level_metrics(metrics, custom):
-        return metric_table(rows, levels=levels, metrics=level_metrics, custom=custom)
+        of_all_levels = ["h_ap"] if "h_ap" in metrics and len(levels) > 1 else []
+        return metric_table(rows, levels=levels, metrics=level_metrics + of_all_levels, custom=custom)
     return metric_table(rows, levels=(), metrics=choose_joint_metrics(metrics), custom=custom)
 
 

@@ -101,8 +101,8 @@ class ClassSums:
         sums: Values = np.asarray(self.sums[metric], dtype=np.float64).mean(axis=0)
         return sums
 
-    def draw_means(self, metric: str, less: "ClassSums | None" = None, resamples: int = 2000) -> Values:
-        """Compute the mean of a metric, or its difference to other runs, for draws of the test classes -> (resamples,).
+    def interval(self, metric: str, less: "ClassSums | None" = None) -> tuple[float, float]:
+        """Compute the 95 % interval of a metric, or its difference to other runs, over 2,000 draws of the test classes.
 
         Raises:
             InputError: if the other runs were tested on other classes.
@@ -112,11 +112,7 @@ class ClassSums:
             if less.counts != self.counts:
                 raise InputError("results to be compared: tested on different classes")
             sums = sums - less.mean_sums(metric)
-        return resample_means(sums, np.asarray(self.counts), resamples, SEED)
-
-    def interval(self, metric: str, less: "ClassSums | None" = None) -> tuple[float, float]:
-        """Compute the 95 % interval of `draw_means`."""
-        low, high = np.quantile(self.draw_means(metric, less), ENDS)
+        low, high = np.quantile(resample_means(sums, np.asarray(self.counts), 2000, SEED), ENDS)
         return float(low), float(high)
 
 
@@ -225,31 +221,3 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval
     deviation = float(np.std(values, ddof=1))
     half_width = float(t.ppf((1 + confidence) / 2, runs - 1)) * deviation / runs**0.5
     return Interval(runs, mean, deviation, half_width)
-
-
-def bootstrap_p_value(differences: npt.NDArray[np.float64]) -> float:
-    """Compute the two-sided p-value of a difference from its bootstrap draws: how sure is it that it isn't 0?
-
-    It is twice the share of draws on the rarer side of 0, counted with one draw more (Davison and Hinkley, 1997,
-    section 4.2), so that it is never 0: the least level at which the percentile interval leaves out 0.
-    """
-    draws = len(differences)
-    below, above = np.count_nonzero(differences <= 0), np.count_nonzero(differences >= 0)
-    return min(1.0, 2.0 * (min(below, above) + 1) / (draws + 1))
-
-
-def adjust_p_values(p_values: Sequence[float]) -> list[float]:
-    """Adjust the p-values of several tests for their number (Holm, 1979).
-
-    The k-th smallest of m is multiplied by m - k + 1, and none becomes smaller than the one before. With adjusted
-    p-values below 0.05, the probability of a single false alarm among all tests is at most 5 %.
-
-    >>> adjust_p_values([0.01, 0.04, 0.03])
-    [0.03, 0.06, 0.06]
-    """
-    values = np.asarray(p_values, dtype=np.float64)
-    order = np.argsort(values, kind="stable")
-    factors = len(values) - np.arange(len(values))
-    adjusted = np.empty_like(values)
-    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(values[order] * factors))
-    return adjusted.tolist()  # type: ignore[no-any-return]

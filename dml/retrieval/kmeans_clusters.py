@@ -10,6 +10,9 @@ from dml.runtime.errors import InputError
 ITERATIONS = 20
 """The default of the rounds of k-means."""
 
+SPEED = 4e10
+"""Multiplications of k-means in a second on a core of a server's CPU."""
+
 
 def kmeans(embeddings: Embeddings, clusters: int, seed: int = 0, iterations: int = ITERATIONS) -> Tensor:
     """Cluster embeddings with FAISS's k-means (Lloyd's algorithm), on its GPUs if the installed FAISS has some.
@@ -55,3 +58,11 @@ def kmeans(embeddings: Embeddings, clusters: int, seed: int = 0, iterations: int
     algorithm.train(rows_on_cpu)
     _, assignment = algorithm.assign(rows_on_cpu)
     return torch.from_numpy(assignment)
+
+
+def estimate_time(products: int) -> str:
+    """Say how long `kmeans` takes on this machine, by the product of embeddings, clusters and dimensions alone."""
+    cores = faiss.omp_get_max_threads()
+    seconds = (ITERATIONS + 1) * products / (SPEED * cores)
+    duration = f"about {seconds:,.0f} s" if seconds >= 1 else "less than 1 s"
+    return f"{duration} on {cores} core{'s' * (cores > 1)}{', less on its GPU' * bool(faiss.get_num_gpus())}"

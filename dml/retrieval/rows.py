@@ -2,6 +2,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
@@ -40,6 +42,19 @@ def float32_rows(embeddings: Embeddings, name: str) -> Tensor:
     if num_invalid:
         raise InputError(f"{name}: {num_invalid} of {len(rows)} embeddings hold NaN or values infinite in float32")
     return rows.contiguous()
+
+
+def stack_rows(column: pa.ChunkedArray) -> npt.NDArray[np.float32]:
+    """Return a column of lists of numbers as (N, D); an `InputError` names a row that isn't D finite numbers."""
+    sizes = pc.list_value_length(column).fill_null(0).to_numpy()
+    width = sizes.max(initial=1)
+    if (others := np.flatnonzero(sizes != width)).size:
+        raise InputError(f"row {others[0]}, from 0 on, holds {sizes[others[0]]} numbers, and others {width}")
+    rows: npt.NDArray[np.float32]
+    rows = pc.list_flatten(column).cast(pa.float32()).fill_null(np.nan).to_numpy().reshape(-1, width)
+    if (others := np.flatnonzero(~np.isfinite(rows).all(axis=1))).size:
+        raise InputError(f"row {others[0]}, from 0 on, holds a number that is missing, NaN or infinite")
+    return rows
 
 
 def unit_rows(embeddings: Embeddings, name: str) -> Tensor:

@@ -17,7 +17,7 @@ from dml.data.readability import check_readability
 from dml.data.subsets import take_some_classes
 from dml.data.table import ImageTable
 from dml.evaluation.evaluator import Evaluator
-from dml.evaluation.monitor import has_time_for_clusters, make_further_config, make_validation_config
+from dml.evaluation.monitor import make_further_config, make_validation_config
 from dml.evaluation.names import MetricName, list_evaluated_heads, select_joint
 from dml.losses.compose import AtLevel, BySet, check_pairs
 from dml.losses.loss_contract import Loss, check_forward, check_module, check_takes_label_sets
@@ -197,17 +197,7 @@ def build_learner(
     validated = images.table.select_evaluated(images.validated_on)
     monitor, tie_breaker = settings.checkpoints.monitor, settings.checkpoints.tie_breaker
     monitored, metrics = [name for name in (monitor, tie_breaker) if name], build_metric_config(settings, validated)
-    trained: Any = embedding_model.heads if settings.training.frozen else embedding_model
-    steps = settings.trainer.val_check_interval or settings.trainer.max_steps
-    has_time = has_time_for_clusters(
-        validated,
-        sum(embed_dims.values()),
-        batches=steps * settings.trainer.accumulate_grad_batches,
-        images=len(images.train_table) / len(sampler),
-        parameters=sum(parameter.numel() for parameter in trained.parameters()),
-    )
-    shown = settings.evaluation.validation_metrics
-    further = make_further_config(shown, metrics, monitored, validated, with_clusters=has_time)
+    further = make_further_config(settings.evaluation.validation_metrics, metrics, monitored, validated)
     pace = build_pace(settings, len(images.sampler))
     plain_kind: Any = FrozenLearner if settings.training.frozen else MetricLearner
     kind: type[MetricLearner] = RecurrentLearner if isinstance(embedding_model, RecurrentModel) else plain_kind

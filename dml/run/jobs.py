@@ -16,6 +16,8 @@ from dml.data.copies import count_queries_in_gallery
 from dml.data.split_overview import summarize_data
 from dml.data.splits import describe_shared_classes, describe_splits
 from dml.data.table import ImageTable
+from dml.evaluation.evaluator import Evaluator
+from dml.evaluation.monitor import describe_clustering
 from dml.losses.compose import WeightedSum
 from dml.losses.memory import CrossBatchMemory
 from dml.models.embedding import EmbeddingModel
@@ -46,7 +48,7 @@ from dml.run.stored_configuration import (
 from dml.run.teachers import add_teachers
 from dml.run.untrained_model import evaluate_raw_features, store_fixed_neighbors
 from dml.runtime import signals
-from dml.runtime.console import console
+from dml.runtime.console import console, warn
 from dml.runtime.errors import InputError
 from dml.runtime.paths import expand_home
 from dml.runtime.run_folder import CONFIGURATION, RunFolder, configuration_id
@@ -335,12 +337,17 @@ def print_setup(settings: Settings, images: DataModule, learner: MetricLearner, 
         f"[bold]model[/]    {trained:,} of {parameters:,} parameters ({trained / parameters:.1%}) are trained; "
         f"heads {in_markup(heads)}"
     )
+    if model.backbone.has_untrained_norms:
+        warn("random weights with frozen batch normalization; model.backbone.weights=FILE begins with trained ones")
     loss: Any = next(iter(learner.losses.values()))
     terms = loss.terms.values() if isinstance(loss, WeightedSum) else [loss]
     names = " + ".join(type(term).__name__ for term in terms)
     console.print(f"[bold]loss[/]     {in_markup(names)}, {settings.trainer.max_steps:,} steps")
     if parse_compile(settings.training.compile) is not None:
         console.print("[bold]compile[/]  the first step compiles the network, which can take minutes")
+    further = learner.evaluate_further if settings.trainer.val_check_interval else None
+    if isinstance(further, Evaluator) and (line := describe_clustering(further, sum(model.embed_dims.values()))):
+        console.print(f"[bold]k-means[/]  {in_markup(line)}")
     pace = builders.build_pace(settings, len(images.sampler))
     if late := describe_late_milestones(settings.scheduler.schedule or {}, pace, settings.trainer.max_steps):
         console.print(f"[bold red]schedule[/] {in_markup(late)}")

@@ -9,10 +9,12 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
+from dml.data.image_files.parts import identify_images
 from dml.data.table import ImageTable
 from dml.losses.compatibility import InfluenceLoss, class_means
 from dml.losses.compose import WeightedSum
 from dml.losses.distillation import TeacherLoss
+from dml.retrieval.rows import stack_rows
 from dml.run import builders, building
 from dml.run.config_folders import compose_training, list_network_overrides, pretrained_name
 from dml.run.model_builders import count_features, use_features
@@ -84,16 +86,16 @@ def _read_file(key: str, place: str, table: ImageTable) -> Tensor:
     try:
         with pq.ParquetFile(expand_home(place), page_checksum_verification=True) as file:
             stored = file.read(columns=["path", "vector"])
-        paths, column = stored.column("path").to_pylist(), stored.column("vector").combine_chunks()
-        vectors = column.flatten().to_numpy().reshape(len(paths), -1)
+        vectors, root = stack_rows(stored.column("vector")), (stored.schema.metadata or {}).get(b"root", b"").decode()
+        paths = identify_images(os.path.join(root, path) for path in stored.column("path").fill_null("").to_pylist())
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:
         raise InputError(f"{key}={place}: not such a file, or damaged ({error}); {PLACES}") from error
-    row_of_path = {os.path.abspath(name): row for row, name in enumerate(paths)}
-    rows = [row_of_path.get(os.path.abspath(name), -1) for name in table.locations.tolist()]
+    row_of_path = {path: row for row, path in enumerate(paths)}
+    rows = [row_of_path.get(path, -1) for path in identify_images(table.locations.tolist())]
     if missing := rows.count(-1):
         line = f"{key}={place}: lacks {missing:,} of {len(rows):,} training images"
         raise InputError(f"{line}, such as {printable(table.locations[rows.index(-1)])}")
-    return torch.from_numpy(vectors[rows]).float()
+    return torch.from_numpy(vectors[rows])
 
 
 def _build_pretrained(place: str, name: str) -> TrainedRun:

@@ -1,6 +1,7 @@
 """Functions for configurations as nested dictionaries, for overrides, and for the names of what a part builds."""
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -87,3 +88,20 @@ def dotted_name(target: Any) -> str:
     target = target.func if isinstance(target, partial) else target
     named = target if hasattr(target, "__qualname__") else type(target)
     return f"{named.__module__}.{named.__qualname__}"
+
+
+@contextmanager
+def naming(part: str, used: Any) -> Iterator[None]:
+    """Turn what an object of the user's raises in the ``with`` body into an `InputError` that names it.
+
+    What dml's own objects raise is a bug, and stays as it is; short memory is nobody's mistake.
+    """
+    try:
+        yield
+    except (InputError, MemoryError):
+        raise
+    except Exception as error:
+        if (name := dotted_name(used)).startswith("dml."):
+            raise
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise InputError(f"{part}: {name} raised {reason}; debug=true shows where") from error

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dml.runtime import signals
+from dml.runtime.errors import InputError
 
 PARTIAL, OLD = ".partial", ".old"
 """The ends of the names of a file or folder that is being written, and of a folder that is being replaced."""
@@ -31,6 +32,16 @@ DISK_ERRORS = {
     errno.EISDIR: "give the path of a file, not of a folder",
 }
 """What a user can do about an error of the disk, by the number of the error."""
+
+
+@contextmanager
+def in_one_line(path: str | Path) -> Iterator[None]:
+    """Raise an `InputError` where the disk refuses what the ``with`` body, called by a user's script, writes."""
+    try:
+        yield
+    except OSError as error:
+        remedy = DISK_ERRORS.get(error.errno or 0, "choose another folder")
+        raise InputError(f"{path}: {error.strerror or error}; {remedy}") from error
 
 
 @contextmanager

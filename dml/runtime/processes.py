@@ -1,6 +1,8 @@
 """The processes that a command starts, and settings of the whole process that several threads change for a while."""
 
+import atexit
 import multiprocessing
+import multiprocessing.util
 import os
 import signal
 import subprocess
@@ -90,6 +92,15 @@ def _end_with_parent() -> None:
         parent.join()
         os._exit(1)
 
+
+def _end_workers() -> None:
+    """End the workers that are left at the exit: the standard library sends them SIGTERM, and waits for ever."""
+    for child in multiprocessing.active_children():
+        if child.daemon:
+            child.kill()
+
+
+atexit.register(_end_workers)  # runs before the standard library's, which was registered before
 
 T = TypeVar("T")
 

@@ -122,34 +122,57 @@ MOST_BYTES = 2**26
 """The largest size of a file."""
 
 MOST = 500_000
-"""The largest number of values in a text."""
+"""The largest number of values in a JSON text."""
+
+MOST_YAML = 2**22
+"""The largest number of characters in a YAML text."""
+
+MOST_EVENTS = 50_000
+"""The largest number of values, keys, lists and mappings in a YAML text; a run's configuration has two thousand."""
+
+LONGEST_NUMBER = 1_000
+"""The largest number of characters in a number of a YAML text: one such as 1:59:59 takes time that is quadratic."""
 
 
 def read_bounded(path: Path) -> bytes:
     """Read a file whose content is a YAML or JSON text.
 
     Raises:
-        ValueError: if it is larger than `MOST_BYTES`.
+        ValueError: if it is no regular file, or larger than `MOST_BYTES`.
     """
-    with path.open("rb") as file:
-        content = file.read(MOST_BYTES + 1)
-    if len(content) > MOST_BYTES:
-        raise ValueError(f"more than {MOST_BYTES:,} bytes")
-    return content
+    try:
+        return read_regular(path, MOST_BYTES, "")
+    except RefusedFileError as error:
+        raise ValueError(error.reason) from error
 
 
-def parse_yaml(text: str) -> Any:
+def parse_yaml(text: str, *, with_aliases: bool = False) -> Any:
     """Return the content of a YAML text: plain values, lists and dictionaries.
+
+    Args:
+        text: the text.
+        with_aliases: whether it may hold aliases and merge keys, as the project's own files do; never for a stranger's.
 
     Raises:
         yaml.YAMLError: if the text is no YAML.
-        ValueError: if it holds a date that doesn't exist, such as 2000-13-01, or isn't as `check_plain` wants it.
+        ValueError: if it holds a date that doesn't exist, such as 2000-13-01, or an alias or a merge key, with which a
+            short text becomes any number of values; if it is larger than the limits above, or isn't as `check_plain`
+            wants it.
     """
+    if len(text) > MOST_YAML:
+        raise ValueError(f"more than {MOST_YAML:,} characters")
     depth = 0
-    for event in yaml.parse(text, LOADER):
+    for count, event in enumerate(yaml.parse(text, LOADER)):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > DEEPEST:
             raise ValueError(f"more than {DEEPEST} lists and mappings within each other")
+        if count > MOST_EVENTS:
+            raise ValueError(f"more than {MOST_EVENTS:,} values")
+        word = event.value if isinstance(event, yaml.ScalarEvent) and event.implicit[0] else ""
+        if not with_aliases and (isinstance(event, yaml.AliasEvent) or word == "<<"):
+            raise ValueError("an alias or a merge key; the values have to stand there themselves")
+        if len(word) > LONGEST_NUMBER and word[0] in "+-.0123456789":
+            raise ValueError(f"a number of more than {LONGEST_NUMBER:,} characters")
     return check_plain(yaml.load(text, LOADER))  # noqa: S506  both loaders are safe
 
 
@@ -159,6 +182,9 @@ def parse_json(text: str | bytes) -> Any:
     Raises:
         ValueError: if the text is no JSON, or isn't as `check_plain` wants it.
     """
+    separators = text.count(",") if isinstance(text, str) else text.count(b",")
+    if separators > 2 * MOST:  # some may stand in texts; values take much more memory than their text
+        raise ValueError(f"more than {MOST:,} values")
     try:
         return check_plain(json.loads(text))
     except RecursionError as error:

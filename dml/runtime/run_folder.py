@@ -15,6 +15,7 @@ from dml.runtime.checksums import DamageError, file_checksum
 from dml.runtime.errors import InputError
 from dml.runtime.files import remove_partial_files
 from dml.runtime.locks import holding, is_held
+from dml.runtime.reading import read_bounded
 from dml.runtime.run_files import (
     read_configuration,
     read_curves,
@@ -120,7 +121,7 @@ class RunFolder:
     def read_configuration(self) -> tuple[str, str, str]:
         """Read the three files of `.hydra/` as `write_configuration` takes them."""
         files = (self.config_file, self.hydra_file, self.overrides_file)
-        config, hydra, overrides = (file.read_text(encoding="utf-8") if file.exists() else "{}" for file in files)
+        config, hydra, overrides = (read_bounded(file).decode() if file.exists() else "{}" for file in files)
         return config, hydra, overrides
 
     @property

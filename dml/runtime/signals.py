@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from io import TextIOWrapper
 from time import monotonic
 from typing import Any, NoReturn
 
@@ -93,9 +94,13 @@ _previous_hook: Any = sys.unraisablehook
 def handle_signals() -> None:
     """End this process, from now on, with one line at SIGINT and SIGTERM, and at SIGUSR1 under Slurm.
 
-    Until `start_raising` is called, there is nothing to clean up, and a signal ends the process at once.
+    Until `start_raising` is called, there is nothing to clean up, and a signal ends the process at once. Every command
+    and every worker of a sweep begins with it, so letters that the output can't hold are escaped from here on, too.
     """
     global state, _process, _previous_hook
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a notebook has others, which hold all letters
+            stream.reconfigure(errors="backslashreplace")
     is_main_thread = threading.current_thread() is threading.main_thread()
     if _process == os.getpid() or not is_main_thread or sys.platform == "win32":
         return

@@ -96,8 +96,21 @@ ARGUMENTS = {
     # Other arguments reach wandb's settings, which can name programs to run and servers to contact.
     "dml.training.loggers.RunFolderWandbLogger": _WANDB | {"neighbors", "worst_queries"},
     "pytorch_lightning.loggers.WandbLogger": _WANDB,
+    # Others reach TensorBoard's writer, whose folder and names of files they set.
+    "pytorch_lightning.loggers.TensorBoardLogger": {"default_hp_metric", "log_graph", "name", "save_dir", "version"},
+    "pytorch_lightning.loggers.CSVLogger": {"flush_logs_every_n_steps", "name", "save_dir", "version"},
+    # Others reach PyTorch's DistributedDataParallel, or are objects.
+    "pytorch_lightning.strategies.DDPStrategy": {
+        *("broadcast_buffers", "bucket_cap_mb", "find_unused_parameters", "gradient_as_bucket_view"),
+        *("process_group_backend", "static_graph", "timeout"),
+    },
+    # Others are options of the compiler, which name programs and folders, and backends of other libraries.
+    "training.compile": {"dynamic", "fullgraph", "mode"},
 }
-"""Arguments that a file may set, for the objects of which some arguments aren't safe."""
+"""Arguments that a file may set, by the object of which, or the key of the mapping in which, some aren't safe."""
+
+FOLDERS = ("pytorch_lightning.loggers.CSVLogger", "pytorch_lightning.loggers.TensorBoardLogger")
+"""Loggers whose ``name`` and ``version`` become folders below ``save_dir``; paths would lead out of it."""
 
 
 class Unknown(NamedTuple):
@@ -170,11 +183,12 @@ def unknown_targets(config: Any, path: str = "") -> Iterator[Unknown]:
 
 
 def _unknown_arguments(node: Mapping[Any, Any], path: str) -> Iterator[Unknown]:
-    """Find the arguments of one object that aren't safe."""
-    target = node.get(TARGET)
-    if isinstance(target, str) and target in ARGUMENTS:
-        safe = ARGUMENTS[target] | {TARGET, "_partial_"}
-        yield from (Unknown(f"{path}.{key}", str(node[key])) for key in node if key not in safe)
+    """Find the arguments of one object, or the keys of one mapping, that aren't safe."""
+    limited = str(node.get(TARGET, path))
+    for key, value in node.items() if limited in ARGUMENTS else ():
+        leads_out = limited in FOLDERS and key in ("name", "version") and not re.fullmatch(r"[\w-]*", str(value))
+        if leads_out or key not in {*ARGUMENTS[limited], TARGET, "_partial_"}:
+            yield Unknown(f"{path}.{key}", str(value))
 
 
 def import_object(path: str) -> Any:

@@ -5,29 +5,34 @@ from numpy.typing import ArrayLike, NDArray
 
 from dml.ops.training_protocols import EmbeddingBank
 from dml.runtime.errors import InputError, check_whole
-from dml.samplers.base import Entries, EpochSampler, choose_classes_per_batch
+from dml.samplers.base import Entries, EpochSampler, Ints, choose_classes_per_batch
 
 Floats = NDArray[np.float32]
 
 
 class HardClassSampler(EpochSampler):
-    """Draws batches of C similar classes with K images each: hard negative class mining (Sohn, 2016).
+    """Draws batches of C classes with K images each, of which C - 1 classes are hard for the first one.
 
-    For each batch, random candidate classes are drawn, and the first candidate is chosen. Then the candidate nearest
-    to any chosen class is added until there are C classes. This is the class that violates the triplet constraint
-    most, as the violation is largest at the least distance. Ties are broken at random. Finally K different images of
-    each class are drawn. Classes with fewer than K images are never drawn.
+    This is N-pair sampling with hard negative classes (Sohn, 2016) as the thesis on local neighborhood sampling has it,
+    section 2.1.2.4. For each batch, random candidate classes are drawn, and K different images of each. The first
+    candidate is the anchor class: its first image is the anchor i, the others are the positives j. Another class
+    violates the triplet constraint, by which Eq. 2.12 and 2.13 choose negatives, if an image k that was drawn of it has
+    a loss in Eq. 2.11::
 
-    The distance of two classes is that of their class embeddings, such as the means of their images' embeddings.
-    `set_class_embeddings` sets them for the next `iter()`. Until they are set, all distances tie, and the batches are
-    those of plain N-pair sampling.
+        D(i, k)^2 < max_j D(i, j)^2 + margin          D: Euclidean distance of two embeddings
 
-    Departure: Sohn compares the embeddings of one or two random images of each class.
+    C - 1 of these classes are drawn, each with the same probability. If there are too few, the batch has all of them,
+    and of the others those nearest to the anchor. Classes with fewer than K images are never drawn.
+
+    `set_embeddings` sets the embeddings for the next `iter()`. Until they are set, all classes violate the constraint,
+    and the batches are those of plain N-pair sampling.
+
+    Departure: Sohn adds one class after the other, each hard for those before it.
 
     Epoch: by default an epoch has ceil(N / (C·K)) batches, where N is the number of images of classes with K images or
-    more. Batch t depends on labels, class embeddings, settings and `default_rng((seed, epoch, t))` only.
+    more. Batch t depends on labels, embeddings, settings and `default_rng((seed, epoch, t))` only.
 
-    >>> sampler = HardClassSampler([0, 0, 1, 1, 2, 2], classes_per_batch=2, class_embeddings=[[0.0], [9.0], [9.0]])
+    >>> sampler = HardClassSampler([0, 0, 1, 1, 2, 2], classes_per_batch=2, embeddings=[[0], [0], [9], [9], [9], [9]])
     >>> len(sampler), sorted(map(len, sampler))
     (2, [4, 4])
 
@@ -35,8 +40,8 @@ class HardClassSampler(EpochSampler):
         labels: (N,) or (N, L) integers, column 0 the finest level, which holds the classes.
         classes_per_batch: number of classes in a batch, C; "auto" takes 20, or all that can be drawn if they are fewer.
         images_per_class: number of images of each class in a batch, K.
-        class_embeddings: (number of classes, D), one row for each class in ascending order of the labels; None if
-            they are set later.
+        embeddings: (N, D) embeddings of the images; None if they are set later.
+        margin: margin of the triplet constraint, in squared distances.
         candidate_classes: number of random classes to choose from for each batch; all if there are fewer.
         batches_per_epoch: number of batches of an epoch; None computes it from the number of images.
         seed: seed of all draws.
@@ -45,8 +50,8 @@ class HardClassSampler(EpochSampler):
         classes_per_batch: number of classes in a batch, C, a number also if the argument is "auto".
 
     Raises:
-        InputError: if the labels don't have enough classes or images for the settings, or the class embeddings don't
-            fit the labels.
+        InputError: if the labels don't have enough classes or images for the settings, or the embeddings don't fit the
+            labels.
     """
 
     def __init__(
@@ -55,7 +60,8 @@ class HardClassSampler(EpochSampler):
         classes_per_batch: int | str,
         images_per_class: int = 2,
         *,
-        class_embeddings: ArrayLike | None = None,
+        embeddings: ArrayLike | None = None,
+        margin: float = 0.2,
         candidate_classes: int = 1000,
         batches_per_epoch: int | None = None,
         seed: int = 0,
@@ -63,6 +69,8 @@ class HardClassSampler(EpochSampler):
         check_whole("sampler.images_per_class", images_per_class, least=1)
         check_whole("sampler.batches_per_epoch", 1 if batches_per_epoch is None else batches_per_epoch, least=1)
         check_whole("sampler.seed", seed, least=0)
+        if not margin >= 0.0:
+            raise InputError(f"sampler.margin={margin}: must be 0 or more, such as 0.2")
         self._entries = Entries.from_labels(labels)
         sizes = self._entries.sizes
         self._drawable = np.flatnonzero(sizes >= images_per_class)
@@ -71,31 +79,29 @@ class HardClassSampler(EpochSampler):
         )
         check_whole("sampler.candidate_classes", candidate_classes, least=self.classes_per_batch)
         self.num_bank_neighbors = 0
-        self._rows = np.split(np.argsort(self._entries.classes, kind="stable"), sizes.cumsum()[:-1])
+        self._members = np.split(np.argsort(self._entries.classes, kind="stable"), sizes.cumsum()[:-1])
         self.images_per_class = images_per_class
+        self.margin = margin
         self._candidates = min(candidate_classes, len(self._drawable))
         self._seed = seed
-        self._embeddings: Floats = np.zeros((len(sizes), 1), np.float32)
-        if class_embeddings is not None:
-            self.set_class_embeddings(class_embeddings)
+        self._embeddings: Floats = np.zeros((len(np.asarray(labels)), 1), np.float32)
+        if embeddings is not None:
+            self.set_embeddings(embeddings)
         images = int(sizes[self._drawable].sum())
         super().__init__(batches_per_epoch or -(-images // (self.classes_per_batch * images_per_class)))
 
-    def set_class_embeddings(self, embeddings: ArrayLike) -> None:
-        """Set the class embeddings (number of classes, D) for the next `iter()`; row c is the c-th smallest label's."""
+    def set_embeddings(self, embeddings: ArrayLike) -> None:
+        """Set the embeddings (N, D) of the images for the next `iter()`."""
         array = np.asarray(embeddings).astype(np.float32)
         count = len(self._embeddings)
         if array.ndim != 2 or len(array) != count or not np.isfinite(array).all():
-            raise InputError(f"class embeddings of shape {array.shape}: must be ({count}, D) finite numbers")
+            raise InputError(f"embeddings of shape {array.shape}: must be ({count}, D) finite numbers")
         self._embeddings = array
 
     def set_embedding_bank(self, bank: EmbeddingBank) -> None:
-        """Set each class embedding to the mean embedding of its images; see `UsesEmbeddingBank`."""
-        rows, classes = bank.embeddings.numpy()[self._entries.rows], self._entries.classes
-        sums = np.zeros((len(self._entries.sizes), rows.shape[1]))
-        np.add.at(sums, classes, rows)
-        read = np.bincount(classes[rows.any(axis=1)], minlength=len(sums))  # unreadable images are 0 there
-        self.set_class_embeddings(sums / np.maximum(read, 1)[:, None])
+        """Set the embeddings of the images; see `UsesEmbeddingBank`."""
+        self.set_embeddings(bank.embeddings.numpy())
+        self._embeddings[~self._embeddings.any(axis=1)] = np.nan  # unreadable images, which are 0 there, are near none
 
     def _iterate_epoch(self, epoch: int) -> Iterator[list[int]]:
         return self._batches(epoch, self._embeddings)
@@ -104,20 +110,21 @@ class HardClassSampler(EpochSampler):
         for number in range(len(self)):
             rng = np.random.default_rng((self._seed, epoch, number))
             candidates = rng.choice(self._drawable, self._candidates, replace=False)
-            classes = candidates[_choose_nearest(embeddings[candidates], self.classes_per_batch)]
-            images = [rng.choice(self._rows[c], self.images_per_class, replace=False) for c in classes]
-            yield self._entries.find_rows(np.concatenate(images), (self._seed, epoch, number, 1)).tolist()
+            drawn = self._draw_members(candidates, rng)
+            chosen = drawn[self._choose_classes(embeddings[self._entries.rows[drawn]], rng)]
+            yield self._entries.find_rows(chosen.ravel(), (self._seed, epoch, number, 1)).tolist()
 
+    def _draw_members(self, classes: Ints, rng: np.random.Generator) -> Ints:
+        """Draw K different entries of each class -> (n, K); a call of ``choice`` for each class takes far longer."""
+        sizes, entries = self._entries.sizes[classes], np.concatenate([self._members[c] for c in classes])
+        order = np.lexsort((rng.random(len(entries)), np.repeat(np.arange(len(classes)), sizes)))
+        drawn: Ints = entries[order[(sizes.cumsum() - sizes)[:, None] + np.arange(self.images_per_class)]]
+        return drawn
 
-def _choose_nearest(embeddings: Floats, count: int) -> list[int]:
-    """Choose row 0 of embeddings (n, D), and then repeatedly the row nearest to any chosen row; ties: the first."""
-    halves = np.square(embeddings).sum(axis=1) / 2
-    nearest = np.full(len(embeddings), np.inf, dtype=np.float32)  # half the squared distance to the nearest chosen row
-    chosen = [0]
-    while len(chosen) < count:
-        last = chosen[-1]
-        # A product with one row at a time: far fewer rows are chosen than there are, as a rule.
-        np.minimum(nearest, halves[last] + halves - embeddings @ embeddings[last], out=nearest)
-        nearest[chosen] = np.inf
-        chosen.append(int(nearest.argmin()))
-    return chosen
+    def _choose_classes(self, embeddings: Floats, rng: np.random.Generator) -> Ints:
+        """Choose C of the classes whose drawn images have the embeddings (n, K, D); the first is the anchor class."""
+        squared = np.square(embeddings - embeddings[0, 0]).sum(axis=2)
+        nearest = np.fmin.reduce(squared[1:], axis=1)
+        violates = nearest < np.fmax.reduce(squared[0]) + self.margin
+        order = np.lexsort((np.where(violates, rng.random(len(nearest)), nearest), ~violates))
+        return np.concatenate([[0], 1 + order[: self.classes_per_batch - 1]])

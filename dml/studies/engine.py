@@ -2,24 +2,15 @@
 
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from statistics import fmean
 
-import numpy as np
-import numpy.typing as npt
-
-from dml.inference.loading import load
-from dml.inference.split_embeddings import build_evaluator, embed_split, read_data_set
 from dml.report.provenance import UNKNOWN, describe_configuration, describe_measurement
-from dml.report.statistics import PER_QUERY, ClassSums, shorten, sum_by_class, sum_runs_by_class
-from dml.run.evaluators import find_ball
-from dml.run.settings import Settings, read_settings
+from dml.report.statistics import sum_runs_by_class
 from dml.runtime.configuration import check_set_elsewhere, key_of
-from dml.runtime.errors import InputError
 from dml.runtime.run_folder import RunFolder
-from dml.studies.experiments import compose, read_described_keys
-from dml.studies.results import ENSEMBLE, SEARCH, TEST, Result
+from dml.studies.experiments import read_described_keys
+from dml.studies.results import SEARCH, TEST, Result
 from dml.studies.runs import Plan, Run, check_data
 from dml.studies.searches import Overrides, choose_best
 from dml.studies.study import Cell, Key, Study
@@ -36,34 +27,13 @@ class Job:
         cell: cell that the run belongs to.
         stage: `SEARCH` or `TEST`.
         overrides: overrides that the search tries, or that it chose.
-        fold: fold that validates the training, counted from 1; 0 without folds.
         run: the training with its seed and folder.
     """
 
     cell: Cell
     stage: str
     overrides: Overrides
-    fold: int
     run: Run
-
-
-@dataclass(frozen=True)
-class Trial:
-    """Overrides that a search tries: a job for each fold, and the results of those that are finished."""
-
-    overrides: Overrides
-    jobs: tuple[Job, ...]
-    results: tuple[Result, ...]
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether all jobs are finished."""
-        return len(self.results) == len(self.jobs)
-
-    @property
-    def score(self) -> float:
-        """The mean score over the folds."""
-        return fmean(result.metrics["score"] for result in self.results)
 
 
 class Engine:
@@ -72,7 +42,7 @@ class Engine:
     Args:
         study: the study to run.
         plan: the folders and options of the study's runs, see `dml.studies.runs.Plan`.
-        stored: results of earlier commands, also those of the study that this one takes choices from.
+        stored: results of earlier commands.
     """
 
     def __init__(self, study: Study, plan: Plan, stored: Iterable[Result]) -> None:
@@ -87,23 +57,17 @@ class Engine:
         """Make sure, before any training, that nothing is set twice, and that the data is there.
 
         Raises:
-            InputError: if an override sets what the study sets, data is missing, or embeddings can't be joined.
+            InputError: if an override sets what the study sets, or data is missing.
         """
-        setters, rows, shared = dict[str, str](), dict[str, str](), self.study.content.get("overrides", ())
+        setters, rows = dict[str, str](), dict[str, str]()
         for cell in self.study.selected:
             setters |= dict.fromkeys(map(key_of, cell.after), "the study")
-            if self.study.kind == "file":  # a row of a table may be changed
-                rows |= {
-                    key_of(override): "the study" for override in cell.training.overrides if override not in shared
-                }
+            if not self.study.is_table:  # a row of a table may be changed
+                rows |= dict.fromkeys(map(key_of, cell.training.overrides), "the study")
             setters |= dict.fromkeys(cell.search.keys if cell.search else (), f"the search of {cell.row}")
-        check_set_elsewhere([*self.plan.overrides, *shared], setters, below=setters)
+        check_set_elsewhere(self.plan.overrides, setters, below=setters)
         check_set_elsewhere(self.plan.overrides, rows)
-        runs = [job.run for cell in self.study.selected for job in self._make_jobs(cell, TEST, ())]
-        for run in runs if self.study.content.get("ensembles") else ():
-            if find_ball(read_settings(compose(run.training), Settings)):
-                text = f"{run.training.experiment} {shlex.join(run.training.overrides)}"
-                raise InputError(f"{text}: its embeddings aren't compared by cosine, so models can't be joined")
+        runs = [self._make_job(cell, TEST, ()).run for cell in self.study.selected]
         check_data(self.study.name, runs, self.plan.data)
 
     def train(self) -> bool:
@@ -127,22 +91,12 @@ class Engine:
         return [self.plan.command(run) for run in {job.run.folder: job.run for job in jobs}.values()]
 
     def collect(self) -> list[Result]:
-        """Collect the results of the selected cells; ensembles of folds are tested first.
-
-        Stored results of further seeds stay.
-        """
-        results: list[Result] = []
-        for cell in self._with_parents():
-            for trial in self.list_trials(cell):
-                results += trial.results
+        """Collect the results of the selected cells; stored results of further seeds stay."""
+        results = [result for cell in self._with_parents() for _, result in self.list_trials(cell) if result]
         for cell in self.study.selected:
             tests = self._list_tests(cell)
-            for jobs in tests:
-                tested = self._find_all(jobs)
-                results += tested
-                if self.study.content.get("ensembles") and len(tested) == len(jobs):
-                    results.append(self._find_ensemble(jobs))
-            known = {job.run.configuration for jobs in tests for job in jobs}
+            results += filter(None, map(self._find, tests))
+            known = {job.run.configuration for job in tests}
             stored = [result for result in self._stored.get(cell.key, ()) if result.seed >= self.plan.seeds]
             results += [result for result in stored if result.stage == TEST and result.configuration in known]
         return results
@@ -150,13 +104,12 @@ class Engine:
     def discard_checkpoints(self) -> None:
         """Delete the checkpoints of the selected cells, unless the study keeps them."""
         for cell in self.study.selected:
-            for jobs in self._list_tests(cell):
-                self._discard(jobs)
+            self._discard(self._list_tests(cell))
 
     def select_valid(self, results: Iterable[Result]) -> list[Result]:
         """Select the results of cells that the study has, and whose trainings haven't changed since.
 
-        Results of older versions, which don't say what was trained, are valid.
+        Results that don't say what was trained, as the leaderboard's, are valid.
         """
         by_key = self.study.by_key
         return [
@@ -168,102 +121,64 @@ class Engine:
 
     def choose(self, cell: Cell) -> Overrides | None:
         """Return the overrides that are chosen for a cell; None as long as a search isn't complete."""
-        inherited = self._inherit(cell)
-        if inherited is None or cell.search is None:
-            return inherited
+        if cell.choice_from is not None:
+            stored = self._find_stored_choice(cell.choice_from)
+            return tuple(shlex.split(stored.overrides)) if stored else self.choose(self.study.by_key[cell.choice_from])
+        if cell.search is None:
+            return ()
         trials = self.list_trials(cell)
-        if not all(trial.is_finished for trial in trials):
+        if not all(result for _, result in trials):
             return None
-        return (*inherited, *choose_best([(trial.overrides, trial.score) for trial in trials]))
+        return choose_best([(job.overrides, result.metrics["score"]) for job, result in trials if result])
 
-    def list_trials(self, cell: Cell) -> list[Trial]:
-        """List what the search of a cell has tried, and tries next; nothing without a search."""
-        trials: list[Trial] = []
-        if cell.search is None or self._inherit(cell) is None:
-            return trials
-        while all(trial.is_finished for trial in trials):
-            proposed = cell.search.propose([(trial.overrides, trial.score) for trial in trials])
-            if not proposed:
+    def list_trials(self, cell: Cell) -> list[tuple[Job, Result | None]]:
+        """List what the search of a cell has tried, and tries next, with the results; nothing without a search."""
+        trials: list[tuple[Job, Result | None]] = []
+        while cell.search is not None and all(result for _, result in trials):
+            tried = [(job.overrides, result.metrics["score"]) for job, result in trials if result]
+            jobs = [self._make_job(cell, SEARCH, overrides) for overrides in cell.search.propose(tried)]
+            if not jobs:
                 break
-            for overrides in proposed:
-                jobs = self._make_jobs(cell, SEARCH, overrides)
-                trials.append(Trial(overrides, jobs, self._find_all(jobs)))
+            trials += [(job, self._find(job)) for job in jobs]
         return trials
 
-    def _inherit(self, cell: Cell) -> Overrides | None:
-        """Return the overrides that a cell takes from another one; None as long as these aren't chosen."""
-        if cell.choice_from is None:
-            return ()
-        if stored := self._find_stored_choice(cell):
-            return tuple(shlex.split(stored.overrides))
-        parent = self.study.by_key[cell.choice_from]
-        if parent.study:
-            raise InputError(
-                f"{self.study.name}: no results of {parent.row} in {parent.study}; dml study {parent.study} run"
-            )
-        return self.choose(parent)
-
-    def _find_stored_choice(self, cell: Cell) -> Result | None:
-        """Return a stored test of the cell whose choice another one takes, if it has another condition."""
-        if cell.choice_from is None or cell.choice_from[1] == cell.condition:
-            return None
-        return next((result for result in self._stored.get(cell.choice_from, ()) if result.stage == TEST), None)
+    def _find_stored_choice(self, key: Key) -> Result | None:
+        """Return a stored test of the cell whose choice another one takes."""
+        return next((result for result in self._stored.get(key, ()) if result.stage == TEST), None)
 
     def _with_parents(self) -> list[Cell]:
-        """List the selected cells behind those whose choices they take, each once."""
+        """List the selected cells behind those whose choices they take, unless these are stored, each once."""
         ordered: dict[Key, Cell] = {}
-
-        def add(cell: Cell) -> None:
-            if (
-                cell.choice_from
-                and self._find_stored_choice(cell) is None
-                and not self.study.by_key[cell.choice_from].study
-            ):
-                add(self.study.by_key[cell.choice_from])
-            ordered[cell.key] = cell
-
         for cell in self.study.selected:
-            add(cell)
+            if cell.choice_from and self._find_stored_choice(cell.choice_from) is None:
+                ordered[cell.choice_from] = self.study.by_key[cell.choice_from]
+            ordered[cell.key] = cell
         return list(ordered.values())
 
-    def _make_jobs(self, cell: Cell, stage: str, overrides: Overrides, seed: int = SEARCH_SEED) -> tuple[Job, ...]:
-        """Make the jobs of all folds, which train with some overrides."""
-        if stage == SEARCH and cell.search is not None:
-            further = (*(self._inherit(cell) or ()), *overrides, *cell.search.overrides)
-        else:
-            further = (*overrides, *cell.after)
-        return tuple(
-            Job(cell, stage, overrides, fold, self.plan.list_runs(training)[seed])
-            for fold, training in cell.divide(further)
-        )
+    def _make_job(self, cell: Cell, stage: str, overrides: Overrides, seed: int = SEARCH_SEED) -> Job:
+        training = cell.training.extended(overrides if stage == SEARCH else (*overrides, *cell.after))
+        return Job(cell, stage, overrides, self.plan.list_runs(training)[seed])
 
-    def _list_tests(self, cell: Cell) -> list[tuple[Job, ...]]:
-        """List the tested jobs of all folds for each seed; none as long as the search isn't complete."""
+    def _list_tests(self, cell: Cell) -> list[Job]:
+        """List the tested job of each seed; none as long as the search isn't complete."""
         chosen = self.choose(cell)
-        return [] if chosen is None else [self._make_jobs(cell, TEST, chosen, seed) for seed in range(self.plan.seeds)]
+        return [] if chosen is None else [self._make_job(cell, TEST, chosen, seed) for seed in range(self.plan.seeds)]
 
     def _list_open_trials(self) -> list[Job]:
-        trials = [trial for cell in self._with_parents() for trial in self.list_trials(cell)]
-        return [job for trial in trials for job in trial.jobs if self._find(job) is None]
+        return [job for cell in self._with_parents() for job, result in self.list_trials(cell) if result is None]
 
     def _list_open_tests(self) -> list[Job]:
-        tests = [jobs for cell in self.study.selected for jobs in self._list_tests(cell)]
-        return [job for jobs in tests for job in jobs if self._find(job) is None]
-
-    def _find_all(self, jobs: Iterable[Job]) -> tuple[Result, ...]:
-        results = map(self._find, jobs)
-        return tuple(result for result in results if result is not None)
+        tests = [job for cell in self.study.selected for job in self._list_tests(cell)]
+        return [job for job in tests if self._find(job) is None]
 
     def _find(self, job: Job) -> Result | None:
-        """Return the result of a job; None as long as there is none."""
+        """Return the result of a job, of its run or a stored one; None as long as there is none."""
         if job not in self._read and job.run.is_finished:
             self._read[job] = self._read_result(job)
-        return self._read.get(job) or self._find_stored(job, job.stage, job.run.configuration)
-
-    def _find_stored(self, job: Job, stage: str, configuration: str) -> Result | None:
+        known = (job.stage, job.run.seed, job.run.configuration)
         stored = self._stored.get(job.cell.key, ())
-        known = (stage, job.run.seed, configuration)
-        return next((result for result in stored if (result.stage, result.seed, result.configuration) == known), None)
+        same = (result for result in stored if (result.stage, result.seed, result.configuration) == known)
+        return self._read.get(job) or next(same, None)
 
     def _read_result(self, job: Job) -> Result:
         """Read the result of a finished job from the folder of its run."""
@@ -271,7 +186,6 @@ class Engine:
             *job.cell.key,
             stage=job.stage,
             seed=job.run.seed,
-            fold=job.fold,
             overrides=shlex.join(job.overrides),
             configuration=job.run.configuration,
             seconds=round(job.run.seconds, 1),
@@ -281,28 +195,17 @@ class Engine:
         stored_metrics = {name: value for name, value in job.run.metrics.items() if name.endswith(self.study.metrics)}
         metrics = {name: float(value) for name, value in stored_metrics.items() if isinstance(value, int | float)}
         result = replace(result, facts=describe_run(job.run, job.cell.heads), metrics=metrics)
-        return _add_sums(result, sum_runs_by_class([RunFolder(job.run.folder)])) if self.study.sums_classes else result
-
-    def _find_ensemble(self, jobs: Sequence[Job]) -> Result:
-        """Test the models of all folds together, unless an earlier command has stored the result."""
-        configuration = _join_configurations(jobs)
-        stored = self._find_stored(jobs[0], ENSEMBLE, configuration)
-        if stored is not None:
-            return stored
-        single = self._find_all(jobs)[0]
-        result = replace(single, stage=ENSEMBLE, fold=0, configuration=configuration, seconds=0.0, metrics={})
-        return _add_sums(result, rank_ensemble([RunFolder(job.run.folder) for job in jobs]))
+        if self.study.is_table:
+            return result
+        tested = sum_runs_by_class([RunFolder(job.run.folder)])
+        return replace(result, counts=tested.counts, sums={metric: rows[0] for metric, rows in tested.sums.items()})
 
     def _identify(self, cell: Cell, result: Result) -> str:
-        """Return the configuration of the jobs that would make a result today."""
-        stage = SEARCH if result.stage == SEARCH else TEST
-        jobs = self._make_jobs(cell, stage, tuple(shlex.split(result.overrides)))
-        if result.stage == ENSEMBLE:
-            return _join_configurations(jobs)
-        return next((job.run.configuration for job in jobs if job.fold == result.fold), "changed")
+        """Return the configuration of the job that would make a result today."""
+        return self._make_job(cell, result.stage, tuple(shlex.split(result.overrides))).run.configuration
 
     def _discard(self, jobs: Iterable[Job]) -> None:
-        for job in [] if self.study.keeps_checkpoints else jobs:
+        for job in [] if self.study.is_table else jobs:
             job.run.discard_checkpoints()
 
 
@@ -316,55 +219,3 @@ def describe_run(run: Run, heads: tuple[str, ...] = ()) -> dict[str, str]:
     if heads:
         del stored["vector"]  # that of the whole embedding
     return describe_configuration(config) | {name: value for name, value in stored.items() if value != UNKNOWN}
-
-
-def _add_sums(result: Result, tested: ClassSums) -> Result:
-    return replace(result, counts=tested.counts, sums={metric: rows[0] for metric, rows in tested.sums.items()})
-
-
-def _join_configurations(jobs: Iterable[Job]) -> str:
-    return "+".join(job.run.configuration for job in jobs)
-
-
-Vectors = npt.NDArray[np.float32]
-
-
-def join_embeddings(members: Sequence[Vectors]) -> Vectors:
-    """Concatenate the embeddings (N, D) of several models, each scaled to unit length, and scale the result so too.
-
-    The cosine of two joined embeddings is then the mean of the models' cosines. -> (N, sum of D)
-    """
-    return _scale(np.concatenate([_scale(member) for member in members], axis=1))
-
-
-def _scale(rows: Vectors) -> Vectors:
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    scaled: Vectors = (rows / np.where(lengths > 0, lengths, 1)).astype(np.float32)
-    return scaled
-
-
-def rank_ensemble(folders: Sequence[RunFolder]) -> ClassSums:
-    """Embed the test split by the models of runs of one seed, one a fold, join the embeddings, and rank by them.
-
-    Raises:
-        InputError: if a checkpoint is missing.
-    """
-    members = []
-    for folder in folders:
-        if not folder.last_checkpoint.exists():
-            raise InputError(f"{folder.path}: no checkpoints of a finished run; delete the folder to train it again")
-        model = load(folder.path)
-        settings, table = read_data_set(model)
-        embedded = embed_split(model, table, "test", on_corrupt=settings.data.on_corrupt)
-        members.append(embedded.vectors)
-    evaluator = build_evaluator(settings, table, embedded.table)
-    labels: list[npt.NDArray[np.int64]] = []
-    values: dict[str, list[npt.NDArray[np.float64]]] = {metric: [] for metric in PER_QUERY}
-    for ranked in evaluator.evaluate(join_embeddings(members)).lists:
-        if all(name in ranked.values for name in PER_QUERY.values()):  # the finest level's, of several lists
-            labels.append(embedded.table.labels[ranked.queries, 0])
-            for metric, name in PER_QUERY.items():
-                values[metric].append(ranked.values[name])
-    joined = {metric: np.concatenate(parts) for metric, parts in values.items()}
-    counts, sums = sum_by_class(np.concatenate(labels), joined)
-    return ClassSums(counts, {metric: [shorten(row)] for metric, row in sums.items()})

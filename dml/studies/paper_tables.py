@@ -10,16 +10,13 @@ from typing import Any
 
 from dml.runtime.errors import InputError
 from dml.runtime.reading import parse_yaml
-from dml.studies.study import REFERENCE, Cell, Study, Training, as_list
+from dml.studies.study import REFERENCE, Cell, Study, Training
 
-PAPERS = {"rll": "RLL", "nra": "NRA", "lns": "LNS", "happier": "HAPPIER", "rsk": "RS@k", "hyp": "Hyp-ViT"}
+PAPERS = {"rll": "RLL", "nra": "NRA", "lns": "LNS", "happier": "HAPPIER"}
 """The papers' names as pages print them."""
 
 DATASETS = {"cub": "cub200"}
 """The data sets that the papers' numbers and conf/dataset name differently."""
-
-NUMBERS = ("paper_tables.csv", "published_recalls.csv")
-"""The files of the papers' numbers. Those of the second have sources, and its tables are lanes."""
 
 TAXA = ("species", "genus", "family", "order", "class", "phylum", "kingdom")
 LEVELS_BY_NAME = {name: level for level, name in enumerate(TAXA)} | {"fine": 0, "coarse": 1}
@@ -27,11 +24,11 @@ LEVELS_BY_NAME = {name: level for level, name in enumerate(TAXA)} | {"fine": 0, 
 
 @dataclass(frozen=True)
 class PrintedNumber:
-    """One number of a table, as its paper prints it: a line of one of the files `NUMBERS`.
+    """One number of a table, as its paper prints it: a line of reference/paper_tables.csv.
 
     Args:
         paper: key of the paper, one of `PAPERS`.
-        table: number of the table in the paper, such as "IV", or a lane, such as "resnet50".
+        table: number of the table in the paper, such as "IV".
         row: stable key of the row.
         method: name of the row as the paper prints it.
         origin: "true" for the paper's method, an ablation or a second run of it, "retrained" for a baseline that the
@@ -41,7 +38,6 @@ class PrintedNumber:
         metric: recall@k, nmi, f1, h_ap, asi, ndcg, sum_wap, ap/LEVEL, map, recall@1/mean, recall@1/sd.
         printed: the number in percent; empty where the paper prints a dash.
         note: remark on what is odd about the number.
-        source: paper or repository of the number and where it was read; "" for a number from the paper's own table.
     """
 
     paper: str
@@ -57,7 +53,6 @@ class PrintedNumber:
     metric: str
     printed: str
     note: str
-    source: str = ""
 
     @property
     def is_quoted(self) -> bool:
@@ -89,25 +84,8 @@ class PrintedNumber:
 
 
 @dataclass(frozen=True)
-class Entry:
-    """What stands for a row on a data set.
-
-    Args:
-        cells: the only training of the row, or those of the rows whose mean or spread it prints.
-        differs: sentences that say where the row differs from the paper's protocol, besides what its experiment says.
-    """
-
-    cells: tuple[Cell, ...]
-    differs: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Table:
-    """A paper's table: those of its numbers that the paper trained itself.
-
-    A lane is a table whose numbers are of one network, one pretraining and one size of the embedding. It was put
-    together here, and each of its numbers has a source.
-    """
+    """A paper's table: all of its numbers, of which those that the paper quotes have no training."""
 
     paper: str
     name: str
@@ -119,25 +97,25 @@ class Table:
     @property
     def title(self) -> str:
         """The paper and the number of the table."""
-        return f"{PAPERS[self.paper]}, {'Lane' if self.is_lane else 'Table'} {self.name}"
+        return f"{PAPERS[self.paper]}, Table {self.name}"
+
+    @property
+    def trained(self) -> list[PrintedNumber]:
+        """The numbers that the paper trained itself, in its order."""
+        return [number for number in self.numbers if not number.is_quoted]
 
     @property
     def rows(self) -> list[tuple[str, str]]:
-        """Each pair (row, data set) once, in the paper's order."""
-        return list(dict.fromkeys((number.row, number.dataset) for number in self.numbers))
-
-    @property
-    def is_lane(self) -> bool:
-        """Whether the table's numbers have sources of their own."""
-        return any(number.source for number in self.numbers)
+        """Each pair (row, data set) of the trained numbers once, in the paper's order."""
+        return list(dict.fromkeys((number.row, number.dataset) for number in self.trained))
 
     @property
     def trainings(self) -> list[Training]:
         """The trainings of all rows, each once."""
-        return list(dict.fromkeys(cell.training for row in self.rows for cell in self.find_entry(*row).cells))
+        return list(dict.fromkeys(cell.training for row in self.rows for cell in self.find_cells(*row)))
 
-    def find_entry(self, row: str, dataset: str) -> Entry:
-        """Find what stands for a row.
+    def find_cells(self, row: str, dataset: str) -> tuple[Cell, ...]:
+        """Find what stands for a row: its only training, or those of the rows whose mean or spread it prints.
 
         Raises:
             InputError: if reference/PAPER.yaml has no entry for the row.
@@ -148,51 +126,45 @@ class Table:
         if value is None:
             raise InputError(f"table {self}: row {row} on {dataset} has no experiment in reference/{self.paper}.yaml")
         if isinstance(value, list):  # the rows that this one sums up
-            entries = [self.find_entry(summed_row, dataset) for summed_row in value]
-            cells = tuple(cell for entry in entries for cell in entry.cells)
-            return Entry(cells, tuple(sentence for entry in entries for sentence in entry.differs))
+            return tuple(cell for summed_row in value for cell in self.find_cells(summed_row, dataset))
         settings = {"run": value} if isinstance(value, str) else value
         training = Training.parse(f"{self.paper}/{settings['run']}")
-        differs = tuple(as_list(settings.get("differs", [])))
-        return Entry((Cell(dataset, row, training, part=settings.get("part", "")),), differs)
+        return (Cell(dataset, row, training, part=settings.get("part", "")),)
 
     def make_study(self) -> Study:
         """Make the study that reproduces the table."""
-        cells = {cell.key: cell for row in self.rows for cell in self.find_entry(*row).cells}
+        cells = {cell.key: cell for row in self.rows for cell in self.find_cells(*row)}
         return Study(
             name=str(self),
-            kind="table",
             cells=tuple(cells.values()),
             content={"table": self},
+            is_table=True,
             metrics=("",),
-            keeps_checkpoints=True,
             outputs=Path("outputs/tables"),
         )
 
 
 @cache
 def read_tables() -> tuple[Table, ...]:
-    """Read the tables with numbers that the paper trained itself, in the papers' order."""
-    trained = (number for number in read_numbers() if not number.is_quoted)
-    groups = groupby(trained, key=lambda number: (number.paper, number.table))
+    """Read the tables in the papers' order; each has numbers that the paper trained itself."""
+    groups = groupby(read_numbers(), key=lambda number: (number.paper, number.table))
     return tuple(Table(paper, name, tuple(numbers)) for (paper, name), numbers in groups)
 
 
 @cache
 def read_numbers() -> tuple[PrintedNumber, ...]:
-    """Read every number of every table, quoted ones included."""
+    """Read every number of every table."""
     numbers = []
-    for name in NUMBERS:
-        with (REFERENCE / name).open(newline="", encoding="utf-8") as file:
-            for line in csv.DictReader(file):
-                dataset, printed, origin = (line.pop(column) for column in ("dataset", "value", "own"))
-                dataset = DATASETS.get(dataset, dataset)
-                numbers.append(PrintedNumber(dataset=dataset, printed=printed, origin=origin, **line))
+    with (REFERENCE / "paper_tables.csv").open(newline="", encoding="utf-8") as file:
+        for line in csv.DictReader(file):
+            dataset, printed, origin = (line.pop(column) for column in ("dataset", "value", "own"))
+            dataset = DATASETS.get(dataset, dataset)
+            numbers.append(PrintedNumber(dataset=dataset, printed=printed, origin=origin, **line))
     return tuple(numbers)
 
 
 @cache
 def read_entries(paper: str) -> dict[str, dict[str, Any]]:
     """Read reference/PAPER.yaml -> {table: {row: entry}}; the head of rll.yaml describes an entry."""
-    content = parse_yaml((REFERENCE / f"{paper}.yaml").read_text(encoding="utf-8")) or {}
+    content = parse_yaml((REFERENCE / f"{paper}.yaml").read_text(encoding="utf-8"), with_aliases=True) or {}
     return {str(table): entries for table, entries in content.items()}

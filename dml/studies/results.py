@@ -1,7 +1,7 @@
 """The results of a study as one small Parquet file: a row for each run, and a row for each run and test class."""
 
 import json
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import chain
 from pathlib import Path
@@ -17,8 +17,8 @@ from dml.runtime.files import replacing
 from dml.runtime.locks import replacing_alone
 from dml.studies.study import Cell, Key
 
-SEARCH, TEST, ENSEMBLE = "search", "test", "ensemble"
-"""The stages of a study: tried on the validation classes, tested, and the models of all folds tested together."""
+SEARCH, TEST = "search", "test"
+"""The stages of a study: tried on the validation classes, and tested."""
 
 CLASS, QUERIES = "class", "queries"
 """The columns that only the rows of test classes have."""
@@ -30,11 +30,10 @@ class Result:
 
     Args:
         dataset, condition, row: names of the run's cell in its study.
-        stage: `SEARCH`, `TEST` or `ENSEMBLE`.
+        stage: `SEARCH` or `TEST`.
         seed: seed of the run.
-        fold: fold that validated the training, counted from 1; 0 without folds.
         overrides: overrides that a search chose, or that were tried, as a shell takes them.
-        configuration: hash of what the run trained; "" if an older version stored the result.
+        configuration: hash of what the run trained; "" in the leaderboard's results, which are older than it.
         seconds: duration of the run.
         facts: facts on the model and data of the metrics, by the name of the fact.
         metrics: metrics of the run, fractions; of a tried run only its "score".
@@ -47,7 +46,6 @@ class Result:
     row: str
     stage: str = TEST
     seed: int = 0
-    fold: int = 0
     overrides: str = ""
     configuration: str = ""
     seconds: float = 0.0
@@ -62,13 +60,13 @@ class Result:
         return self.dataset, self.condition, self.row
 
 
-KEYS = [column.name for column in fields(Result)][:9]
+KEYS = [column.name for column in fields(Result)][:8]
 """The columns that every row of the file has, beside the facts as JSON."""
 
 
 @dataclass(frozen=True)
 class RowResult:
-    """The tested runs of a cell, in the order of seeds and folds."""
+    """The tested runs of a cell, in the order of their seeds."""
 
     cell: Cell
     runs: tuple[Result, ...]
@@ -79,9 +77,9 @@ class RowResult:
         return self.runs[0].overrides
 
     @property
-    def run_keys(self) -> set[tuple[int, int]]:
-        """The seed and the fold of each run."""
-        return {(run.seed, run.fold) for run in self.runs}
+    def seeds(self) -> set[int]:
+        """The seeds of the runs."""
+        return {run.seed for run in self.runs}
 
     @property
     def facts(self) -> dict[str, str]:
@@ -108,33 +106,27 @@ class RowResult:
             return self.tested.run_means(metric)
         return [run.metrics[metric] for run in self.runs if metric in run.metrics]
 
-    def select_runs(self, keys: Container[tuple[int, int]]) -> "RowResult":
-        """Return the row with the runs of some seeds and folds."""
-        return RowResult(self.cell, tuple(run for run in self.runs if (run.seed, run.fold) in keys))
+    def select_runs(self, seeds: set[int]) -> "RowResult":
+        """Return the row with the runs of some seeds."""
+        return RowResult(self.cell, tuple(run for run in self.runs if run.seed in seeds))
 
 
 class Results:
-    """Results by the keys of their cells."""
+    """The tested runs among some results, by the keys of their cells."""
 
     def __init__(self, results: Iterable[Result]) -> None:
-        self._by_key: dict[tuple[Key, str], list[Result]] = {}
+        self._by_key: dict[Key, list[Result]] = {}
         for result in results:
-            self._by_key.setdefault((result.key, result.stage), []).append(result)
+            if result.stage == TEST:
+                self._by_key.setdefault(result.key, []).append(result)
 
     def __len__(self) -> int:
-        return sum(len(results) for (_, stage), results in self._by_key.items() if stage == TEST)
+        return sum(map(len, self._by_key.values()))
 
-    def list_tried(self, cell: Cell) -> list[list[Result]]:
-        """List the tried runs of a cell, those of one configuration together."""
-        by_overrides: dict[str, list[Result]] = {}
-        for result in self._by_key.get((cell.key, SEARCH), ()):
-            by_overrides.setdefault(result.overrides, []).append(result)
-        return list(by_overrides.values())
-
-    def find_row(self, cell: Cell, stage: str = TEST) -> RowResult | None:
+    def find_row(self, cell: Cell) -> RowResult | None:
         """Return the tested runs of a cell; None if there are none."""
-        results = self._by_key.get((cell.key, stage), ())
-        return RowResult(cell, tuple(sorted(results, key=lambda run: (run.seed, run.fold)))) if results else None
+        results = self._by_key.get(cell.key, ())
+        return RowResult(cell, tuple(sorted(results, key=lambda run: run.seed))) if results else None
 
 
 def read_results(path: Path) -> list[Result]:
@@ -173,11 +165,7 @@ def write_results(path: Path, results: Sequence[Result]) -> None:
     """Write results in the order of their cells and stages; tried runs stay in the order in which they were tried."""
     ordered = sorted(
         results,
-        key=lambda result: (
-            result.key,
-            result.stage,
-            *((0, 0) if result.stage == SEARCH else (result.seed, result.fold)),
-        ),
+        key=lambda result: (result.key, result.stage, 0 if result.stage == SEARCH else result.seed),
     )
     rows = np.repeat(np.arange(len(ordered)), [1 + len(result.counts) for result in ordered])
     table = {name: pa.array([getattr(result, name) for result in ordered]).take(pa.array(rows)) for name in KEYS}

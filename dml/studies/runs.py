@@ -44,9 +44,8 @@ DATASET_FOLDERS = {
     "dyml_vehicle": "dyml_vehicle",
     "dyml_animal": "dyml_animal",
     "dyml_product": "dyml_product",
-    "grocery": "grocery/grocery.csv",
 }
-"""The folder or file of each data set below the folder that holds them all."""
+"""The folder of each data set below the folder that holds them all."""
 
 WEIGHTS_FOLDER = "weights"
 """The folder, beside those of the data sets, with the weights that no library offers."""
@@ -59,8 +58,6 @@ SET_ELSEWHERE = {
     "experiment": "the study",
     "resume": "the study",
     "hydra.run.dir": "--outputs",
-    "dataset.folds": "folds=...",
-    "dataset.fold": "the study",
 }
 """What sets the keys that no override of every training may set."""
 

@@ -1,12 +1,12 @@
 """A study: the trainings that it compares, as its YAML file describes them."""
 
 import fnmatch
-import math
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,10 @@ from dml.runtime.configuration import key_of
 from dml.runtime.errors import InputError, suggest
 from dml.runtime.paths import expand_home
 from dml.runtime.reading import parse_yaml
-from dml.studies.searches import Overrides, Search, SearchedRange
+from dml.studies.searches import Overrides, Search
 
 REFERENCE = Path(__file__).parent / "reference"
 """The folder of the studies, and of the papers' numbers."""
-
-RATE = "optimizer.lr"
 
 Key = tuple[str, str, str]
 """The data set, the condition and the row of a cell."""
@@ -52,26 +50,20 @@ class Cell:
     Args:
         dataset, condition, row: names of the three.
         training: the training without what a search chooses.
-        overrides: overrides by which the row differs from the others.
         after: overrides of the tested trainings alone, which follow those that a search chose.
         part: prefix of the metrics in metrics.json, such as "heads/H"; "" for the whole embedding.
         search: search of the row; None if nothing is chosen for it.
-        choice_from: the cell whose chosen overrides this one takes before its own; None for none.
-        study: name of the study that trains the cell; "" for this one.
-        folds: number of parts of the training classes, each of which validates one training; 0 for one training.
+        choice_from: the cell of another condition whose chosen overrides this one takes; None for none.
     """
 
     dataset: str
     row: str
     training: Training
     condition: str = ""
-    overrides: Overrides = ()
     after: Overrides = ()
     part: str = ""
     search: Search | None = None
     choice_from: Key | None = None
-    study: str = ""
-    folds: int = 0
 
     @property
     def key(self) -> Key:
@@ -88,14 +80,6 @@ class Cell:
         """Return the name of the cell's metric in metrics.json: "nmi" of "heads/H" is "heads/H/nmi"."""
         return f"{self.part}/{name}" if self.part else name
 
-    def divide(self, overrides: Iterable[str] = ()) -> Iterator[tuple[int, Training]]:
-        """Yield the number and the training of each fold, with further overrides; without folds one training, of 0."""
-        training = self.training.extended(overrides)
-        if not self.folds:
-            yield 0, training
-        for fold in range(self.folds):
-            yield fold + 1, training.extended((f"dataset.folds={self.folds}", f"dataset.fold={fold}"))
-
 
 @dataclass(frozen=True)
 class Study:
@@ -103,12 +87,11 @@ class Study:
 
     Args:
         name: name of the study.
-        kind: "file" for a study of a YAML file, "table", "figure", "run_figure" or "reproducibility".
         cells: all cells of the study.
         content: further values, which the page needs.
-        metrics: ends of the names of the metrics that are kept of each run; "" for all.
-        sums_classes: whether the metrics of the queries are kept, summed by class.
-        keeps_checkpoints: whether the runs keep their checkpoints, which take gigabytes.
+        is_table: whether it is a paper's table, whose runs keep their checkpoints, which take gigabytes, and all of
+            their metrics; of other runs the metrics of the queries are kept, summed by class.
+        metrics: ends of the names of the metrics that are kept of each run besides; "" for all.
         seeds: number of runs of each training; their seeds count from 0.
         outputs: folder of the runs, unless the user names another.
         selection: names of the data sets, conditions and rows that are trained; all of what isn't named.
@@ -116,12 +99,10 @@ class Study:
     """
 
     name: str
-    kind: str
     cells: tuple[Cell, ...]
     content: Mapping[str, Any]
+    is_table: bool = False
     metrics: tuple[str, ...] = ()
-    sums_classes: bool = False
-    keeps_checkpoints: bool = False
     seeds: int = 3
     outputs: Path = Path("outputs")
     selection: Mapping[str, Collection[str]] = field(default_factory=dict)
@@ -139,8 +120,7 @@ class Study:
         return [
             cell
             for cell in self.cells
-            if not cell.study
-            and all(part in self.selection.get(name, [part]) for name, part in zip(names, cell.key, strict=True))
+            if all(part in self.selection.get(name, [part]) for name, part in zip(names, cell.key, strict=True))
         ]
 
     def name_results(self, departures: Sequence[str] = ()) -> str:
@@ -165,46 +145,29 @@ def read_study(path: Path, settings: Sequence[str] = (), data: Path | None = Non
     """
     if not path.is_file():
         raise InputError(f"{path}: no such file, which would describe a study")
-    content = parse_yaml(path.read_text(encoding="utf-8"))
+    content = parse_yaml(path.read_text(encoding="utf-8"), with_aliases=True)
     if not isinstance(content, dict):
         raise InputError(f"{path}: holds no keys, which would describe a study")
     try:
-        content["rows"] = _read_rows(content["rows"])
+        rows = content["rows"].items()
+        content["rows"] = {name: {"overrides": row} if isinstance(row, list) else row for name, row in rows}
         selection = {key: [*map(str, names)] for key, names in content.get("default", {}).items()}
         changes = apply_settings(content, settings, selection)
-        if "claims" in selection:
-            selected = [claim for number, claim in content["claims"].items() if str(number) in selection["claims"]]
-            selection["rows"] = [row for claim in selected for row in list_compared_rows(claim)]
-        if "reference" in content and "rows" in selection:
-            selection["rows"] = [content["reference"], *selection["rows"]]
         content["datasets"] = _read_datasets(content["datasets"], selection, data)
-        cells = tuple(_make_cells(content))
+        keys = product(content["datasets"], content.get("conditions", [""]), content["rows"])
+        cells = tuple(_make_cell(content, key) for key in keys)
     except KeyError as error:
         raise InputError(f"{path}: no {error.args[0]}") from error
     return Study(
         name=path.stem,
-        kind="file",
         cells=cells,
         content=content,
         metrics=tuple(content.get("metrics", ())),
-        sums_classes="claims" not in content,
         seeds=content["seeds"],
         outputs=Path("outputs") / path.stem,
         selection=selection,
         changes=tuple(changes),
     )
-
-
-def list_compared_rows(claim: Mapping[str, Any]) -> list[str]:
-    """List the rows that a claim compares, each once."""
-    spreads = claim.get("spreads", {})
-    sides = [side for pair in claim["comparisons"] for side in (pair["better"], *as_list(pair["worse"]))]
-    return list(dict.fromkeys(row for side in sides for row in spreads.get(side, [side])))
-
-
-def as_list(value: Any) -> list[Any]:
-    """Return a value that isn't a list as a list of one."""
-    return value if isinstance(value, list) else [value]
 
 
 def select_names(kind: str, text: str, known: Collection[str]) -> list[str]:
@@ -249,31 +212,13 @@ def apply_settings(content: dict[str, Any], settings: Sequence[str], selection: 
 
 
 def _parse_value(setting: str, old: Any) -> Any:
-    """Read the value of a setting, which is of the kind of the old one: a text, a number above 0, or a list."""
-    key, _, text = setting.partition("=")
-    words = shlex.split(text) if key == "overrides" else text.split(",")
-    try:
-        values = [type(as_list(old)[0])(word) for word in (words if isinstance(old, list) else [text])]
-    except ValueError:
-        values = [0]
-    numbers = [value for value in values if isinstance(value, int | float)]
-    least = 2 if key == "folds" else 0
-    is_short = isinstance(old, list) and numbers and len(numbers) != len(old)
-    if (
-        is_short
-        or any(not least <= number < math.inf or not number for number in numbers)
-        or numbers != sorted(numbers)
-    ):
-        example = ",".join(map(str, as_list(old)))
-        raise InputError(f"{setting}: must be {'2 or more' if least else 'above 0'}, such as {example}")
-    return values if isinstance(old, list) else values[0]
-
-
-def _read_rows(entries: Any) -> dict[str, dict[str, Any]]:
-    """Read the rows of a file, or those of the study that it names -> {name: their values}."""
-    if isinstance(entries, str):
-        return _read_rows(parse_yaml((REFERENCE / f"{entries}.yaml").read_text(encoding="utf-8"))["rows"])
-    return {name: {"overrides": entry} if isinstance(entry, list) else entry for name, entry in entries.items()}
+    """Read the value of a setting, which is of the kind of the old one: a text, texts, or a number above 0."""
+    text = setting.partition("=")[2]
+    if not isinstance(old, int):
+        return text.split(",") if isinstance(old, list) else text
+    if not text.isdecimal() or not int(text):
+        raise InputError(f"{setting}: must be above 0, such as {old}")
+    return int(text)
 
 
 def _read_datasets(entries: Any, selection: dict[str, list[str]], data: Path | None) -> dict[str, dict[str, Any]]:
@@ -282,8 +227,6 @@ def _read_datasets(entries: Any, selection: dict[str, list[str]], data: Path | N
     Raises:
         InputError: if the user selects one without a place, or there is no file.
     """
-    if isinstance(entries, list):  # choices of conf/dataset
-        return {name: {"overrides": [f"dataset={name}"]} for name in entries}
     selected_names = selection.get("datasets", [])
     datasets = {name: dict(entry) for name, entry in entries.items()}
     for name, dataset in datasets.items():
@@ -301,66 +244,27 @@ def _read_datasets(entries: Any, selection: dict[str, list[str]], data: Path | N
     return datasets
 
 
-def _make_cells(content: Mapping[str, Any]) -> Iterator[Cell]:
-    for dataset_name, dataset in content["datasets"].items():
-        for condition_name in content.get("conditions", [""]):
-            for name, row in content["rows"].items():
-                is_there = name in dataset.get("rows", [name]) and condition_name in row.get(
-                    "conditions", [condition_name]
-                )
-                if is_there:
-                    yield _make_cell(content, (dataset_name, condition_name, name))
-
-
 def _make_cell(content: Mapping[str, Any], key: Key) -> Cell:
     dataset_name, condition_name, name = key
     dataset, row, search = content["datasets"][dataset_name], content["rows"][name], content.get("search", {})
     condition = content.get("conditions", {}).get(condition_name, {})
-    if "run" in row:
-        base = Training.parse(row["run"])
-    else:
-        base = Training(dataset.get("experiment") or content["experiment"], tuple(row.get("overrides", ())))
-    overrides = base.extended(row.get("datasets", {}).get(dataset_name, ())).overrides
     named = [content["each"].format(name)] if "each" in content else []
-    shared = [*named, *dataset.get("overrides", ()), *content.get("overrides", ())]
-    like_key = (dataset_name, condition_name, row["like"]) if "like" in row else None
-    if like_key and row["like"] not in content["rows"]:
-        raise InputError(f"row {name}: like: there is no {row['like']}")
-    is_elsewhere = search.get("condition", condition_name) != condition_name
+    overrides = [*named, *dataset.get("overrides", ()), *row.get("overrides", ())]
+    searched = search.get("condition", condition_name)
+    is_elsewhere = searched != condition_name
     return Cell(
         dataset=dataset_name,
         row=name,
-        training=Training(base.experiment).extended([*shared, *overrides]),
+        training=Training(dataset["experiment"]).extended(overrides),
         condition=condition_name,
-        overrides=overrides,
-        after=(*condition.get("overrides", ()), *content.get("tested", ())),
-        part=row.get("part", ""),
-        search=None if is_elsewhere or "of" in condition else _make_search(content, row, name),
-        choice_from=(dataset_name, search["condition"], name) if is_elsewhere else like_key,
-        study=condition.get("of", ""),
-        folds=content.get("folds", 0),
+        after=tuple(condition.get("overrides", ())),
+        search=None if is_elsewhere else _make_search(search, row.get("values", {})),
+        choice_from=(dataset_name, searched, name) if is_elsewhere else None,
     )
 
 
-def _make_search(content: Mapping[str, Any], row: Mapping[str, Any], name: str) -> Search | None:
+def _make_search(search: Mapping[str, Any], values: Mapping[str, Any]) -> Search | None:
     """Make the search of a row; None if nothing is chosen for it."""
-    search, values = content.get("search", {}), row.get("values", {})
-    if ("tune" in row) != ("by" in row):
-        raise InputError(f"row {name}: tune and by go together")
-    score, overrides = row.get("by") or search.get("score", ""), tuple(search.get("overrides", ()))
-    if "trials" in content:
-        lowest, highest = content["rates"]
-        ranges = [SearchedRange(RATE, lowest, highest, is_log=True)]
-        ranges += [SearchedRange.spanning(key, [*map(_as_number, numbers)]) for key, numbers in values.items()]
-        return Search(score, overrides, ranges=tuple(ranges), trials=content["trials"], name=name)
-    steps = [
-        *search.get("steps", ()),
-        [f"{key}={value}" for key in values for value in values[key]],
-        row.get("tune", ()),
-    ]
-    alternatives = tuple(tuple(tuple(shlex.split(choice)) for choice in step) for step in steps if step)
-    return Search(score, overrides, steps=alternatives) if alternatives else None
-
-
-def _as_number(value: Any) -> float:
-    return value if isinstance(value, int) else float(value)  # YAML reads 3e-4 as text
+    steps = [*search.get("steps", ()), [f"{key}={value}" for key in values for value in values[key]]]
+    alternatives = tuple(tuple(step) for step in steps if step)
+    return Search(search["score"], alternatives) if alternatives else None

@@ -8,8 +8,7 @@ from pathlib import Path
 from dml.commands.arguments import quote_paths
 from dml.commands.command_parser import CommandParser, positive_number
 from dml.commands.error_lines import one_line_errors, print_line
-from dml.runtime.errors import InputError, check_installed, suggest
-from dml.runtime.files import write_text
+from dml.runtime.errors import InputError, suggest
 from dml.runtime.paths import expand_home
 from dml.studies.catalog import find_studies, format_list
 from dml.studies.study import Study
@@ -18,11 +17,9 @@ ACTIONS = ("list", "show", "run", "resume", "page")
 
 DESCRIPTION = """\
 Train what a study compares, and write its page. A study is a table of a paper
-(rll-I), all tables of a paper (rll) or all of them (tables), a figure (nra_3)
-or all of them (figures), claims, leaderboard, ablation, robustness, protocol,
-or a YAML file of yours; reproducibility is a page without trainings. Runs that
-are finished, or whose results are stored, are not made again. Figures of
-trained models, such as rll_5, are drawn of the runs whose folders are named.
+(rll-I), all tables of a paper (rll) or all of them (tables), leaderboard, or a
+YAML file of yours. Runs that are finished, or whose results are stored, are
+not made again.
 
   list     the studies of this name; dml study list lists all
   show     print the page of the results, and train nothing (the default)
@@ -30,15 +27,13 @@ trained models, such as rll_5, are drawn of the runs whose folders are named.
   page     write the page of the results, and train nothing
 
 NAME=VALUE changes a value of the study's file, or selects of it: seeds=5,
-rows=rll,nra*, conditions=whole, claims=1,2."""
+rows=rll,nra*, conditions=whole."""
 
 EXAMPLES = {
-    "dml study rll_5,rll_6 outputs/RUN": "draws two figures of a run into outputs/figures",
     "dml study rll-I run --data /data": "trains what is missing or was interrupted, prints the table",
     "dml study rll-I run --preset smoke": "trains small on the embedded data, in minutes",
     "dml study leaderboard run rows=rll,circle": "two losses, on the emoji",
-    "dml study claims run claims=1,2 --data /data": "two claims, on the photographs of /data/grocery too",
-    "dml study protocol run rows=rll,nra folds=3": "its results have a name of their own",
+    "dml study leaderboard run conditions=whole --data /data": "on the photographs of /data/grocery too",
 }
 
 
@@ -53,15 +48,6 @@ def run_study(arguments: Sequence[str]) -> None:
         if options.action == "list":
             print_line(format_list(studies))
             return
-        if options.name == "figures":
-            studies = [study for study in studies if study.cells]
-        if _are_of_runs(studies, options.folders, options.name):
-            from dml.studies.figures import draw_run_figures  # after --help and list: it takes seconds
-
-            check_installed("matplotlib", extra="figures")
-            figures = {study.name: study.content for study in studies}
-            draw_run_figures(figures, options.folders, options.outputs or Path("outputs/figures"))
-            return
         for study in studies:
             try:
                 has_failed |= _run_action(study, options)
@@ -74,27 +60,8 @@ def run_study(arguments: Sequence[str]) -> None:
         sys.exit(2)
 
 
-def _are_of_runs(studies: Sequence[Study], folders: Sequence[Path], name: str) -> bool:
-    """Return whether studies are figures of runs; these, and no others, have folders of runs."""
-    are_of_runs = [study.kind == "run_figure" for study in studies]
-    if not (folders and all(are_of_runs)) and (folders or any(are_of_runs)):
-        text = " ".join([name, *map(str, folders)])
-        raise InputError(f"{text}: figures of runs, and no others, take folders, as in dml study rll_5 outputs/RUN")
-    return bool(folders)
-
-
 def _run_action(study: Study, options: argparse.Namespace) -> bool:
     """Train a study, and show or write its page -> whether a run failed."""
-    if study.kind == "reproducibility":
-        from dml.studies.reproducibility import render_reproducibility_page  # after --help: it takes seconds
-
-        page, path = render_reproducibility_page(), options.docs / "reproducibility.md"
-        if options.action == "show":
-            print_line(page)
-        else:
-            write_text(path, page)
-            print_line(f"written: {path}")
-        return False
     from dml.studies.session import Session  # after --help and list: it takes seconds
 
     session = Session(study, options)
@@ -115,13 +82,13 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "name", nargs="?", default="list", metavar="STUDY", help="name of a study, or the path of its file"
     )
-    parser.add_argument("words", nargs="*", metavar="WORD", help=f"{', '.join(ACTIONS)}; NAME=VALUE; folders of runs")
+    parser.add_argument("words", nargs="*", metavar="WORD", help=f"{', '.join(ACTIONS)}; NAME=VALUE")
     parser.add_argument("--data", type=expand_home, metavar="FOLDER", help="folder with the data sets and weights/")
     parser.add_argument(
         "--jobs",
         type=positive_number,
         metavar="N",
-        help="runs at a time; with several, each has one thread (default: 1, for studies of a file 2)",
+        help="runs at a time; with several, each has one thread (default: 1 for tables, else 2)",
     )
     parser.add_argument(
         "--set",
@@ -154,7 +121,6 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     options.action = words[0] if words and words[0] in ACTIONS else "show"
     other_words = words[1:] if words and words[0] in ACTIONS else words
     options.settings = [word for word in other_words if "=" in word]
-    options.folders = [expand_home(word) for word in other_words if "=" not in word]
-    if wrong := [str(folder) for folder in options.folders if not folder.is_dir()]:
-        parser.error(f"{wrong[0]}: no such action, and no folder of a run{suggest(wrong[0], ACTIONS)}")
+    if wrong := [word for word in other_words if "=" not in word]:
+        parser.error(f"{wrong[0]}: no such action{suggest(wrong[0], ACTIONS)}")
     return options

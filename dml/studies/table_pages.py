@@ -24,7 +24,7 @@ STATISTICS: dict[str, Callable[[Sequence[float]], float]] = {
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A number of a table, and its reproduction.
+    """A trained number of a table, and its reproduction.
 
     Args:
         number: the number that the paper prints.
@@ -76,14 +76,14 @@ class Reproduction:
 
 
 def reproduce(table: Table, results: Results, plan: Plan) -> list[Reproduction]:
-    """Collect the reproductions of a table's numbers, in the paper's order.
+    """Collect the reproductions of a table's trained numbers, in the paper's order.
 
     Raises:
         InputError: if a finished run lacks a metric; those on the embedded data, which has other levels, may.
     """
     reproductions = []
-    for number in table.numbers:
-        cells, runs = table.find_entry(number.row, number.dataset).cells, dict[int, list[Result]]()
+    for number in table.trained:
+        cells, runs = table.find_cells(number.row, number.dataset), dict[int, list[Result]]()
         for row in filter(None, map(results.find_row, cells)):
             for run in row.runs:
                 runs.setdefault(run.seed, []).append(run)
@@ -97,7 +97,7 @@ def reproduce(table: Table, results: Results, plan: Plan) -> list[Reproduction]:
 
 
 def render_table_page(study: Study, results: Results, plan: Plan) -> str:
-    """Render a table: its numbers and ours, with half the 95 % interval, and how many runs are done."""
+    """Render a table: all its numbers, and ours, with half the 95 % interval and how many runs are done."""
     table: Table = study.content["table"]
     reproductions = reproduce(table, results, plan)
     finished = {(run.configuration, run.seed) for reproduction in reproductions for run in reproduction.finished}
@@ -106,7 +106,7 @@ def render_table_page(study: Study, results: Results, plan: Plan) -> str:
         table=table,
         departures=[*(["smoke on emoji"] if plan.is_small else []), *plan.departures],
         is_small=plan.is_small,
-        reproductions=reproductions,
+        reproduced={reproduction.number: reproduction for reproduction in reproductions},
         facts=join_facts({reproduction.name: _describe_row(reproduction, plan) for reproduction in reproductions}),
         finished=len(finished),
         run_count=plan.seeds * len(table.trainings),

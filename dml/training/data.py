@@ -47,20 +47,20 @@ class ImageLoader(DataLoader[Item | None]):
 
     PyTorch ends them when the garbage collector finds the iterator, and may wait seconds for each, see
     `dml.data.stream.BatchStream.close`.
+
+    Attributes:
+        iterators: set that gets the iterators: they may outlive the loader, in the trace of an error; None for no set.
     """
+
+    iterators: "weakref.WeakSet[Any] | None" = None
 
     def _get_iterator(self) -> Any:
         if self.num_workers:
             pause_before_forks()
         iterator = super()._get_iterator()
-        self._find_iterator = weakref.ref(iterator)
+        if self.iterators is not None:
+            self.iterators.add(iterator)
         return iterator
-
-    def close(self) -> None:
-        """End the workers of the last iteration."""
-        iterator: Any = self._find_iterator() if hasattr(self, "_find_iterator") else None
-        if hasattr(iterator, "_shutdown_workers"):  # an iterator without workers has nothing to end
-            iterator._shutdown_workers()
 
 
 class EvaluationData(LightningDataModule):
@@ -94,7 +94,7 @@ class EvaluationData(LightningDataModule):
         self.settings = settings
         self.cache = cache
         self.tested_on = "test"
-        self._loaders: weakref.WeakSet[ImageLoader] = weakref.WeakSet()
+        self._iterators: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def test_dataloader(self) -> DataLoader[Item | None]:
         """Return a loader of the tested images."""
@@ -120,13 +120,14 @@ class EvaluationData(LightningDataModule):
             multiprocessing_context=choose_start_method(num_workers),
             pin_memory=self.settings.pin_memory,
         )
-        self._loaders.add(loader)
+        loader.iterators = self._iterators
         return loader
 
     def on_exception(self, exception: BaseException) -> None:  # noqa: ARG002
         """End the workers of an evaluation that has failed: the process may go on with the next run of a sweep."""
-        for loader in self._loaders:
-            loader.close()
+        for iterator in [*self._iterators]:
+            if hasattr(iterator, "_shutdown_workers"):  # one without workers has nothing to end
+                iterator._shutdown_workers()
 
     def _count_workers(self, dataset: BatchDataset) -> int:  # noqa: ARG002
         """Return the number of processes that load the items of a data set."""

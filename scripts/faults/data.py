@@ -213,7 +213,7 @@ FAULTS = [
         "an image replaced by another of the same size and time",
         6,
         "prepare with verify=content writes what a first preparation of the new images writes",
-        "verify=content compares the contents; without it, an image of the same size and time counts as unchanged.",
+        "the inode and the time of change tell; verify=content compares the contents of all.",
         _replace_image,
     ),
     Fault(

@@ -100,7 +100,8 @@ def prepare(attempt: Try, copy: Path, damage: Callable[[], None]) -> str:
 def find_cache_difference(expected: Path, other: Path) -> str:
     """Return what differs between two folders of prepared data; an empty string if nothing does."""
     for name in ("table.parquet", "warp-32.parquet"):
-        if not pq.read_table(expected / name).equals(pq.read_table(other / name), check_metadata=True):
+        tables = (pq.read_table(folder / name).drop_columns(["inode", "ctime_ns"]) for folder in (expected, other))
+        if not next(tables).equals(next(tables), check_metadata=True):
             return f"another {name}"
     pixels = "warp-32.pixels"
     return "" if (expected / pixels).read_bytes() == (other / pixels).read_bytes() else f"another {pixels}"

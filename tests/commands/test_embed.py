@@ -120,6 +120,26 @@ def test_a_killed_command_goes_on(
         assert pq.read_table(output).equals(pq.read_table(whole), check_metadata=True)
 
 
+def test_paths_are_absolute_or_relative_to_a_root_that_is_written_too(
+    model: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(photos)
+    names = sorted(str(path.relative_to(photos)) for path in photos.rglob("*.png"))
+    for suffix in ("npz", "parquet"):
+        files = [tmp_path / f"{name}.{suffix}" for name in ("absolute", "rooted")]
+        embed(model, Path(), files[0])
+        embed(model, Path(), files[1], "--root", ".")
+        absolute, rooted = ([*map(str, list_embedded(file))] for file in files)
+        assert (absolute, rooted) == ([f"{photos}/{name}" for name in names], names)
+    assert pq.read_schema(files[1]).metadata[b"root"] == bytes(photos)
+    (line,) = refusal(capsys, model, Path("cats"), tmp_path / "other.npz", "--root", "dogs").splitlines()
+    assert line == f"error: --root {photos}/dogs: cats/00.png isn't in this folder"
+
+
+def list_embedded(file: Path) -> Any:
+    return stored_arrays(file)["paths"] if file.suffix == ".npz" else pq.read_table(file).column("path").to_pylist()
+
+
 def test_shards_together_are_the_whole(
     model: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], embedded: list[int]
 ) -> None:

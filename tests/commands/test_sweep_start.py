@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import PLAIN, Refused
+from conftest import PLAIN, Here, Refused
 from omegaconf import OmegaConf
 
 from dml.commands.sweep_start import list_first_values
@@ -75,3 +75,19 @@ def test_a_search_is_checked_at_its_first_point() -> None:
     ]
     hydra.sweeper.params = None
     assert list_first_values(hydra)[0] == "loss=rll"
+
+
+def test_a_point_that_cannot_be_composed_counts_as_failed_and_the_search_goes_on(
+    here: Here, capfd: pytest.CaptureFixture[str], tmp_path: Path, small_emoji: Path
+) -> None:
+    """Of the losses one alone has a margin, and it is the second; the sampler's seed proposes both."""
+    searched = ["loss=proxy_nca,rll", "loss.margin=interval(0.2,0.8)", "optimizer.lr=5e-4", "hydra.sweeper.n_trials=4"]
+    short = ["trainer.max_steps=1", "trainer.val_check_interval=1", "sweep.pruner=null", f"hydra.sweep.dir={tmp_path}"]
+    here("train", "-m", "sweep=optuna", f"dataset.root={small_emoji}", *PLAIN, *searched, *short)
+    failed = [line for line in capfd.readouterr().err.splitlines() if line.startswith("failed: ")]
+    assert failed
+    assert all("loss.margin: no such key" in line for line in failed)
+    assert len([*tmp_path.glob("*/metrics.json")]) == 4 - len(failed)
+    found = OmegaConf.to_container(OmegaConf.load(tmp_path / "optimization_results.yaml"))
+    assert isinstance(found, dict)
+    assert found["best_params"]["loss"] == "rll"

@@ -177,6 +177,39 @@ def test_unknown_targets_are_refused_by_name(stored: list[str], named: str, comm
     assert line.endswith("comes from this file, is not known and could run any code; trust=true if you trust this file")
 
 
+@pytest.mark.parametrize("compiled", ["true", "null", "{mode: max-autotune, dynamic: false, fullgraph: true}"])
+def test_a_file_may_say_that_and_how_a_network_is_compiled(compiled: str) -> None:
+    assert refusal(f"training.compile={compiled}", f"+stages={{s: {{training.compile: {compiled}}}}}") == ""
+
+
+DDP = "pytorch_lightning.strategies.DDPStrategy"
+
+
+@pytest.mark.parametrize(
+    ("stored", "named"),
+    [
+        (["training.compile={options: {cpp.cxx: [evil]}}"], "training.compile.options="),
+        (["+training.compile.options={cpp.cxx: [evil]}"], "training.compile.options="),
+        (["training.compile={backend: inductor}"], "training.compile.backend=inductor"),
+        (["training.compile={mode: default, name: x}"], "training.compile.name=x"),
+        (["+seed2={options: {a: b}}", "training.compile=${seed2}"], "training.compile.options="),
+        ([f"trainer.strategy={{_target_: {DDP}, ddp_comm_hook: x}}"], "trainer.strategy.ddp_comm_hook=x"),
+        ([f"trainer.strategy={{_target_: {DDP}, _args_: [x]}}"], "trainer.strategy._args_="),
+        (["+logger.loggers.x={_target_: pytorch_lightning.loggers.CSVLogger, prefix: a}"], "logger.loggers.x.prefix=a"),
+    ],
+)
+def test_mappings_that_a_library_takes_are_limited_in_a_file(stored: list[str], named: str) -> None:
+    line = refusal(*stored)
+    assert named in line
+    assert line.endswith("comes from this file, is not known and could run any code; trust=true if you trust this file")
+
+
+def test_the_command_line_says_how_its_own_network_is_compiled() -> None:
+    assert refusal("loss=nra", arguments=("training.compile={backend: eager}",)) == ""
+    assert "training.compile.options=" in refusal("training.compile={options: {a: b}}", arguments=("loss=nra",))
+    assert refusal("trainer=ddp") == ""
+
+
 def test_what_only_training_builds_is_not_held_against_an_evaluation() -> None:
     stored = ["loss._target_=mine.Loss", "sampler._target_=mine.Sampler", "optimizer._target_=mine.optimizer"]
     assert refusal(*stored, command="evaluate") == ""

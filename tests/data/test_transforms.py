@@ -262,7 +262,6 @@ def longer(image: Tensor) -> Tensor:
     return v2.functional.pad(scaled, [left, top, missing[0] - left, missing[1] - top], fill=128)
 
 
-BICUBIC = v2.InterpolationMode.BICUBIC
 HAPPIER = {"ratio": (0.75, 1.33)}
 PAPERS = {
     "rll": ([WARP, crop(224, 0.5, 1.0), FLIP], [WARP, CENTER]),
@@ -274,11 +273,6 @@ PAPERS = {
     "happier_sop": ([v2.Resize(256, antialias=True), crop(224, 0.16, 1.0, **HAPPIER), FLIP], [WARP, CENTER]),
     "happier_inat": ([crop(224, 0.16, 1.0, **HAPPIER), FLIP], [v2.Resize(256, antialias=True), CENTER]),
     "happier_dyml": ([crop(224, 0.16, 1.0, **HAPPIER), FLIP], [v2.Resize(256, antialias=True), CENTER]),
-    "rsk": ([crop(224, 0.08, 1.0), FLIP], [v2.Resize(256, antialias=True), CENTER]),
-    "hyp": (
-        [v2.RandomResizedCrop(224, (0.2, 1.0), interpolation=BICUBIC), FLIP],
-        [v2.Resize(224, interpolation=BICUBIC), CENTER],
-    ),
     "emoji": (
         [
             v2.Resize((64, 64), antialias=True),
@@ -320,8 +314,6 @@ def test_the_size_is_a_setting(choice: str) -> None:
         ("nra", ("longer", 256), ("longer", 256)),
         ("happier_sop", ("shorter", 256), ("warp", 256)),
         ("happier_inat", None, ("shorter", 256)),
-        ("rsk", None, ("shorter", 256)),
-        ("hyp", None, None),
     ],
 )
 def test_what_a_cache_can_hold(choice: str, train: Any, test: Any) -> None:

@@ -1,15 +1,20 @@
 """What a validation computes beside the metric that chooses a checkpoint, which no clock decides."""
 
+import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from configurations import compose, settings_of
 
 from dml.data.table import ImageTable
 from dml.evaluation import Evaluator, Metric, MetricConfig
-from dml.evaluation.monitor import has_time_for_clusters, make_further_config, make_validation_config
+from dml.evaluation.monitor import describe_clustering, make_further_config, make_validation_config
+from dml.run.builders import build_data, build_learner, build_model
 from dml.runtime.errors import InputError
+from dml.training.module import MetricLearner
 
 FIRST_RANK = Metric("first_rank", "first rank", "level", lambda ranks: ranks[:, 0])  # type: ignore[arg-type]
 
@@ -20,9 +25,8 @@ def table(images: int, *classes: int) -> ImageTable:
     return ImageTable(paths, labels, np.full(images, "val"), tuple(f"level {i}" for i in range(len(classes))))
 
 
-def further_names(names: Any, test: MetricConfig, *, levels: int = 2, with_clusters: bool = True) -> list[str]:
-    part = table(24, *[6, 3][:levels])
-    further = make_further_config(names, test, ["level0/map@r"], part, with_clusters=with_clusters)
+def further_names(names: Any, test: MetricConfig, *, levels: int = 2) -> list[str]:
+    further = make_further_config(names, test, ["level0/map@r"], table(24, *[6, 3][:levels]))
     return [metric.name for metric in further.selected]
 
 
@@ -31,21 +35,18 @@ def further_names(names: Any, test: MetricConfig, *, levels: int = 2, with_clust
     [
         ({}, {}, ["h_ap", "nmi"]),
         ({}, {"levels": 1}, ["nmi"]),
-        ({}, {"with_clusters": False}, ["h_ap"]),
         ({"clustering": False}, {}, ["h_ap"]),
         ({"metrics": ["recall", "ami"]}, {}, []),
         ({"metrics": ["nmi", FIRST_RANK]}, {}, ["nmi"]),
     ],
 )
-def test_auto_is_what_a_test_computes_and_the_labels_and_the_time_allow(
-    settings: Any, arguments: Any, expected: list[str]
-) -> None:
+def test_auto_is_what_a_test_computes_and_the_labels_allow(settings: Any, arguments: Any, expected: list[str]) -> None:
     assert further_names("auto", MetricConfig(**settings), **arguments) == expected
 
 
 def test_map_at_r_is_computed_whatever_chooses_the_checkpoint() -> None:
-    further = make_further_config("auto", MetricConfig(), ["level0/recall@1"], table(24, 6), with_clusters=False)
-    assert [metric.name for metric in further.selected] == ["map@r"]
+    further = make_further_config("auto", MetricConfig(), ["level0/recall@1"], table(24, 6))
+    assert [metric.name for metric in further.selected] == ["map@r", "nmi"]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +60,7 @@ def test_map_at_r_is_computed_whatever_chooses_the_checkpoint() -> None:
 )
 def test_a_list_says_which(names: list[str], expected: list[str]) -> None:
     test = MetricConfig(metrics=["recall", FIRST_RANK], clustering=False)
-    assert further_names(names, test, levels=1, with_clusters=False) == expected
+    assert further_names(names, test, levels=1) == expected
 
 
 @pytest.mark.parametrize(
@@ -85,22 +86,52 @@ def test_the_metrics_are_those_of_a_test_of_the_same_rows() -> None:
     assert found == {name: pytest.approx(expected[name], abs=1e-12) for name in found}
 
 
-EMOJI = {"table": table(614, 115, 60, 8), "dimension": 320, "batches": 100, "images": 59.0, "parameters": 3_444_736}
-HEADS_ALONE = EMOJI | {"parameters": 300_000}
-PRODUCTS = {"table": table(11_900, 2_264), "dimension": 512, "batches": 425, "images": 112.0, "parameters": 25_000_000}
-"""An epoch of four fifths of the training classes of Stanford Online Products, by ResNet-50."""
+SETTINGS = ["dataset=sop", "model=small_cnn", "model.heads=[L,H]", "model.embed_dim=32", "transform.size=32"]
+SETTINGS += ["trainer.max_steps=100", "evaluation.metrics=[recall,nmi]", "checkpoints.monitor=level0/recall@1"]
+SETTINGS += ["checkpoints.tie_breaker=null"]
 
 
+def learner_of_products(*settings: str) -> MetricLearner:
+    """A training on labels of the official counts of Stanford Online Products, of which no image is opened."""
+    train, test = (images := np.arange(59_551)) % 11_318, np.arange(60_502) % 11_316
+    labels = np.concatenate([train, 11_318 + test])
+    split = np.concatenate([np.where(train % 5 == 0, "val", "train"), np.full(len(test), "test")])
+    paths = np.array([f"{image}.jpg" for image in range(len(images) + len(test))])
+    products = ImageTable(paths, np.stack([labels, labels % 12], axis=1), split, ("class", "super_class"))
+    read = settings_of(compose(*SETTINGS, *settings))
+    return build_learner(read, build_data(read, products), build_model(read))
+
+
+@pytest.mark.pipeline
 @pytest.mark.parametrize(
-    ("counts", "expected"),
+    ("settings", "images", "classes"),
     [
-        (EMOJI, True),
-        (HEADS_ALONE, True),
-        (EMOJI | {"batches": 1}, False),
-        (PRODUCTS, True),
-        (PRODUCTS | {"parameters": 1_000_000}, False),  # its head alone
-        (PRODUCTS | {"table": table(60_502, 11_316)}, False),  # validated on the test classes
+        (["training.frozen=true"], 11_913, 2_264),
+        pytest.param(["evaluation.selection=test"], 60_502, 11_316, marks=pytest.mark.thorough),
     ],
 )
-def test_k_means_has_to_take_less_than_a_tenth_of_the_interval(counts: Any, expected: bool) -> None:
-    assert has_time_for_clusters(**counts) is expected
+def test_a_validation_of_any_size_has_nmi_and_a_line_says_what_leaves_it_out(
+    settings: list[str], images: int, classes: int
+) -> None:
+    validate: Any = learner_of_products(*settings).evaluate_further
+    vectors = torch.randn(images, 16, generator=torch.Generator().manual_seed(0))
+    found = validate(vectors, torch.arange(images))
+    assert found.keys() == {"level0/nmi", "level1/nmi"}
+    assert 0 < found["level1/nmi"] < found["level0/nmi"] < 1
+
+    line = describe_clustering(validate, 16)
+    counts = rf"on \d+ cores? in each validation, for nmi of {images:,} images in {classes + 12:,} clusters"
+    said = re.fullmatch(rf"(?:about \d+|less than 1) s {counts}, 16 dimensions; '(.+)' leaves it out", line)
+    assert said, line
+    assert learner_of_products(*settings, said[1]).evaluate_further is None
+
+
+def test_the_line_counts_queries_alone_and_twice_the_vector_takes_twice_the_time() -> None:
+    images = table(30_000, 3_000, 30)
+    images = replace(images, split=np.where(np.arange(30_000) < 24_000, "query", "gallery"))
+    validation = Evaluator(images, MetricConfig(metrics=["recall", "nmi", "f1"]))
+    lines = [describe_clustering(validation, dimension) for dimension in (1_000, 2_000)]
+    assert all("for nmi, f1 of 24,000 images in 3,030 clusters" in line for line in lines)
+    assert all("'evaluation.validation_metrics=[recall]'" in line for line in lines)
+    first, second = (int(line.split()[1].replace(",", "")) for line in lines)
+    assert abs(second - 2 * first) <= 1

@@ -357,6 +357,48 @@ def test_a_path_through_a_link_leads_where_the_system_leads_it(
     assert index.remove(paths[:2]) == 2
 
 
+def test_an_image_by_a_link_or_another_spelling_is_one_image(
+    model: ImageEmbedder, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "linked").symlink_to(photos)
+    one, link = photos / "cats" / "00.png", tmp_path / "one.png"
+    link.symlink_to(one)
+    monkeypatch.chdir(photos)
+    spellings = [str(link), str(tmp_path / "linked" / "cats" / "00.png"), "./dogs/../cats/00.png"]
+    index = dml.Index.build(model, photos)
+    for spelling in spellings:
+        with pytest.raises(InputError, match="in the index already"):
+            index.add([spelling])
+        index.upsert([spelling])
+        assert (len(index), index.items.labels.tolist().count("cats")) == (12, 6)
+        assert index.search(one, k=1)[1][0, 0] == (str(one) if ".." in spelling else spelling)
+        names = str(one) if ".." in spelling else f"{one} and {spelling}"
+        with pytest.raises(InputError, match=f"^{names}: given 2 times; an index holds it once"):
+            dml.Index.build(model, [one, spelling])
+    assert (index.upsert("."), len(index)) == (12, 12)
+    assert index.remove(tmp_path / "linked" / "cats" / "00.png") == 1
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(index: dml.Index, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for save in (index.save, index.model.save_pretrained):
+        with pytest.raises(InputError, match=f"^{tmp_path}/file/index: Not a directory; choose a path below a folder"):
+            save(tmp_path / "file" / "index")
+        with pytest.raises(InputError, match=r"^/proc/index: No such file or directory; choose another folder$"):
+            save("/proc/index")
+
+
+def test_thresholds_are_of_classes_that_the_model_has_not_seen(index: dml.Index) -> None:
+    metrics = {"threshold/similarity": 0.5, "threshold/nearest_similarity": 0.6, "threshold/wanted_fmr": 0.01}
+    calibration = {"threshold/calibration_" + name: value for name, value in (("slope", 9.0), ("intercept", -5.0))}
+    calibration["threshold/calibration_prior"] = 0.1
+    for train, val, is_seen in (((), (), False), (("cats",), (), False), (("cats",), ("dogs",), True)):
+        settings = replace(SETTINGS, metrics=metrics | calibration, class_names=train, val_class_names=val)
+        opened = dml.Index(ImageEmbedder(index.model.model, settings), index.vectors, index.items)
+        assert opened.is_trained_on == is_seen
+        assert (opened.threshold is None, opened.calibration is None) == (is_seen, is_seen)
+
+
 def test_unreadable_images_are_left_out(model: ImageEmbedder, photos: Path, tmp_path: Path) -> None:
     paths = sorted(map(str, photos.rglob("*.png")))[:3]
     broken = tmp_path / "broken.png"
@@ -441,7 +483,7 @@ def test_a_write_that_fails_leaves_nothing_of_its_own(
     before = [] if is_first else sorted(index.save(folder).iterdir())
     with monkeypatch.context() as patched:
         patched.setattr(image_index, "write_description", _find_no_room)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(InputError, match=f"^{folder}: No space left on device; make room there$"):
             index.save(folder)
     assert sorted(folder.glob("*")) == before
     index.save(folder)

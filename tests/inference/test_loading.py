@@ -369,7 +369,10 @@ def test_the_card_states_what_a_user_needs(model: dml.ImageEmbedder, run: Path, 
     ):
         assert fact in body
     description = json.loads((tmp_path / "saved" / "model.json").read_text())
-    assert len(description["class_names"]) > 5
+    splits = RunFolder(run).splits() or {}
+    assert description["class_names"] == sorted(splits["train"])
+    assert description["val_class_names"] == sorted(splits["val"])
+    assert dml.load(tmp_path / "saved").settings.seen_classes == {*splits["train"], *splits["val"]}
 
 
 def test_saving_replaces_a_saved_model_and_nothing_else(model: dml.ImageEmbedder, tmp_path: Path) -> None:
@@ -420,10 +423,10 @@ def test_a_failed_save_leaves_the_old_one(
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "mkdir", lambda path, **_: fail(path))
-        with pytest.raises(OSError, match=f"No space left on device: '{tmp_path / 'saved'}'"):
+        with pytest.raises(InputError, match=f"{tmp_path / 'saved'}: No space left on device"):
             model.save_pretrained(tmp_path / "saved")
     monkeypatch.setattr("dml.inference.saved_folder.write_card", fail)
-    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path / 'saved'}'"):
+    with pytest.raises(InputError, match=f"{tmp_path / 'saved'}: No space left on device"):
         model.save_pretrained(tmp_path / "saved")
     assert (tmp_path / "saved" / "model.json").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]

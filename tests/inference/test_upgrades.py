@@ -8,6 +8,7 @@ import shlex
 import shutil
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,47 @@ def test_an_adapter_of_other_models_is_refused(
     index.adapter = Adapter("procrustes", index.adapter.arrays, source="another", target=index.adapter.target)
     with pytest.raises(InputError, match="its adapter is of other models"):
         dml.Index.load(index.save(tmp_path / "index"))
+
+
+def see(model: ImageEmbedder, train: tuple[str, ...], val: tuple[str, ...] = ()) -> ImageEmbedder:
+    """The model as if it had been trained and validated on classes."""
+    return ImageEmbedder(model.model, replace(SETTINGS, class_names=train, val_class_names=val))
+
+
+@pytest.mark.parametrize("has_labels", [True, False])
+def test_an_upgrade_is_judged_on_classes_that_the_new_model_has_not_seen(
+    photos: Path, tmp_path: Path, has_labels: bool
+) -> None:
+    """The report is that of an index of the other images alone, by labels or by folders, also through a link."""
+    old, new = make_model(0), see(make_model(4), ("color0",), ("color2",))
+    (tmp_path / "link").symlink_to(photos)
+    paths = sorted(map(str, (tmp_path / "link").rglob("*.png")))
+    others = [path for path in paths if "color1" in path or "color3" in path]
+    sources: list[Any] = [photos, others] if has_labels else [paths, others]
+    index = dml.Index.build(old, sources[0])
+    alone = dml.Index.build(old, sources[1])
+    if has_labels:
+        alone.items.labels[:] = [Path(path).parent.name for path in alone.items.paths]
+    report, expected = index.upgrade(new, "none", dry_run=True), alone.upgrade(new, "none", dry_run=True)
+    assert {*report.rows} == {*expected.rows}
+    assert report.notes[0].split(";")[0].endswith(f"among {COUNT // 2} images")
+    assert "left out: 12 images of classes that the new model was trained or validated on" in report.notes
+    assert "left out" not in " ".join(expected.notes)
+    assert "left out" not in str(index.upgrade(see(make_model(4), ("color", "olor0")), "none", dry_run=True))
+
+
+@pytest.mark.parametrize("adapter", ["auto", "procrustes", "none"])
+def test_an_upgrade_of_images_that_the_new_model_has_seen_is_not_judged(
+    index: dml.Index, adapter: str, tmp_path: Path
+) -> None:
+    new = see(make_model(4), ("color0", "color1"), ("color2", "color3"))
+    report = index.upgrade(dml.load(new.save_pretrained(tmp_path / "new")), adapter)
+    kind = {"auto": "affine"}.get(adapter, adapter)
+    assert report.verdict == f"what pays can't be told by the 0 images of other classes; {kind} is taken"
+    assert (report.rows, report.verdict in str(report)) == ({}, True)
+    assert (report.adapter.kind if report.adapter else "none") == kind
+    assert (index.space == index.model.fingerprint) == (adapter == "none")
+    assert index.model.fingerprint == new.fingerprint
 
 
 @pytest.mark.parametrize("has_labels", [True, False])

@@ -24,7 +24,7 @@ from pymilvus.exceptions import MilvusException
 from qdrant_client import QdrantClient
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 from qdrant_client.models import PointStruct
-from small_embedders import SETTINGS, make_model
+from small_embedders import SETTINGS, make_model, write_photos
 
 import dml
 from dml.__main__ import dispatch
@@ -81,6 +81,22 @@ def embedded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(ImageEmbedder, "embed_in_batches", record)
     return names
+
+
+def test_folders_of_one_name_keep_their_own_images(
+    model: ImageEmbedder, address: StoreAddress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Paths are absolute, in whichever working folder they were typed."""
+    total = 0
+    for name in ("a", "b"):
+        (tmp_path / name / "photos").mkdir(parents=True)
+        write_photos(tmp_path / name / "photos", 2)
+        monkeypatch.chdir(tmp_path / name)
+        total = upload(model, address, "photos").total
+        assert upload(model, address, f"../{name}/photos").unchanged == 2
+    assert total == 4
+    found = search(address, model.embed(tmp_path / "a" / "photos"), 4)[0]
+    assert sorted(found) == sorted(map(str, tmp_path.rglob("*.png")))
 
 
 def upload(model: ImageEmbedder, address: StoreAddress, source: Any, **options: Any) -> UploadReport:

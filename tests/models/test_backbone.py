@@ -166,6 +166,18 @@ def test_frozen_batchnorm_trains_as_it_evaluates(frozen: str) -> None:
     torch.testing.assert_close(network.train()(images())[0], network.eval()(images())[0], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("frozen", ["all", "statistics", None])
+def test_norms_are_untrained_while_they_are_frozen_at_random_weights(frozen: str | None) -> None:
+    backbone = Backbone(Network(), freeze_batchnorm=frozen, **PLAIN)
+    assert backbone.has_untrained_norms is (frozen is not None)
+    assert Backbone(Network(), **PLAIN).requires_grad_(False).has_untrained_norms  # the heads alone are trained
+    assert not Backbone(nn.Sequential(nn.Conv2d(3, 4, 3)), freeze_batchnorm=frozen, **PLAIN).has_untrained_norms
+    trained = Backbone(Network(), **PLAIN)
+    trained(images())
+    backbone.load_state_dict(trained.state_dict())
+    assert not backbone.has_untrained_norms
+
+
 def test_timms_own_batchnorm_is_frozen_too() -> None:
     network = timm_backbone("tf_efficientnet_lite0", freeze_batchnorm="all")
     before = {key: value.clone() for key, value in network.state_dict().items() if "running" in key}

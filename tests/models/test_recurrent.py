@@ -65,9 +65,9 @@ def test_equals_a_loop_by_hand(order: str, state: str, neighbors: int) -> None:
         torch.testing.assert_close(embeddings[row], expected, rtol=1e-12, atol=1e-12)
 
 
-def test_the_default_reads_nearest_first_to_both_ends() -> None:
+def test_the_default_reads_farthest_first_to_the_last_step() -> None:
     center, near = batch()
-    expected = network(order="nearest_first", state="both_ends").eval()(center, near)
+    expected = network(order="farthest_first", state="last_step").eval()(center, near)
     assert network().eval()(center, near).tolist() == expected.tolist()
 
 

@@ -62,6 +62,36 @@ def test_a_benchmark_without_metrics_at_level_0_is_shown() -> None:
     assert choose_first_metric(metrics) == "level1/recall@1"
 
 
+def test_h_ap_of_all_levels_stands_beside_the_finest_where_labels_have_levels() -> None:
+    level = ("recall@1", "recall@2", "recall@4", "recall@8", "ap", "map@r", "nmi")
+    metrics = {f"{part}level{i}/{name}": 1.0 for part in ("raw/", "heads/L/", "") for i in range(3) for name in level}
+    metrics |= {"raw/h_ap": 0.25, "heads/L/h_ap": 0.5, "h_ap": 0.75, "asi": 0.1}
+    lines = print_lines(summary_table(metrics, ["emoji", "subgroup", "group"], ["L", "H"]))
+    assert lines[0].split() == ["level", "%", "R@1", "R@2", "R@4", "R@8", "MAP@R", "NMI", "H-AP"]
+    assert [line.split()[-1] for line in lines if "100.0" in line] == ["25.0", "50.0", "75.0", *6 * ["–"]]
+    flat = {name: value for name, value in metrics.items() if "level1" not in name and "level2" not in name}
+    assert "H-AP" not in "".join(print_lines(summary_table(flat, ["emoji"], ["L", "H"])))
+
+
+@pytest.mark.parametrize(
+    ("names", "columns"),
+    [
+        (("recall@1", "recall@10", "ap", "asi"), ["R@1", "R@10", "AP", "ASI"]),
+        (
+            ("recall@1", "recall@2", "recall@4", "recall@8", "ap", "map@r", "h_ap", "ndcg", "asi", "nmi"),
+            ["R@1", "R@2", "R@4", "R@8", "AP", "ASI", "MAP@R"],
+        ),
+    ],
+)
+def test_lists_of_levels_end_with_the_means_over_the_levels(names: tuple[str, ...], columns: list[str]) -> None:
+    """DyML's tests, whose protocol (HAPPIER, Table 2) gives mean AP, mean ASI and mean R@1."""
+    scopes = {"level0": 0.1, "level1": 0.2, "level2": 0.6, "mean": 0.3}
+    metrics = {f"{part}{scope}/{name}": v for part in ("raw/", "") for scope, v in scopes.items() for name in names}
+    lines = [line.split() for line in print_lines(summary_table(metrics, ["fine", "middle", "coarse"], ["H"]))]
+    assert lines[0] == ["level", "%", *columns]
+    assert lines[-2:] == [["mean", "before", *len(columns) * ["30.0"]], ["H", *len(columns) * ["30.0"]]]
+
+
 def test_no_rows() -> None:
     with pytest.raises(InputError, match="no rows"):
         metric_table({})

@@ -17,7 +17,7 @@ from trees import dyml_vehicle
 
 from dml.data.copies import count_queries_in_gallery
 from dml.data.table import ImageTable
-from dml.evaluation import Evaluator
+from dml.evaluation import Evaluator, evaluate
 from dml.run import builders, loop
 from dml.run.evaluators import build_metric_config
 from dml.run.value_types import check_types
@@ -185,6 +185,7 @@ def test_copies_in_the_gallery_are_told(
         (["evaluation.exclude=null"], 4, 1, 0.5),
         (["evaluation.exclude=null", "dataset.queries_in_gallery=false"], 0, 0, 1.0),
         (["evaluation.exclude=nearest"], 0, 2, 1.0),
+        (["experiment=happier/2/happier_dyml_vehicle"], 4, 1, 0.5),
     ],
 )
 def test_dymls_queries_are_excluded_from_their_galleries(
@@ -206,6 +207,19 @@ def test_dymls_queries_are_excluded_from_their_galleries(
     found = evaluator(torch.stack([angles.cos(), angles.sin()], 1))
     assert found["level0/queries_without_positives"] == without
     assert found["level0/recall@1"] == recall
+
+
+def test_happiers_experiments_on_dyml_exclude_nothing_but_copies(vehicle: Path) -> None:
+    for item in vehicle.glob("bmk_*/gallery/*.jpg"):
+        item.write_bytes(f"no copy, {item}".encode())
+    config = composed("experiment=happier/2/happier_dyml_vehicle", f"dataset.root={vehicle}", "dataset.counts=null")
+    part = builders.build_table(settings_of(config)).select_evaluated("test")
+    embeddings = torch.randn(len(part), 4, generator=torch.Generator().manual_seed(0))
+    found = Evaluator(part, build_metric_config(settings_of(config), part))(embeddings)
+    queries, gallery = (part.rows(split)[part.benchmark[part.rows(split)] == 0] for split in ("query", "gallery"))
+    fine = torch.from_numpy(part.labels[:, 0])
+    whole = evaluate(embeddings[queries], fine[queries], embeddings[gallery], fine[gallery])
+    assert found["level0/ap"] == pytest.approx(whole["level0/ap"])
 
 
 def test_a_gallery_without_the_queries_keeps_its_nearest_items(vehicle: Path) -> None:

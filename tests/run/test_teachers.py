@@ -1,10 +1,15 @@
 """Runs that learn from another model, and runs whose embeddings stay comparable with an earlier one's."""
 
+import math
+import os
+import re
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -123,11 +128,38 @@ def test_a_file_of_vectors_is_a_teacher(
     pq.write_table(make_table([names[row] for row in order], [""] * len(names), vectors[order], {}), file)
     term = add(arguments, table, {"H": 8}, f"distill.teacher={file}")["H"].terms["teacher"]  # type: ignore[index, union-attr]
     torch.testing.assert_close(term.vectors, torch.nn.functional.normalize(torch.from_numpy(vectors)))
+    roots = {"root": str(Path(names[0]).parents[1])}
+    pq.write_table(make_table([os.path.relpath(name, roots["root"]) for name in names], names, vectors, roots), file)
+    term = add(arguments, table, {"H": 8}, f"distill.teacher={file}")["H"].terms["teacher"]  # type: ignore[index, union-attr]
+    torch.testing.assert_close(term.vectors, torch.nn.functional.normalize(torch.from_numpy(vectors)))
     pq.write_table(make_table(names[1:], names[1:], vectors[1:], {}), file)
     line = f"distill.teacher={file}: lacks 1 of {len(names)} training images, such as {names[0]}"
     assert line in refused(*arguments, f"distill.teacher={file}", f"hydra.run.dir={tmp_path / 'run'}")
     file.write_text("no table")
     with pytest.raises(InputError, match="not such a file, or damaged"):
+        add(arguments, table, {"H": 8}, f"distill.teacher={file}")
+
+
+@pytest.mark.parametrize(
+    ("bad", "size", "line"),
+    [
+        (None, -1, "holds 0 numbers, and others 4"),
+        (None, 4, "holds 0 numbers, and others 4"),
+        ([0.0] * 3, -1, "holds 3 numbers, and others 4"),
+        ([0.0, None, 0.0, 0.0], 4, "holds a number that is missing, NaN or infinite"),
+        ([0.0, math.nan, 0.0, 0.0], -1, "holds a number that is missing, NaN or infinite"),
+    ],
+)
+def test_a_row_of_a_file_that_is_no_vector_is_named(
+    arguments: list[str], table: ImageTable, tmp_path: Path, bad: Any, size: int, line: str
+) -> None:
+    vectors: list[Any] = [[float(row)] * 4 for row in range(len(table))]
+    vectors[3] = bad
+    column = pa.array(vectors, pa.list_(pa.float32(), size))
+    file = tmp_path / "vectors.parquet"
+    pq.write_table(pa.table({"path": table.paths.tolist(), "vector": column}), file)
+    message = f"distill.teacher={file}: not such a file, or damaged (row 3, from 0 on, {line})"
+    with pytest.raises(InputError, match=re.escape(message)):
         add(arguments, table, {"H": 8}, f"distill.teacher={file}")
 
 

@@ -1,11 +1,15 @@
 """What is printed stands in the log of a run, too."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 from rich.table import Table
 
 from dml.runtime.console import RunConsole, progress_bar
+from dml.runtime.processes import python_environment
 
 
 def test_a_log_holds_what_is_printed_from_before_its_beginning_on(
@@ -52,3 +56,23 @@ def test_a_log_whose_folder_has_been_removed_is_forgotten(tmp_path: Path) -> Non
     console.begin_log(tmp_path / "run" / "train.log")
     console.print("error")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+@pytest.mark.parametrize("program", [["-m", "dml", "compare"], ["-m", "dml", "study"], [str(ROOT / "train.py")]])
+def test_letters_that_the_output_cannot_hold_are_escaped(program: list[str], encoding: str) -> None:
+    environment = python_environment(PYTHONIOENCODING=encoding)
+    command = [sys.executable, *program, "folder→nowhere"]
+    ended = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert ended.returncode == 2
+    assert b"folder\\u2192nowhere" in ended.stderr
+    assert b"Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_table_that_the_output_cannot_hold_is_escaped(encoding: str) -> None:
+    lines = "from dml.runtime.signals import handle_signals; handle_signals()\n"
+    lines += "from dml.runtime.console import console; console.print('100 → 200 % ─')"
+    environment = python_environment(PYTHONIOENCODING=encoding)
+    ended = subprocess.run([sys.executable, "-c", lines], env=environment, capture_output=True, check=True)
+    assert ended.stdout == b"100 \\u2192 200 % \\u2500\n"

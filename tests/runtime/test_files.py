@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dml.runtime.files import remove_partial_files, replacing, write_text
+from dml.runtime.files import remove_partial_files, replacing
 
 
 def test_a_whole_file_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
@@ -26,7 +26,8 @@ def test_the_disk_has_the_new_file_before_the_old_one_goes(
     path.write_text("old")
     synced: list[str] = []
     monkeypatch.setattr(os, "fsync", lambda _: synced.append(path.read_text()))
-    write_text(path, "new", on_disk=on_disk)
+    with replacing(path, on_disk=on_disk) as partial:
+        partial.write_text("new")
     assert (synced, path.read_text()) == (["old"] * on_disk, "new")
 
 

@@ -1,3 +1,5 @@
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ def test_files_are_read_as_by_python() -> None:
     assert len(files) > 200
     for file in files[::10]:
         text = file.read_text(encoding="utf-8")
-        assert parse_yaml(text) == yaml.safe_load(text), file
+        assert parse_yaml(text, with_aliases=True) == yaml.safe_load(text), file
 
 
 @pytest.mark.parametrize("text", ["a: [", "a: b: c", "\t- a", "!!python/object/apply:os.getcwd []"])
@@ -53,9 +55,36 @@ def test_values_are_counted_wherever_they_are_shared(monkeypatch: pytest.MonkeyP
         check_plain([[row] * 5])
 
 
-def test_values_that_contain_themselves() -> None:
-    with pytest.raises(ValueError, match="more than 100 lists and mappings"):
-        parse_yaml("&a {b: [*a]}")
+PAIRS = ("ab", "bc", "cd", "de", "ef", "fg", "gh", "hi")
+MERGED = "a: &a {x: 1}\n" + "".join(f"{new}: &{new} {{<<: [*{old}, *{old}]}}\n" for old, new in PAIRS)
+LAUGHS = "a: &a [1, 1]\n" + "".join(f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in PAIRS)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("&a {b: [*a]}", "an alias or a merge key"),
+        (MERGED, "an alias or a merge key"),
+        (LAUGHS, "an alias or a merge key"),
+        ("<<: {a: 1}", "an alias or a merge key"),
+        ("a: 1\n" * 12_000_000, "more than 4,194,304 characters"),
+        ("[" + "1," * 500_000 + "]", "more than 50,000 values"),
+        ("a: " + "1:" * 500_000 + "1", "a number of more than 1,000 characters"),
+    ],
+    ids=["itself", "merged", "laughs", "merge key", "60 MB", "values", "number"],
+)
+def test_a_yaml_text_that_takes_long_is_refused_at_once(text: str, line: str) -> None:
+    started = time.process_time()
+    with pytest.raises(ValueError, match=line):
+        parse_yaml(text)
+    assert time.process_time() - started < 1
+
+
+def test_a_json_text_that_takes_much_memory_is_refused_before_it_is_parsed() -> None:
+    started = time.process_time()
+    with pytest.raises(ValueError, match="more than 500,000 values"):
+        parse_json(b"[" + b"[]," * 20_000_000 + b"[]]")
+    assert time.process_time() - started < 1
 
 
 def test_files_have_a_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,5 +92,12 @@ def test_files_have_a_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "a").write_bytes(b"1234")
     assert read_bounded(tmp_path / "a") == b"1234"
     (tmp_path / "a").write_bytes(b"12345")
-    with pytest.raises(ValueError, match="more than 4 bytes"):
+    with pytest.raises(ValueError, match="5 bytes, at most 4 are read"):
         read_bounded(tmp_path / "a")
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.yaml")
+    for path, kind in ((tmp_path / "config.yaml", "a named pipe"), (tmp_path, "a folder")):
+        with pytest.raises(ValueError, match=f"{kind}, not a regular file"):
+            read_bounded(path)

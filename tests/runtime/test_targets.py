@@ -251,3 +251,16 @@ def test_the_wandb_loggers_take_no_settings_from_a_file(logger: str) -> None:
     assert list(unknown_targets({"logger": wandb})) == []
     for key in ("settings", "_args_", "experiment"):
         assert list(unknown_targets({"logger": wandb | {key: "x"}})) == [Unknown(f"logger.{key}", "x")]
+
+
+@pytest.mark.parametrize("logger", ["CSVLogger", "TensorBoardLogger"])
+def test_lightnings_loggers_write_below_their_folder_alone(logger: str) -> None:
+    settings = {
+        "_target_": f"pytorch_lightning.loggers.{logger}",
+        "save_dir": "x",
+        "name": "tensorboard",
+        "version": "",
+    }
+    assert list(unknown_targets({"logger": settings})) == []
+    for key, value in (("name", "/tmp/x"), ("name", ".."), ("version", "../x"), ("sub_dir", "x"), ("log_dir", "x")):
+        assert list(unknown_targets({"logger": settings | {key: value}})) == [Unknown(f"logger.{key}", value)]

@@ -70,11 +70,14 @@ def test_a_label_inside_another_leaves_room_for_other_images() -> None:
         assert len({*batch}) == 4
 
 
-def test_hard_classes_have_the_mean_of_all_their_images() -> None:
-    sets = np.array([[[0, 1]], [[0, -1]], [[1, -1]]])
-    sampler = HardClassSampler(sets, 2, 2)
-    sampler.set_embedding_bank(EmbeddingBank(torch.tensor([[2.0, 0.0], [0.0, 2.0], [4.0, 0.0]])))
-    assert sampler._embeddings.tolist() == [[1.0, 1.0], [3.0, 0.0]]
+def test_an_image_is_hard_by_each_of_its_labels() -> None:
+    """Labels 1 and 2 share an image that lies at label 0's, label 3 lies elsewhere."""
+    sets = np.array([[[0, -1]], [[0, -1]], [[1, 2]], [[1, -1]], [[2, -1]], [[3, -1]], [[3, -1]]])
+    positions = torch.tensor([[1.0, 0.0]] * 3 + [[0.0, 1.0]] * 4)
+    sampler = HardClassSampler(sets, 2, 2, batches_per_epoch=300)
+    sampler.set_embedding_bank(EmbeddingBank(positions))
+    partners = [set(batch[2:]) for batch in sampler if set(batch[:2]) == {0, 1}]
+    assert {frozenset(rows) for rows in partners} == {frozenset({2, 3}), frozenset({2, 4})}
 
 
 def test_local_neighborhoods_call_images_similar_that_share_a_label() -> None:

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from conftest import PLAIN, Here
 
+from dml.report.statistics import ClassSums
 from dml.runtime.errors import InputError
 from dml.runtime.run_folder import RunFolder
-from dml.studies.engine import Engine, join_embeddings
-from dml.studies.results import ENSEMBLE, SEARCH, TEST, Result, Results, merge_results, read_results, store_results
+from dml.studies import engine as study_engine
+from dml.studies.engine import Engine
+from dml.studies.results import SEARCH, TEST, Result, Results, merge_results, read_results, store_results
 from dml.studies.runs import Plan, Run
 from dml.studies.study import Study, read_study
 from dml.studies.study_command import run_study
@@ -21,42 +23,17 @@ pytestmark = pytest.mark.pipeline
 
 GRID = """
 seeds: 2
-claims: {}
 metrics: [map@r]
-datasets: {emoji: {}}
+datasets: {emoji: {experiment: leaderboard/emoji}}
+each: loss={}
 conditions: {heads: {}, whole: {overrides: [training.frozen=false]}}
 search:
   condition: heads
   score: level0/map@r
-  overrides: [evaluation.split=val]
   steps: [[optimizer.lr=1, optimizer.lr=2]]
 rows:
-  rll: {run: claims/rll, values: {loss.margin: [0.3, 0.5]}}
-  t_n_0: {run: claims/rll loss.negative_temperature=0}
-"""
-LIKE = """
-seeds: 2
-claims: {}
-metrics: [map@r]
-datasets: {emoji: {}}
-search: {overrides: [evaluation.split=val]}
-rows:
-  rll: {run: claims/rll, tune: [optimizer.lr=1, optimizer.lr=2], by: level0/map@r}
-  t_n_0: {run: claims/rll loss.negative_temperature=0, like: rll}
-"""
-FOLDED = """
-seeds: 2
-folds: 3
-trials: 5
-rates: [1.0e-4, 3.0e-3]
-claims: {}
-metrics: [map@r]
-experiment: protocol/base
-datasets: [emoji]
-each: loss={}
-rows: {rll: {values: {loss.margin: [0.2, 0.4, 0.8]}}, triplet: {}}
-search: {score: level0/map@r, overrides: [evaluation.split=val]}
-tested: [evaluation.split=null]
+  rll: {values: {loss.margin: [0.3, 0.5]}}
+  nra: [sampler.images_per_class=2]
 """
 
 
@@ -82,17 +59,10 @@ class Invented:
             return not all(run.is_finished for run in missing)
 
         monkeypatch.setattr(Plan, "train", train)
-
-    @property
-    def searched(self) -> list[Run]:
-        return [run for run in self.made if "evaluation.split=val" in run.training.overrides]
-
-    @property
-    def tested(self) -> list[Run]:
-        return [run for run in self.made if run not in self.searched]
+        monkeypatch.setattr(study_engine, "sum_runs_by_class", lambda _: ClassSums([1], {"map@r": [[0.5]]}))
 
 
-@pytest.mark.parametrize("interruptions", [(), (1,), (2, 1, 2)])
+@pytest.mark.parametrize("interruptions", [(), (1,), (2, 1)])
 def test_a_search_goes_from_step_to_step_and_then_seeds_are_tested(
     interruptions: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,15 +70,13 @@ def test_a_search_goes_from_step_to_step_and_then_seeds_are_tested(
     for allowed in (*interruptions, 100):
         invented.left = len(invented.made) + allowed
         assert Engine(study, Plan(tmp_path, 2), []).train() == (allowed < 100)
-    assert len(invented.made) == len({run.folder for run in invented.made}) == 2 + 2 + 2
-    assert invented.made[-2:] == invented.tested  # no test class is seen before the search is complete
-    assert [run.seed for run in invented.made] == [0] * 5 + [1]
-    rates = {run.training.overrides[0]: run.metrics["level0/map@r"] for run in invented.searched[:2]}
-    best = max(rates, key=lambda rate: rates[rate])
-    values = {run.training.overrides[:2]: run.metrics["level0/map@r"] for run in invented.searched[2:]}
-    assert {first for first, _ in values} == {best}
-    chosen = max(values, key=lambda overrides: values[overrides])
-    assert all(run.training.overrides == chosen for run in invented.tested)
+    assert len(invented.made) == len({run.folder for run in invented.made}) == 2 + 2 + 1  # seed 0 of the test was tried
+    assert [run.seed for run in invented.made] == [0] * 4 + [1]
+    scores = {run.training.overrides: run.metrics["level0/map@r"] for run in invented.made[:4]}
+    first, second = list(scores)[:2], list(scores)[2:]
+    best = max(first, key=lambda overrides: scores[overrides])
+    assert second == [(*best, "loss.margin=0.3"), (*best, "loss.margin=0.5")]
+    assert invented.made[-1].training.overrides == max(scores, key=lambda overrides: scores[overrides])
 
 
 def test_other_conditions_take_the_stored_choice_of_the_searched_one(
@@ -121,58 +89,36 @@ def test_other_conditions_take_the_stored_choice_of_the_searched_one(
     stored, before = engine.collect(), len(invented.made)
     assert not Engine(whole, Plan(tmp_path / "elsewhere", 2), stored).train()
     later = invented.made[before:]
-    assert later == invented.tested[2:]
+    assert [run.seed for run in later] == [0, 1]
     chosen = shlex.split(next(result.overrides for result in stored if result.stage == TEST))
-    assert all(run.training.overrides == (*chosen, "training.frozen=false") for run in later)
+    assert all(run.training.overrides == ("loss=rll", *chosen, "training.frozen=false") for run in later)
     assert not Engine(whole, Plan(tmp_path / "anew", 2), []).train()  # else the search is made first
     assert len(invented.made) == before + 2 + 4 + 2
-
-
-def test_a_row_takes_the_choice_of_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    study, invented = read(LIKE, tmp_path, "rows=t_n_0"), Invented(monkeypatch)
-    engine = Engine(study, Plan(tmp_path, 2), [])
-    assert [command[1] for command in engine.list_commands()] == ["experiment=claims/rll"] * 2
-    assert not engine.train()
-    assert len(invented.searched) == 2
-    values = {run.training.overrides[0]: run.metrics["level0/map@r"] for run in invented.searched}
-    best = max(values, key=lambda rate: values[rate])
-    assert [run.training.overrides for run in invented.tested] == [("loss.negative_temperature=0", best)] * 2
-    assert engine.list_commands() == []
 
 
 def test_a_failed_search_keeps_its_rows_from_the_test(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    study, invented = read(LIKE, tmp_path), Invented(monkeypatch, left=1)
+    study, invented = read(GRID, tmp_path, "conditions=heads"), Invented(monkeypatch, left=1)
     assert Engine(study, Plan(tmp_path, 2), []).train()
     assert len(invented.made) == 1
-    assert "error: not trained, as a run of a search failed: rll, t_n_0" in capsys.readouterr().err
+    assert "error: not trained, as a run of a search failed: rll, nra" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("interruptions", [(), (7, 20, 3)])
-def test_all_rows_have_the_same_budget_in_folds(
-    interruptions: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    study, invented = read(FOLDED, tmp_path), Invented(monkeypatch)
-    for allowed in (*interruptions, 1000):
-        invented.left = len(invented.made) + allowed
-        engine = Engine(study, Plan(tmp_path, 2), [])
-        assert engine.train() == (allowed < 1000)
-    assert len(invented.made) == len({run.folder for run in invented.made}) == 2 * (5 * 3 + 2 * 3)
-    assert invented.made[-12:] == invented.tested
-    for cell in study.cells:
-        trials = engine.list_trials(cell)
-        assert [len(trial.jobs) for trial in trials] == [3] * 5
-        chosen = max(trials, key=lambda trial: trial.score).overrides
-        tests = [run for run in invented.tested if f"loss={cell.row}" in run.training.overrides]
-        assert len(tests) == 2 * 3
-        assert all({*chosen} <= {*run.training.overrides} for run in tests)
+def test_the_commands_are_those_of_the_next_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = read(GRID, tmp_path, "rows=nra", "conditions=heads")
+    Invented(monkeypatch)
+    engine = Engine(study, Plan(tmp_path, 2), [])
+    tried = [command[4] for command in engine.list_commands()]
+    assert tried == ["optimizer.lr=1", "optimizer.lr=2"]
+    assert not engine.train()
+    assert engine.list_commands() == []
 
 
 def test_stored_results_take_the_place_of_runs_until_the_training_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    study, invented = read(LIKE, tmp_path), Invented(monkeypatch)
+    study, invented = read(GRID, tmp_path, "conditions=heads"), Invented(monkeypatch)
     engine = Engine(study, Plan(tmp_path / "runs", 2), [])
     engine.train()
     stored, made = engine.collect(), len(invented.made)
@@ -180,32 +126,28 @@ def test_stored_results_take_the_place_of_runs_until_the_training_changes(
     assert not again.train()
     assert len(invented.made) == made
     assert sorted(again.collect(), key=str) == sorted(stored, key=str)
-    assert len(again.select_valid(stored)) == len(stored) == 2 + 2 * 2
-    changed = read(LIKE.replace("temperature=0", "temperature=1"), tmp_path)
+    assert len(again.select_valid(stored)) == len(stored) == 4 + 2 + 2 * 2
+    changed = read(GRID.replace("images_per_class=2", "images_per_class=3"), tmp_path, "conditions=heads")
     engine = Engine(changed, Plan(tmp_path / "none", 2), stored)
     assert {result.row for result in engine.select_valid(stored)} == {"rll"}
     engine.train()
-    assert len(invented.made) == made + 2
+    assert len(invented.made) == made + 2 + 1
     more = Engine(study, Plan(tmp_path / "runs", 1), stored)  # results of further seeds stay
     assert sorted(result.seed for result in more.collect() if result.stage == TEST) == [0, 0, 1, 1]
 
 
 def test_what_a_study_sets_is_not_set_twice(tmp_path: Path) -> None:
-    study = read(FOLDED, tmp_path)
+    study = read(GRID, tmp_path)
     for override, setter in {
         "loss=circle": "the study",
-        "dataset=cub200": "the study",
-        "optimizer.lr=1": "the search of triplet",
-        "evaluation.split=test": "the search of triplet",
+        "sampler.images_per_class=3": "the study",
+        "training.frozen=true": "the study",
+        "optimizer.lr=1": "the search of nra",
+        "loss.margin=1": "the search of rll",
     }.items():
         with pytest.raises(InputError, match=f"^--set {override}: {setter} sets it"):
             Engine(study, Plan(tmp_path, 1, overrides=(override,)), []).check()
-    with pytest.raises(InputError, match=r"^--set dataset.folds=10: folds=\.\.\. sets it"):
-        Plan(tmp_path, 1, overrides=("dataset.folds=10",))
     Engine(study, Plan(tmp_path, 1, overrides=("training.ema=0.9",)), []).check()
-    balls = FOLDED.replace("triplet: {}", "hyperbolic: {}") + "ensembles: true\n"
-    with pytest.raises(InputError, match=r"loss=hyperbolic .*: its embeddings aren't compared by cosine, so models"):
-        Engine(read(balls, tmp_path), Plan(tmp_path, 1), []).check()
 
 
 # results
@@ -215,7 +157,7 @@ def make_result(row: str, seed: int = 0, stage: str = TEST) -> Result:
     rng = np.random.default_rng(seed)
     sums = {"map@r": [] if stage == SEARCH else rng.random(5).tolist()}
     return Result(
-        *("emoji", "heads", row, stage, seed, 0),
+        *("emoji", "heads", row, stage, seed),
         overrides="'optimizer.loss={lr:0.01}' a=1",
         configuration="0a",
         seconds=1.5,
@@ -242,40 +184,24 @@ def test_results_are_stored_and_replaced(tmp_path: Path) -> None:
         read_results(path)
 
 
-def test_joined_embeddings_have_the_mean_cosine() -> None:
-    rng = np.random.default_rng(0)
-    members = [rng.normal(size=(6, size)).astype(np.float32) * scale for size, scale in ((4, 1), (7, 50), (2, 0.01))]
-    joined = join_embeddings(members)
-    assert (joined.shape, joined.dtype) == ((6, 13), np.float32)
-    cosines = [(m @ m.T) / np.linalg.norm(m, axis=1) / np.linalg.norm(m, axis=1)[:, None] for m in members]
-    np.testing.assert_allclose(joined @ joined.T, np.mean(cosines, axis=0), atol=1e-6)
-
-
 def test_a_small_study_is_trained_interrupted_and_continued(
     here: Here, small_emoji: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With folds, a search and ensembles: real runs, whose results outlive them."""
+    """With a search: real runs, whose results outlive them."""
     small = [one for one in PLAIN if one != "evaluation.report=null"]
-    small += ["model.heads=[H]", "evaluation.heads=false", "trainer.max_steps=2"]
-    overrides = json.dumps([*small, "trainer.val_check_interval=1", f"dataset.root={small_emoji}"])
+    small += ["model.heads=[H]", "trainer.max_steps=2", "trainer.val_check_interval=1", "evaluation.clustering=false"]
+    overrides = json.dumps([*small, f"dataset.root={small_emoji}"])
     text = f"""
-seeds: 1
-folds: 2
-trials: 2
-rates: [1.0e-3, 1.0e-2]
-experiment: protocol/base
-datasets: [emoji]
-overrides: {overrides}
+seeds: 2
+datasets: {{emoji: {{experiment: leaderboard/emoji, overrides: {overrides}}}}}
 each: loss={{}}
-rows: {{triplet: {{}}, rll: {{values: {{loss.margin: [0.2, 0.4, 0.8]}}}}}}
-search: {{score: val/level0/map@r, overrides: [evaluation.split=val, evaluation.report=null]}}
-tested: [evaluation.split=null, "evaluation.report={{neighbors: 1, map: false, seed: 0}}"]
-ensembles: true
-columns: {{loss: code, chosen: chosen, recall@1: interval recall@1, MAP@R: seeds map@r, sd: deviation map@r}}
+rows: {{triplet: {{}}, rll: {{values: {{loss.margin: [0.2, 0.8]}}}}}}
+search: {{score: val/level0/map@r, steps: [[optimizer.lr=1e-3, optimizer.lr=1e-2]]}}
+columns: {{loss: code, chosen: chosen, recall@1: interval recall@1, MAP@R: seeds map@r}}
 """
     (tmp_path / "mine.yaml").write_text(text)
     made: list[Run] = []
-    fail_at = [3]
+    fail_at = [1]
 
     def train(plan: Plan, runs: Iterable[Run], purpose: str) -> bool:
         for run in (run for run in runs if not run.is_finished):
@@ -292,30 +218,25 @@ columns: {{loss: code, chosen: chosen, recall@1: interval recall@1, MAP@R: seeds
     assert not (tmp_path / "mine.md").exists()
     fail_at[0] = -1
     run_study(arguments)
-    assert len(made) == len({run.folder for run in made}) == 2 * 2 * 2 + 2 * 2
-    assert [json.loads((run.folder / "metrics.json").read_text())["split"] for run in made] == ["val"] * 8 + [
-        "test"
-    ] * 4
+    assert len(made) == len({run.folder for run in made}) == (2 + 1) + (2 + 2 + 1)
     assert not list(tmp_path.rglob("*.ckpt"))
     study = read_study(tmp_path / "mine.yaml")
     stored = read_results(tmp_path / "mine.parquet")
     results = Results(stored)
     for cell in study.cells:
-        single, ensemble = results.find_row(cell), results.find_row(cell, ENSEMBLE)
-        assert single is not None
-        assert ensemble is not None
-        assert (len(single.runs), len(ensemble.runs)) == (2, 1)
-        assert sum(single.tested.counts) == sum(ensemble.tested.counts) == 111
-        assert ensemble.values("map@r")[0] not in single.values("map@r")
-        tried = results.list_tried(cell)
-        assert [len(runs) for runs in tried] == [2, 2]
-    for run in made[:8]:  # the score of a trial is its best validation
+        row = results.find_row(cell)
+        assert row is not None
+        assert [run.seed for run in row.runs] == [0, 1]
+        assert sum(row.tested.counts) == 111
+    tried = [result for result in stored if result.stage == SEARCH]
+    assert len(tried) == 2 + 4
+    for run in made:  # the score of a trial is its best validation
         validated = RunFolder(run.folder).values("val/level0/map@r")
-        scores = {one.metrics["score"] for one in stored if one.configuration == run.configuration}
-        assert scores == {max(validated.values())}
+        scores = {one.metrics["score"] for one in tried if one.configuration == run.configuration}
+        assert scores <= {max(validated.values())} or run.seed == 1
     page = (tmp_path / "mine.md").read_text()
     assert "2 seeds, 111 queries of" in page
     (tmp_path / "runs").rename(tmp_path / "gone")
     run_study(arguments)
-    assert len(made) == 12
+    assert len(made) == 8
     assert (tmp_path / "mine.md").read_text() == page

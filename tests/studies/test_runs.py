@@ -71,7 +71,7 @@ def test_commands_run_and_a_failure_is_told(start: str, tmp_path: Path) -> None:
 
 def test_a_run_that_another_command_has_finished_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = Plan(tmp_path, seeds=2)
-    runs = plan.list_runs(Training("claims/rll"))
+    runs = plan.list_runs(Training("leaderboard/emoji"))
 
     def finish(number: int) -> bool:
         """Tell a failure, as of a run that is refused, after another command has finished some runs."""
@@ -89,7 +89,7 @@ def test_a_run_that_another_command_has_finished_is_no_failure(tmp_path: Path, m
 
 def test_other_launchers_begin_a_sweep_of_one_run(here: Here, small_emoji: Path, tmp_path: Path) -> None:
     plan = Plan(tmp_path / "runs (1, old)", 1, launcher="joblib", overrides=("hydra.launcher.n_jobs=1",))
-    (run,) = plan.list_runs(Training("claims/rll", (*PLAIN, f"dataset.root={small_emoji}")))
+    (run,) = plan.list_runs(Training("leaderboard/emoji", (*PLAIN, f"dataset.root={small_emoji}")))
     _, *arguments = plan.command(run)
     assert {"launcher=joblib", "hydra.launcher.n_jobs=1"} <= {*arguments}
     local = [value for value in arguments if not value.startswith(("launcher=", "hydra.launcher."))]  # here

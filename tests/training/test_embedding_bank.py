@@ -245,27 +245,28 @@ def test_an_image_that_cannot_be_read_is_nobodys_neighbor() -> None:
     assert (others == 7).float().mean() < 0.1
 
 
-def test_the_hard_class_sampler_learns_its_classes_means() -> None:
+def test_the_hard_class_sampler_gets_the_embeddings_of_all_heads() -> None:
     def sampler(**settings: Any) -> HardClassSampler:
-        return HardClassSampler(LABELS, 3, 2, candidate_classes=6, batches_per_epoch=2, **settings)
+        return HardClassSampler(LABELS, 3, 2, margin=0.0, candidate_classes=6, batches_per_epoch=2, **settings)
 
     torch.manual_seed(0)
     recorder, _ = fit(network(), sampler(), 2)
     embeddings, _ = by_hand(recorder.weights[0])
     unit = F.normalize(torch.cat([F.normalize(embeddings[head], dim=1) for head in ("L", "H")], dim=1), dim=1)
-    means = np.stack([unit[LABELS[:, 0] == label].mean(dim=0).numpy() for label in range(6)])
-    assert recorder.batches == list(sampler(class_embeddings=means))
+    assert recorder.batches == list(sampler(embeddings=unit))
     assert recorder.batches != list(sampler())
     assert recorder.banks[0].neighbors.shape == (ROWS, 0)  # nobody asked for any
 
 
-def test_unreadable_images_are_not_in_the_means_of_the_hard_class_sampler() -> None:
-    labels = np.repeat(np.arange(3), 4)[:, None]
-    rows = F.normalize(torch.tensor([[1.0, 0.0]] * 4 + [[0.8, 0.6]] * 4 + [[0.0, 0.0]] * 3 + [[0.0, 1.0]]), dim=1)
-    samplers = [HardClassSampler(labels, 2, 2, candidate_classes=3, batches_per_epoch=20) for _ in range(2)]
-    samplers[0].set_embedding_bank(EmbeddingBank(rows, torch.empty(12, 0).long(), {"H": rows}))
-    samplers[1].set_class_embeddings([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])
-    assert list(samplers[0]) == list(samplers[1])
+def test_a_class_is_not_hard_by_an_image_that_cannot_be_read() -> None:
+    """Its embedding is 0 in the bank, nearer to all others than these are to each other."""
+    labels = np.repeat(np.arange(3), 2)[:, None]
+    rows = torch.tensor([[1.0, 0.0], [1.0, 0.0], [-0.6, 0.8], [-0.6, 0.8], [0.0, 0.0], [-1.0, 0.0]])
+    sampler = HardClassSampler(labels, 2, batches_per_epoch=60)
+    sampler.set_embedding_bank(EmbeddingBank(rows))
+    chosen = {tuple(labels[batch[::2], 0].tolist()) for batch in sampler}
+    assert (0, 1) in chosen
+    assert (0, 2) not in chosen
 
 
 def test_an_interval_within_an_epoch_is_refused() -> None:

@@ -1,12 +1,17 @@
 """The workers of a training end with it, also where the process goes on, as in a sweep."""
 
+import subprocess
+import sys
+from collections.abc import Iterator
 from multiprocessing import active_children
 from pathlib import Path
 
 import pytest
 from configurations import compose, settings_of
 from conftest import PLAIN, Here, Refused
+from torch import Tensor
 
+import dml
 from dml.data.dataset import Draw, ImageDataset, Item
 from dml.data.image_files.images import UnreadableImageError
 from dml.run.builders import build_data, build_table
@@ -56,3 +61,95 @@ def test_the_workers_of_all_loaders_end(small_emoji: Path) -> None:
     images.on_exception(InputError("a batch"))
     assert len(loading) == len(loaders)
     assert set(active_children()) <= before
+
+
+class BrokenSampler:
+    """A user's sampler that raises in the middle of an epoch."""
+
+    images_per_class, classes_per_batch = 2, 4
+
+    def __init__(self, labels: object) -> None:
+        self.length = len(labels)  # type: ignore[arg-type]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Each epoch is the same."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __iter__(self) -> Iterator[list[int]]:
+        yield [*range(8)]
+        raise KeyError("no such class")
+
+
+def break_image(image: Tensor) -> Tensor:
+    """A user's transform that raises."""
+    raise IndexError("list index\nout of range")
+
+
+OTHERS = [argument for argument in PLAIN if not argument.startswith("sampler.")]
+SAMPLER = ["~sampler", "+sampler._partial_=true", f"+sampler._target_={__name__}.BrokenSampler"]
+STEP = f"{{_target_: hydra.utils.get_method, path: {__name__}.break_image}}"
+
+
+@pytest.mark.parametrize(
+    ("mistake", "line"),
+    [
+        (SAMPLER, "sampler: {}.BrokenSampler raised KeyError: 'no such class'; debug=true shows where"),
+        (
+            [f"transform.train.steps=[{STEP}]"],
+            "transform: {}.break_image raised IndexError: list index out of range; debug=true shows where",
+        ),
+        (
+            [f"transform.test.steps=[{STEP}]"],
+            "transform: {}.break_image raised IndexError: list index out of range; debug=true shows where",
+        ),
+    ],
+    ids=["sampler", "training", "validation"],
+)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_a_users_object_raises_is_one_line_and_ends_the_workers(
+    refused: Refused, small_emoji: Path, tmp_path: Path, mistake: list[str], line: str, workers: int
+) -> None:
+    before = set(active_children())
+    arguments = [f"dataset.root={small_emoji}", *OTHERS, f"data.num_workers={workers}", "trainer.max_steps=3"]
+    said = refused(*arguments, *mistake, f"hydra.run.dir={tmp_path}")
+    assert said == f"error: {line.format(__name__)}"
+    assert set(active_children()) <= before
+
+
+def test_in_python_it_is_the_same_line(small_emoji: Path, tmp_path: Path) -> None:
+    before = set(active_children())
+    arguments = [f"dataset.root={small_emoji}", *OTHERS, "data.num_workers=2", "trainer.max_steps=3"]
+    with pytest.raises(InputError) as caught:
+        dml.train(arguments, objects={"sampler": BrokenSampler}, folder=tmp_path / "sampler")
+    assert (
+        str(caught.value)
+        == f"sampler: {__name__}.BrokenSampler raised KeyError: 'no such class'; debug=true shows where"
+    )
+    with pytest.raises(InputError) as caught:
+        dml.train(arguments, objects={"transform.train": break_image}, folder=tmp_path / "transform")
+    assert f"transform: {__name__}.break_image raised IndexError: list index out of range" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert set(active_children()) <= before
+
+
+ENDING = """
+import multiprocessing, time
+from dml.runtime.processes import follow_parent
+
+def wait():
+    follow_parent()
+    time.sleep(600)
+
+worker = multiprocessing.get_context("fork").Process(target=wait, daemon=True)
+worker.start()
+time.sleep(1)
+raise KeyError("a bug")
+"""
+
+
+def test_a_process_that_ends_waits_for_no_worker() -> None:
+    ended = subprocess.run([sys.executable, "-c", ENDING], timeout=120, capture_output=True, check=False)
+    assert ended.returncode == 1
+    assert b"a bug" in ended.stderr

@@ -10,7 +10,7 @@ import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
 from errno import ENOENT
 from functools import lru_cache
 
@@ -29,8 +29,8 @@ DAMAGES = (
 )
 """The errors that tell of an archive, or of a member, that is damaged or can't be unpacked."""
 
-Stamp = tuple[int, int]
-"""Size of a file in bytes, and the time when it was last written, in nanoseconds."""
+Stamp = tuple[int, int, int, int]
+"""Size of a file in bytes, when it was last written, its inode, and when it last changed, which no program can set."""
 
 
 def split_member(path: str) -> tuple[str, str]:
@@ -75,8 +75,7 @@ def list_members(archive: str) -> Set[str]:
 
 
 def _open_zip(archive: str) -> zipfile.ZipFile:
-    state = check_regular(archive)
-    return _open_stamped_zip(archive, (state.st_size, state.st_mtime_ns), os.getpid())
+    return _open_stamped_zip(archive, _make_stamp(check_regular(archive)), os.getpid())
 
 
 @lru_cache(maxsize=8)
@@ -88,7 +87,7 @@ def _open_stamped_zip(path: str, _: Stamp, process: int) -> zipfile.ZipFile:  # 
     return zipfile.ZipFile(path)
 
 
-MISSING: Stamp = (-1, -1)
+MISSING: Stamp = (-1, -1, -1, -1)
 """The stamp of a file that doesn't exist."""
 UNREADABLE = (OSError, RefusedFileError, *DAMAGES)
 """The errors of `read_content`."""
@@ -126,12 +125,12 @@ def hash_content(path: str, max_bytes: int = MAX_BYTES, content: bytes | None = 
 
 
 def read_stamps(paths: Iterable[str]) -> NDArray[np.int64]:
-    """Read the stamp of each file: its size in bytes and the time when it was last written, in nanoseconds.
+    """Read the stamp of each file; times are in nanoseconds.
 
     A file whose stamp is unchanged is assumed to be unchanged. A member of an archive has the stamp of the archive.
 
     Returns:
-        The stamps (N, 2); `MISSING` for a file that doesn't exist.
+        The stamps (N, 4); `MISSING` for a file that doesn't exist.
     """
     archive_stamps: dict[str, Stamp] = {}
     stamps = []
@@ -141,7 +140,23 @@ def read_stamps(paths: Iterable[str]) -> NDArray[np.int64]:
         if stamp == MISSING and member:
             stamp = archive_stamps[archive] = archive_stamps.get(archive) or _read_stamp(archive)
         stamps.append(stamp)
-    return np.array(stamps, dtype=np.int64).reshape(-1, 2)
+    return np.array(stamps, dtype=np.int64).reshape(-1, 4)
+
+
+def find_changed(paths: Sequence[str], files: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Compare files with what is known (N, 5), stamp and `shorten_hash` -> which have changed (N,), what is now.
+
+    Where only the inode or the time of the change is another, as after a copy, the content decides.
+    """
+    now = np.column_stack([read_stamps(paths), files[:, 4]])
+    for row in np.flatnonzero((now[:, :2] == files[:, :2]).all(axis=1) & (now != files).any(axis=1)).tolist():
+        now[row, 4] = shorten_hash(hash_content(paths[row]))
+    return (now != files)[:, [0, 1, 4]].any(axis=1), now
+
+
+def shorten_hash(sha256: str) -> int:
+    """Return the first 8 bytes of a SHA-256 as a number; 0 for "", which stands for what can't be read."""
+    return int.from_bytes(bytes.fromhex(sha256[:16]), "big", signed=True)
 
 
 def read_sizes(paths: Iterable[str]) -> list[int]:
@@ -160,7 +175,10 @@ def _read_size(path: str) -> int:
 
 def _read_stamp(path: str) -> Stamp:
     try:
-        state = os.stat(path)
+        return _make_stamp(os.stat(path))
     except OSError:
         return MISSING
-    return state.st_size, state.st_mtime_ns
+
+
+def _make_stamp(state: os.stat_result) -> Stamp:
+    return state.st_size, state.st_mtime_ns, state.st_ino & (2**63 - 1), state.st_ctime_ns

@@ -1,8 +1,10 @@
 """Parts of images: ``photo.jpg#10,20,110,220`` is a box in a photo, its left, top, right and bottom edge in pixels."""
 
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 from dml.runtime.errors import InputError
@@ -26,6 +28,15 @@ def split_part(location: str) -> tuple[str, Edges]:
 def name_part(path: str, edges: Sequence[int]) -> str:
     """Return the location of a part of an image; for the edges of `WHOLE`, the path itself."""
     return path if (*edges,) == WHOLE else f"{path}#{','.join(map(str, edges))}"
+
+
+def identify_images(locations: Iterable[str]) -> list[str]:
+    """Return for each location what all spellings of the same image share: its path without links, and its box."""
+    resolve, identities = cache(os.path.realpath), []
+    for path, location in ((split_part(location)[0], location) for location in locations):
+        real = os.path.join(resolve(os.path.dirname(path)), os.path.basename(path))
+        identities.append((os.path.realpath(real) if os.path.islink(real) else real) + location[len(path) :])
+    return identities
 
 
 def parse_edges(cells: Sequence[Any], place: str, *, rounds: bool = False) -> Edges:

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dml.data.image_files.contents import read_stamps
+from dml.data.image_files.contents import find_changed
 from dml.data.image_files.images import LIMITS
 from dml.data.image_files.limits import ImageLimits
 from dml.data.prepared.prepared_files import FOLDER, UnfitFileError, open_file, read_parquet, refuse_links
@@ -71,15 +71,17 @@ class PixelFile:
         return array
 
 
-FORMAT = 4
+FORMAT = 5
 """Version of the cache files; it goes up when the decoded pixels or their storage change. Older caches are refused."""
 
+
+STAMP = ("bytes", "mtime_ns", "inode", "ctime_ns")
+"""The columns of an index that hold the stamp of the image file; those before "content"."""
 
 INDEX_SCHEMA = pa.schema(
     [
         ("path", pa.string()),
-        ("bytes", pa.int64()),
-        ("mtime_ns", pa.int64()),
+        *((name, pa.int64()) for name in STAMP),
         ("content", pa.int64()),
         ("offset", pa.int64()),
         ("height", pa.int64()),
@@ -87,7 +89,7 @@ INDEX_SCHEMA = pa.schema(
         ("crc32", pa.int64()),
     ]
 )
-"""The columns of an index: ``content`` is the first 8 bytes of the image file's SHA-256, 0 for an unreadable file."""
+"""The columns of an index: ``content`` is the `shorten_hash` of the image file's SHA-256."""
 
 
 class DamagedPixelsError(InputError):
@@ -258,8 +260,7 @@ class CacheFolder:
         if index_rows.null_count:
             first = paths[index_rows.is_null().index(True).as_py()]
             raise UnfitFileError(f"{file}: {index_rows.null_count:,} images are not in it, such as {first}")
-        stamps = _stack_columns(index, "bytes", "mtime_ns")[index_rows.to_numpy()]
-        has_changed = (read_stamps(paths) != stamps).any(axis=1)
+        has_changed, _ = find_changed(paths, _stack_columns(index, *STAMP, "content")[index_rows.to_numpy()])
         if has_changed.any():
             first = paths[int(has_changed.argmax())]
             raise UnfitFileError(f"{file}: {has_changed.sum():,} images have changed since, such as {first}")

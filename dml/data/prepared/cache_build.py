@@ -13,10 +13,11 @@ from zlib import crc32
 import numpy as np
 import pyarrow as pa
 
+from dml.data.image_files.contents import shorten_hash
 from dml.data.image_files.images import LIMITS, ImageFile
 from dml.data.image_files.limits import ImageLimits
 from dml.data.image_files.parts import find_part, split_part
-from dml.data.prepared.cache import FORMAT, INDEX_SCHEMA, CacheFiles, CacheFolder, PixelFile, read_description
+from dml.data.prepared.cache import FORMAT, INDEX_SCHEMA, STAMP, CacheFiles, CacheFolder, PixelFile, read_description
 from dml.data.prepared.prepared_files import (
     UnfitFileError,
     Warn,
@@ -79,7 +80,7 @@ def build_cache(
     # A file with a second name may be a backup or a file of the user, which must not be written to.
     if remaining and files.pixels.exists() and files.pixels.stat().st_nlink > 1:
         done, remaining = {}, [*chunks]
-    if not is_finished or (remaining and not done):
+    if remaining and not (is_finished and done):
         delete_file(files.index)
     if not done:
         _allocate(files.pixels, read_description(index)["bytes"])
@@ -113,9 +114,8 @@ def _plan_index(
     ends = np.cumsum(3 * height * width)
     columns = {
         "path": folder.relative_paths([*images]),
-        "bytes": [image.bytes for image in images.values()],
-        "mtime_ns": [image.mtime_ns for image in images.values()],
-        "content": [int.from_bytes(bytes.fromhex(image.sha256[:16]), "big", signed=True) for image in images.values()],
+        **{name: [getattr(image, name) for image in images.values()] for name in STAMP},
+        "content": [shorten_hash(image.sha256) for image in images.values()],
         "offset": ends - 3 * height * width,
         "height": height,
         "width": width,
@@ -150,24 +150,25 @@ def _plan_chunks(paths: list[str], index: pa.Table) -> dict[int, list[StoredImag
 
 
 def _read_checksums(files: CacheFiles, index: pa.Table, warn: Warn) -> tuple[bool, ChunkChecksums]:
-    """Return whether there is a finished cache of these images, and the checksums of it or of an unfinished one."""
+    """Return whether there is a finished cache of these files, and the checksums of it or of one of the same images."""
+    plan = index.drop_columns([*STAMP[2:]])  # a copied file is the same image
     stored = read_parquet_if_fit(files.index, warn, "decoded again")
     if (
         stored is not None
         and stored.schema.equals(INDEX_SCHEMA)
         and read_description(stored) == read_description(index)
-        and stored.select(index.column_names).equals(index)
+        and stored.select(plan.column_names).equals(plan)
     ):
-        checksums = stored["crc32"].to_pylist()
-        return True, {i // CHUNK: checksums[i : i + CHUNK] for i in range(0, len(checksums), CHUNK)}
+        checksums, is_finished = stored["crc32"].to_pylist(), stored.select(index.column_names).equals(index)
+        return is_finished, {i // CHUNK: checksums[i : i + CHUNK] for i in range(0, len(checksums), CHUNK)}
     lines = read_lines(files.progress, warn, "decoded again")
     return False, dict(lines[1:]) if lines[:1] == [_identify_plan(index)] else {}
 
 
 def _identify_plan(index: pa.Table) -> str:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, index.schema) as stream:
-        stream.write_table(index)
+    plan, sink = index.drop_columns([*STAMP[2:]]), pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, plan.schema) as stream:
+        stream.write_table(plan)
     return hashlib.sha256(sink.getvalue()).hexdigest()
 
 

@@ -9,7 +9,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ class CheckedImage:
 
     Attributes:
         bytes: size of the file.
-        mtime_ns: time when the file was last written, in nanoseconds.
+        mtime_ns, inode, ctime_ns: the rest of the file's `Stamp`.
         height, width: size of the whole upright image in pixels; 0 if the image can't be read.
         sha256: hexadecimal SHA-256 of the file's content, and of the box of a part; empty if the image can't be read.
         error: the reason why the image can't be read; empty if it can be read.
@@ -57,10 +57,17 @@ class CheckedImage:
 
     bytes: int
     mtime_ns: int
+    inode: int
+    ctime_ns: int
     height: int
     width: int
     sha256: str
     error: str
+
+    @property
+    def stamp(self) -> Stamp:
+        """The stamp of the file."""
+        return self.bytes, self.mtime_ns, self.inode, self.ctime_ns
 
 
 def check_images(
@@ -76,9 +83,10 @@ def check_images(
     """Read and decode each image of a table, unless an earlier verification has read the same file.
 
     The folder must exist, and no other process may prepare the data set. With ``compare_contents`` a file of unchanged
-    size and time is read too, and decoded if its SHA-256 has changed. ``advance`` is called with a number of images
-    whenever so many more are done, and ``warn`` with a line for each damaged file, and about images whose content has
-    changed while size and time stayed the same. The work is shared by the processes, None for one for each core.
+    stamp is read too, as is one whose inode or time of the change alone is another, and decoded if its SHA-256 differs.
+    ``advance`` is called with a number of images whenever so many more are done, and ``warn`` with a line for each
+    damaged file, and about images whose content has changed while size and time stayed the same. The work is shared by
+    the processes, None for one for each core.
 
     Returns:
         The result for each path, in the order of the table.
@@ -87,9 +95,10 @@ def check_images(
         InputError: if there are links in the folder.
     """
     paths = [*dict.fromkeys(table.locations.tolist())]
-    stamps = {path: (size, time) for path, (size, time) in zip(paths, read_stamps(paths).tolist(), strict=True)}
-    earlier = _read_unchanged(stamps, folder, warn)
-    results = {} if compare_contents else dict(earlier)
+    stamps: dict[str, Stamp] = dict(zip(paths, map(tuple, read_stamps(paths).tolist()), strict=True))
+    earlier = _read_earlier(stamps, folder, warn)
+    unchanged = {path: image for path, image in earlier.items() if image.stamp == stamps[path]}
+    results = {} if compare_contents else unchanged
     advance(len(results))
     remaining = [(path, stamp, earlier.get(path)) for path, stamp in stamps.items() if path not in results]
     chunks = [remaining[i : i + CHUNK] for i in range(0, len(remaining), CHUNK)]
@@ -107,8 +116,8 @@ def check_images(
     return {path: results[path] for path in paths}
 
 
-def _read_unchanged(stamps: Mapping[str, Stamp], folder: CacheFolder, warn: Warn) -> dict[str, CheckedImage]:
-    """Return the earlier results for images that could be read and whose files still have the same stamps."""
+def _read_earlier(stamps: Mapping[str, Stamp], folder: CacheFolder, warn: Warn) -> dict[str, CheckedImage]:
+    """Return the earlier results for images that could be read and whose files still have the same size and time."""
     refuse_links(folder.path)
     in_table, in_journal = _read_table(folder, warn), _read_journal(folder, warn)
     # The journal is written anew without damaged lines, as a file that has no second name.
@@ -117,12 +126,12 @@ def _read_unchanged(stamps: Mapping[str, Stamp], folder: CacheFolder, warn: Warn
         lines = [checksummed_line(dict(entries[i : i + CHUNK])) for i in range(0, len(entries), CHUNK)]
         partial.write_text("".join(lines), encoding="utf-8")
     verified = in_table | in_journal
-    unchanged = {}
+    earlier = {}
     for (path, stamp), name in zip(stamps.items(), folder.relative_paths([*stamps]), strict=True):
         image = verified.get(name)
-        if image and not image.error and (image.bytes, image.mtime_ns) == stamp:
-            unchanged[path] = image
-    return unchanged
+        if image and not image.error and image.stamp[:2] == stamp[:2]:
+            earlier[path] = image
+    return earlier
 
 
 def _check_chunk(
@@ -131,7 +140,8 @@ def _check_chunk(
     results = {}
     for path, stamp, earlier in images:
         is_same = earlier is not None and hash_content(path, limits.max_image_bytes) == earlier.sha256
-        results[path] = earlier if earlier and is_same else _check_image(path, stamp, limits)
+        checked = earlier if earlier and is_same else _check_image(path, stamp, limits)
+        results[path] = replace(checked, inode=stamp[2], ctime_ns=stamp[3])
     return results
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dml.data.image_files.contents import UNREADABLE, read_content
-from dml.inference.embedding_files import WHOLE, Shard, check_names
+from dml.inference.embedding_files import WHOLE, Shard, check_names, name_images
 from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.image_inputs import Source, check_readable, list_source
 from dml.inference.index_folder import IndexItems
@@ -27,7 +27,7 @@ from dml.inference.vector_stores.stores import (
 )
 from dml.runtime.console import progress_bar
 from dml.runtime.errors import InputError
-from dml.runtime.paths import absolute_path
+from dml.runtime.paths import absolute_path, expand_home
 from dml.runtime.text import printable
 
 NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "dml:images")
@@ -86,24 +86,6 @@ class StoredImages:
         )
 
 
-def relative_names(paths: Sequence[str], root: str | Path | None) -> list[str]:
-    """Return the paths to store: as they are, or relative to a folder, with forward slashes.
-
-    Raises:
-        InputError: if an image isn't in the folder.
-    """
-    if root is None:
-        return [*paths]
-    folder = os.path.abspath(os.path.expanduser(root))
-    names = []
-    for path in paths:
-        name = os.path.relpath(absolute_path(path), folder)
-        if name == os.pardir or name.startswith(os.pardir + os.sep):
-            raise InputError(f"--root {printable(root)}: {printable(path)} isn't in this folder")
-        names.append(Path(name).as_posix())
-    return names
-
-
 @dataclass(frozen=True)
 class UploadReport:
     """What an upload did.
@@ -151,7 +133,7 @@ def upload_images(
         name: name of the collection, by which it is searched.
         source: images, as `Index.build` takes them; None takes those that the collection holds.
         shard: share of the images to upload.
-        root: folder that the stored paths are relative to; None stores them as they are given.
+        root: folder that the stored paths are relative to, which is stored too; None stores absolute paths.
         replace: whether a collection of another model is replaced.
         **options: further arguments of `ImageEmbedder.embed_in_batches`.
 
@@ -166,10 +148,11 @@ def upload_images(
         raise InputError(f"--to {address}: it compares by cosine similarity, the model by {model.geometry}; use a file")
     listed = _list_stored(address, name, root) if source is None else _list_images(source, root)
     images = listed.choose(shard)
-    IndexItems.number(images.names, images.labels)  # refuses a path that is given twice
+    IndexItems.number(images.paths, images.labels)  # refuses an image that is given twice
     with closing(address.open()) as store:
         live = store.call(store.find, name)
-        facts = CollectionFacts(model.fingerprint, model.geometry, model.dimension)
+        place = "" if root is None else absolute_path(expand_home(root))
+        facts = CollectionFacts(model.fingerprint, model.geometry, model.dimension, root=place)
         collection = _open_collection(store, facts, name, live, replace=replace)
         missing = _find_missing(store, collection, images)
         left_out = _upload(store, collection, model, images, missing, options)
@@ -199,7 +182,7 @@ def upload_images(
 
 def _list_images(source: Source, root: str | Path | None) -> StoredImages:
     paths, labels = list_source(source)
-    names = relative_names(paths, root)
+    names = name_images(paths, root)
     check_names(names, labels)
     return StoredImages(paths, names, labels)
 

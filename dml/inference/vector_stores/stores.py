@@ -9,7 +9,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from time import sleep
 from typing import Any, ClassVar, NamedTuple, ParamSpec, TypeVar
@@ -46,12 +46,14 @@ class CollectionFacts:
         geometry: how vectors are compared, such as "cosine".
         dimension: size D of the vectors.
         format: version of the facts and columns.
+        root: folder that the paths are relative to, on the machine that made the collection; "" for absolute paths.
     """
 
     fingerprint: str
     geometry: str
     dimension: int
     format: int = FORMAT
+    root: str = field(default="", compare=False)
 
     def encode(self) -> str:
         """Return the facts as JSON."""
@@ -62,7 +64,7 @@ class CollectionFacts:
         """Read facts that `encode` wrote; None if the text is none, as in a collection that dml didn't make.
 
         >>> CollectionFacts.decode(CollectionFacts("ab12", "cosine", 8).encode())
-        CollectionFacts(fingerprint='ab12', geometry='cosine', dimension=8, format=1)
+        CollectionFacts(fingerprint='ab12', geometry='cosine', dimension=8, format=1, root='')
         """
         try:
             return cls(**parse_json(text))

@@ -16,6 +16,8 @@ from PIL import Image
 
 from dml.data.copies import assign_content_ids
 from dml.data.dataset import ImageDataset
+from dml.data.image_files import contents
+from dml.data.image_files.contents import read_stamps
 from dml.data.image_files.images import ImageFile
 from dml.data.prepared import cache
 from dml.data.prepared.cache import CacheFolder, ImageCache
@@ -208,19 +210,53 @@ def test_who_reads_while_a_cache_is_made_anew_is_told(images: DataSet, monkeypat
 # contents
 
 
-def test_contents_are_compared_if_that_is_asked_for(images: DataSet) -> None:
+def test_another_content_of_the_same_size_and_time_is_seen(images: DataSet) -> None:
     images.prepare()
     before = images.pixels()
     first, other = (Path(images.table.paths[row]) for row in (0, 3))
     state = first.stat()
     first.write_bytes(other.read_bytes().ljust(state.st_size, b"\0")[: state.st_size])
     os.utime(first, ns=(state.st_atime_ns, state.st_mtime_ns))
-    assert images.prepare() == []
-    assert torch.equal(images.pixels()[0], before[0])
-    (warning,) = images.prepare(compare_contents=True)
+    with pytest.raises(InputError, match=f"1 images have changed since, such as {first}"):
+        images.cache()
+    (warning,) = images.prepare()
     assert warning == f"1 images have another content, of the same size and time, such as {first}"
     assert torch.equal(images.pixels()[0], before[3])
-    assert images.prepare(compare_contents=True) == []
+    assert images.prepare() == images.prepare(compare_contents=True) == []
+
+
+def test_files_of_one_size_and_time_that_were_swapped_are_seen(images: DataSet) -> None:
+    paths = [Path(images.table.paths[row]) for row in (0, 3)]
+    size = max(path.stat().st_size for path in paths)
+    for path in paths:
+        path.write_bytes(path.read_bytes().ljust(size, b"\0"))
+        os.utime(path, ns=(10**18, 10**18))
+    images.prepare()
+    before = images.pixels()
+    paths[0].rename(paths[0].with_suffix(".kept"))
+    paths[1].rename(paths[0])
+    paths[0].with_suffix(".kept").rename(paths[1])
+    with pytest.raises(InputError, match="2 images have changed since"):
+        images.cache()
+    images.prepare()
+    assert torch.equal(images.pixels()[0], before[3])
+    assert torch.equal(images.pixels()[3], before[0])
+
+
+def test_copies_with_their_times_are_not_decoded_again_and_their_stamps_are_renewed(
+    images: DataSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images.prepare()
+    before, stored = images.pixels(), read_stamps([str(images.folder.files(RESIZE).pixels)]).tolist()
+    for path in map(Path, images.table.paths[[pixels is not None for pixels in before]]):
+        shutil.copy2(path, path.with_suffix(".copy"))
+        path.with_suffix(".copy").replace(path)
+    images.cache()
+    assert images.prepare() == []
+    assert read_stamps([str(images.folder.files(RESIZE).pixels)]).tolist() == stored
+    monkeypatch.setattr(contents, "hash_content", None)  # nothing is read any more
+    for pixels, earlier in zip(images.pixels(), before, strict=True):
+        assert pixels is earlier or torch.equal(pixels, earlier)
 
 
 def test_unchanged_contents_are_read_and_not_decoded(images: DataSet, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from dml.data.image_files.contents import MISSING, read_stamps
 from dml.data.image_files.images import UnreadableImageError, read_image
 from dml.data.image_files.limits import ImageLimits
 from dml.data.prepared import verification
@@ -73,9 +74,8 @@ def test_what_is_found(table: ImageTable, folder: CacheFolder) -> None:
     assert list(results) == table.paths.tolist()
     assert sum(progress) == 7
     for i, path in enumerate(table.paths):
-        state, content = Path(path).stat(), Path(path).read_bytes()
-        sha256 = hashlib.sha256(content).hexdigest()
-        assert results[path] == CheckedImage(len(content), state.st_mtime_ns, 10 + i, 20, sha256, "")
+        sha256 = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        assert results[path] == CheckedImage(*read_stamps([path])[0].tolist(), 10 + i, 20, sha256, "")
 
 
 def test_images_that_cannot_be_read(table: ImageTable, folder: CacheFolder) -> None:
@@ -83,7 +83,7 @@ def test_images_that_cannot_be_read(table: ImageTable, folder: CacheFolder) -> N
     Path(table.paths[2]).write_text("damaged")
     Path(table.paths[3]).write_bytes(Path(table.paths[3]).read_bytes()[:50])
     results = [*check(table, folder).values()]
-    assert results[1] == CheckedImage(-1, -1, 0, 0, "", "no such file")
+    assert results[1] == CheckedImage(*MISSING, 0, 0, "", "no such file")
     assert results[2].error == "not an image that Pillow can read"
     assert results[3].error
     assert all("\n" not in image.error and len(image.error) <= 120 for image in results)

@@ -146,7 +146,10 @@ def test_the_default_rate_is_that_of_older_versions_unless_the_heads_alone_learn
     optimizer = OmegaConf.to_container(OmegaConf.load(CONF / "optimizer" / "adamw.yaml"), resolve=False)
     assert optimizer["lr"] == LEARNING_RATE
     assert plain_config(OmegaConf.create({"optimizer": optimizer}))["optimizer"]["lr"] == FORMER_LEARNING_RATE
-    assert plain_config(OmegaConf.create({"optimizer": optimizer, "frozen": True}))["optimizer"]["lr"] == LEARNING_RATE
+    assert (
+        plain_config(OmegaConf.create({"optimizer": optimizer, "training": {"frozen": True}}))["optimizer"]["lr"]
+        == LEARNING_RATE
+    )
 
 
 def test_a_test_on_other_data_keeps_the_transform_if_it_is_still_that_of_the_run() -> None:
