@@ -3,7 +3,7 @@
 python scripts/bench_limits.py                            # two minutes on two cores
 python scripts/bench_limits.py 10000 100000 1000000       # an hour
 
-The images are noise of 24 x 24 pixels in tar files, in classes of ten; half of the classes are tested. Embeddings are
+The images are noise of 24 x 24 pixels in zip files, in classes of ten; half of the classes are tested. Embeddings are
 synthetic, with 128 dimensions, around the centers of the classes. Each part runs in a new process. MiB are what it adds
 to the memory of this process at most, without that of the processes that it starts. Behind each time stands the
 exponent: n times as many images as in the column before took n to this power as long; 1 is in proportion.
@@ -19,8 +19,8 @@ import json
 import math
 import subprocess
 import sys
-import tarfile
 import tempfile
+import zipfile
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
@@ -37,7 +37,7 @@ from process_memory import AddedMemory
 from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.cache_build import build_cache
 from dml.data.prepared.verification import CheckedImage, check_images, write_table
-from dml.data.readers.tar_shards import read
+from dml.data.readers.csv import read
 from dml.data.table import ImageTable, load
 from dml.data.transforms import Resize
 from dml.evaluation.evaluator import Evaluator
@@ -51,9 +51,9 @@ from dml.retrieval.search import nearest_neighbors
 from dml.runtime.text import markdown_table
 from dml.samplers.class_balanced import ClassBalancedSampler
 
-CLASS, SIDE, DIMENSION, SHARD = 10, 24, 128, 10_000
-"""Images of a class, pixels of a side, numbers of an embedding, and images of a tar file."""
-NEIGHBORS, PROCESSES = 8, 2
+CLASS, SIDE, DIMENSION, ARCHIVE = 10, 24, 128, 10_000
+"""Images of a class, pixels of a side, numbers of an embedding, and images of an archive."""
+NEIGHBORS, PROCESSES, LIST = 8, 2, "list.csv"
 CONFIG = "seed: 0\ndataset: {name: synthetic}\nmodel: {heads: [H]}\nloss: {_target_: none}\n"
 PIXELS = Resize("warp", 16)
 
@@ -73,27 +73,27 @@ class Part(NamedTuple):
 
 
 def write_images(root: Path, count: int) -> None:
-    """Write tar files of images whose contents differ."""
-    rng = np.random.default_rng(0)
-    for first in range(0, count, SHARD):
-        with tarfile.open(root / f"{first // SHARD:04d}.tar", "w") as shard:
-            for image in range(first, min(first + SHARD, count)):
+    """Write zip files of images whose contents differ, and a list of them."""
+    rng, lines = np.random.default_rng(0), ["path,label"]
+    for first in range(0, count, ARCHIVE):
+        name = f"{first // ARCHIVE:04d}.zip"
+        with zipfile.ZipFile(root / name, "w") as archive:
+            for image in range(first, min(first + ARCHIVE, count)):
                 file = io.BytesIO()
                 Image.fromarray(rng.integers(256, size=(SIDE, SIDE, 3), dtype=np.uint8)).save(file, "JPEG")
-                for ending, content in (("jpg", file.getvalue()), ("cls", b"%d" % (image // CLASS))):
-                    member = tarfile.TarInfo(f"{image:08d}.{ending}")
-                    member.size = len(content)
-                    shard.addfile(member, io.BytesIO(content))
+                archive.writestr(f"{image:08d}.jpg", file.getvalue())
+                lines.append(f"{name}/{image:08d}.jpg,{image // CLASS}")
+    (root / LIST).write_text("\n".join(lines))
 
 
 def read_table(root: Path) -> ImageTable:
     """Read the data set, with the checks of its splits."""
-    return load(partial(read, val_fraction=0.2), str(root), name="synthetic")
+    return load(partial(read, val_fraction=0.2), str(root / LIST), name="synthetic")
 
 
 def cache_folder(root: Path) -> CacheFolder:
     """Return the folder of the prepared files."""
-    folder = CacheFolder.from_setting("auto", str(root), "synthetic")
+    folder = CacheFolder.from_setting("auto", str(root / LIST), "synthetic")
     assert folder is not None
     folder.path.mkdir(parents=True, exist_ok=True)
     return folder
@@ -170,7 +170,7 @@ def report(prepared: tuple[Path, Tested]) -> None:
 
 
 PARTS = (
-    Part("read the tar files, check the splits", Path, read_table),
+    Part("read the list, check the splits", Path, read_table),
     Part("decode every image once (`dml prepare`)", Path, verify),
     Part("keep the images decoded (`--resize`)", prepare_cache, decode),
     Part("first ten batches of an epoch", read_table, draw_batches),

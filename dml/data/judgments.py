@@ -3,7 +3,6 @@
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -105,23 +104,4 @@ def make_judged_table(
         source=source,
         excluded=np.concatenate(pairs),
         is_tree=False,
-    )
-
-
-def add_training(test: ImageTable, images: Sequence[tuple[str, str, str]]) -> ImageTable:
-    """Return a test behind images (path, class, split), whose classes, at level 0, are others than the test's."""
-    paths, classes, split = np.array(images, dtype=object).reshape(-1, 3).T
-    numbers, names = number_classes(classes)
-    labels = np.full((len(paths), len(test.levels)), UNKNOWN)
-    labels[:, 0] = numbers
-    shift = np.eye(len(test.levels), dtype=np.int64)[0] * len(names)
-    return replace(
-        test,
-        paths=np.concatenate([paths.astype(np.str_), test.paths]),
-        labels=np.concatenate([labels, np.where(test.labels == UNKNOWN, UNKNOWN, test.labels + shift)]),
-        split=np.concatenate([split.astype(np.str_), test.split]),
-        names=((*names, *test.names[0]), *test.names[1:]),
-        benchmark=np.concatenate([np.full(len(paths), 0 if len(test.levels) > 1 else EVERY_LEVEL), test.benchmark]),
-        content=np.empty(0, dtype=np.int64),
-        excluded=test.excluded + len(paths),
     )

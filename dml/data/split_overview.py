@@ -8,7 +8,7 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from dml.data.image_files.contents import ARCHIVES
+from dml.data.image_files.contents import ARCHIVE
 from dml.data.prepared.verification import NO_FILE, CheckedImage
 from dml.data.table import SPLITS, UNKNOWN, ImageTable
 from dml.runtime.paths import expand_home
@@ -98,7 +98,7 @@ def find_base_folder(root: str | None, table: ImageTable) -> str | None:
     Without a root, the source that the table names tells it.
     """
     base = str(expand_home(root)) if root else table.source
-    if os.path.isfile(base) and not base.endswith(ARCHIVES):  # a list of images, such as a .csv file
+    if os.path.isfile(base) and not base.endswith(ARCHIVE):  # a list of images, such as a .csv file
         return os.path.dirname(base) or "."
     return base if os.path.exists(base) else None
 

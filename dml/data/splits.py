@@ -35,7 +35,7 @@ _SPLIT_WORD = re.compile(
 )
 _PLAIN_WORD = re.compile(
     "bbox|bounding|box(es)?|crop(s|ped)?|data(sets?)?|files?|for|images?|imgs?|in|is|list|names?|of|photos?|"
-    "pictures?|sets?|shards?|splits?|the"
+    "pictures?|sets?|splits?|the"
 )
 """Words that change nothing beside that of a split."""
 SPLIT_COLUMN = re.compile(

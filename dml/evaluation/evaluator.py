@@ -1,6 +1,6 @@
 """Evaluation of embeddings: of two arrays, or of the rows of an image table."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dml.data.table import ImageTable
-from dml.evaluation.distractors import Distractors
 from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.items import (
     BenchmarkList,
@@ -39,8 +38,6 @@ def evaluate(
     query_labels: Labels,
     gallery: Embeddings | None = None,
     gallery_labels: Labels | None = None,
-    *,
-    distractors: Distractors | None = None,
     **settings: Any,
 ) -> Metrics:
     """Compute retrieval and clustering metrics of embeddings, at each level. -> {metric: fraction}
@@ -79,8 +76,6 @@ def evaluate(
         query_labels: (Q,) or (Q, L) integers, column 0 the finest level.
         gallery: embeddings (G, D) on the device of the queries' embeddings.
         gallery_labels: (G,) or (G, L) integers.
-        distractors: further items of the gallery, behind all others, that are relevant to no query: blocks (n, D),
-            which are read once, or a `DistractorFolder`. Rankings have them, clusters and pairs don't.
         **settings: fields of `dml.evaluation.MetricConfig`, such as metrics=("recall", "nmi"), recall_at=(1, 2, 4, 8),
             alpha=1.0, clustering=True or seed=0.
 
@@ -94,7 +89,7 @@ def evaluate(
     queries, items = check_query_and_gallery(query, query_labels, gallery, gallery_labels)
     if items is not None and not config.exclude_nearest:
         check_copies(queries, items, "leave them out of it, or call evaluate(query, query_labels) without a gallery")
-    ranked, cluster_metrics = _rank_and_cluster(queries, items, config, distractors=distractors)
+    ranked, cluster_metrics = _rank_and_cluster(queries, items, config)
     return ranked.compute_means() | cluster_metrics
 
 
@@ -156,7 +151,6 @@ class Evaluator:
         gallery: Embeddings | UnitEmbeddings | None = None,
         neighbors: int = 0,
         reranker: Reranker | None = None,
-        distractors: Distractors | None = None,
     ) -> Evaluation:
         """Rank and cluster embeddings.
 
@@ -167,14 +161,13 @@ class Evaluator:
                 ``embeddings``. Where queries are their own gallery, each excludes the other embedding of its image.
             neighbors: number of nearest items to return for each query.
             reranker: steps that change the ranking, see `rerankings`; None for the plain one.
-            distractors: further items of every gallery, see `dml.evaluation.evaluate`; each benchmark list reads them.
 
         Raises:
             InputError: if the splits are not one evaluation, the number of embeddings is not that of the rows, those
                 of the gallery have another shape, or `dml.evaluation.evaluate` raises one for such embeddings and
                 labels.
         """
-        options: dict[str, Any] = {"neighbors": neighbors, "reranker": reranker, "distractors": distractors}
+        options: dict[str, Any] = {"neighbors": neighbors, "reranker": reranker}
         if rows is not None and not np.array_equal(rows, np.arange(len(self.table))):
             evaluator = replace(self, table=self.table.take(rows.numpy()))
             return evaluator.evaluate(embeddings, gallery=gallery, **options)
@@ -190,8 +183,6 @@ class Evaluator:
             searched = items._replace(embeddings=other)
             benchmark_lists = [part.name_gallery() for part in benchmark_lists]
         share = (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
-        if isinstance(distractors, Iterator) and len(benchmark_lists) > 1:
-            raise InputError("distractors: each of several lists reads them; give a list of blocks, not an iterator")
         lists: list[PerQuery] = []
         ranking_metrics: Metrics = {}
         cluster_metrics: Metrics = {}

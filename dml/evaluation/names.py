@@ -30,10 +30,7 @@ ASYMMETRIC = "asymmetric"
 ASYMMETRIC_LABELS = {"old_old": "other model", "new_old": "in its gallery"}
 """The labels of what is compared: the queries of the other ("old") or the tested ("new") model in an old gallery."""
 
-DISTRACTORS = "distractors"
-"""The first part of the name of a metric of a gallery with distractors: distractors/level0/recall@1."""
-
-SCOPE = re.compile(rf"level\d+|mean|raw|fixed|threshold|{'|'.join((HEADS, PCA, RERANKED, ASYMMETRIC, DISTRACTORS))}")
+SCOPE = re.compile(rf"level\d+|mean|raw|fixed|threshold|{'|'.join((HEADS, PCA, RERANKED, ASYMMETRIC))}")
 """The first part of a metric's name, where it isn't a name in ``evaluation.other_labels``."""
 
 JOINT = "+"
@@ -91,7 +88,6 @@ def split_parts(metrics: Mapping[str, Any], before: str, whole_label: str) -> di
     chosen = metrics.get("chosen_heads")
     labels[""] = f"chosen: {', '.join(split_head_names(chosen))}" if chosen else whole_label
     labels |= {f"{ASYMMETRIC}/{pair}/": label for pair, label in ASYMMETRIC_LABELS.items()}
-    labels[f"{DISTRACTORS}/"] = "with distractors"
     for name in metrics:
         prefix, _, steps = name.rpartition("/")[0].partition("/")
         if re.match(r"level\d", steps) and not SCOPE.fullmatch(prefix):
@@ -225,7 +221,7 @@ ASYMMETRIC_METRICS = {
 }
 """The mean distances of pairs by the second part of their names in metrics.json: asymmetric/same_class/new_old."""
 
-COUNTS = (QUERIES_WITHOUT_POSITIVES, "images_skipped", "queries_in_gallery", DISTRACTORS)
+COUNTS = (QUERIES_WITHOUT_POSITIVES, "images_skipped", "queries_in_gallery")
 """The ends of the names of numbers in metrics.json that are no metrics."""
 
 

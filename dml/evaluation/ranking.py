@@ -13,7 +13,6 @@ import torch
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
-from dml.evaluation.distractors import Distractors, count_nearer
 from dml.evaluation.items import Items, Labels, Positives, check_query_and_gallery, find_nearest_items
 from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES, Kind, MetricConfig
 from dml.evaluation.ranks import Rankings, compute_scores, rank_block, rank_rows
@@ -64,7 +63,6 @@ class Ranking:
         config: metrics to compute.
         neighbors: number of nearest items to return for each query.
         comparison: distances that rank the gallery in place of those of the items; None for a plain ranking.
-        nearer: (Q, P) the distractors before each item that shares a level, see `count_nearer`; None without any.
     """
 
     queries: Items
@@ -73,7 +71,6 @@ class Ranking:
     config: MetricConfig
     neighbors: int
     comparison: Comparison | None = None
-    nearer: npt.NDArray[np.int64] | None = None
 
     def rank_blocks(self, rows: range, size: int) -> Iterator[Block]:
         """Rank the queries ``rows``, in blocks of ``size`` queries; FAISS searches if the nearest items are enough."""
@@ -91,7 +88,7 @@ class Ranking:
     @property
     def _needs_only_nearest(self) -> bool:
         """Whether the nearest items are enough for all metrics, and few enough to be searched for."""
-        return not (self.config.needs_whole_ranking or self.nearer is not None) and self._largest_r <= MOST_SEARCHED
+        return not self.config.needs_whole_ranking and self._largest_r <= MOST_SEARCHED
 
     @property
     def _needs_only_search(self) -> bool:
@@ -148,7 +145,7 @@ class Ranking:
         memory = torch.empty(min(size, len(rows)), len(gallery))
 
         def rank_group(group: range, part: Tensor) -> Block:
-            ranked = rank_rows(part, self.positives, group.start, self.neighbors, self._select_nearer(group))
+            ranked = rank_rows(part, self.positives, group.start, self.neighbors)
             return self._score_ranking(group, part, ranked)
 
         with ThreadPoolExecutor(torch.get_num_threads(), initializer=_limit_to_one_thread) as threads:
@@ -163,8 +160,7 @@ class Ranking:
         labels, gallery_labels = self._copy_labels_to_device()
         for block in _split_range(rows, self._count_ranked_together(size)):
             distances = self._compute_distances(gallery, block)
-            nearer = self._select_nearer(block)
-            ranked = rank_block(distances, labels[block.start : block.stop], gallery_labels, self.neighbors, nearer)
+            ranked = rank_block(distances, labels[block.start : block.stop], gallery_labels, self.neighbors)
             yield self._score_ranking(block, distances, ranked)
 
     def _count_ranked_together(self, size: int) -> int:
@@ -173,9 +169,6 @@ class Ranking:
         total = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
         allowed = int(GPU_SHARE * total) // (64 * len(self.gallery.labels))
         return max(size // SORT_FACTOR, min(size, allowed), 1)
-
-    def _select_nearer(self, block: range) -> npt.NDArray[np.int64] | None:
-        return None if self.nearer is None else (rows := self.nearer[block.start : block.stop])[rows >= 0]
 
     def _copy_labels_to_device(self) -> tuple[Tensor, Tensor]:
         device = self.gallery.embeddings.device
@@ -332,16 +325,12 @@ def rank_items(
     share: tuple[int, int] = (0, 1),
     excluded: npt.NDArray[np.int64] | None = None,
     reranker: Reranker | None = None,
-    distractors: Distractors | None = None,
 ) -> PerQuery:
-    """Rank checked items, see `rank_queries`; a reranker changes the distances before, distractors the ranks after.
+    """Rank checked items, see `rank_queries`; a reranker changes the distances before.
 
     Raises:
-        InputError: if a single item is its own gallery, a query excludes the whole gallery, or distractors are no
-            embeddings, or not to be ranked so.
+        InputError: if a single item is its own gallery, or a query excludes the whole gallery.
     """
-    if distractors is not None and (config.exclude_nearest or reranker):
-        raise InputError("distractors: not in a re-ranking, nor where queries exclude their nearest item")
     if gallery is None and len(queries.labels) < 2:
         raise InputError("query: 1 item and no gallery, at least 2 are needed")
     gallery = queries if gallery is None and config.exclude_nearest else gallery
@@ -360,8 +349,7 @@ def rank_items(
     result = _allocate_result(rows, positives, config, min(neighbors, size - max_excluded))
     if result.values or neighbors:
         comparison = _rerank(queries, gallery, positives, reranker) if reranker else None
-        nearer = None if distractors is None else count_nearer(queries, searched, positives, distractors)
-        ranking = Ranking(queries, searched, positives, config, result.neighbors.shape[1], comparison, nearer)
+        ranking = Ranking(queries, searched, positives, config, result.neighbors.shape[1], comparison)
         for block in ranking.rank_blocks(rows, block_size):
             positions = slice(block.queries.start - rows.start, block.queries.stop - rows.start)
             result.neighbors[positions], result.similarities[positions] = (

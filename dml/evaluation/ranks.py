@@ -173,13 +173,10 @@ class Rankings(NamedTuple):
     """The nearest items (Q, k) int64."""
 
 
-def rank_rows(distances: Tensor, positives: Positives, first: int, k: int, nearer: Integers | None = None) -> Rankings:
-    """Rank the gallery on CPU for the queries from `first` on; ties are in the gallery's order. (Q, G) -> `Rankings`
-
-    ``nearer`` (P,) is the number of distractors before each item that shares a level, query after query by rank.
-    """
+def rank_rows(distances: Tensor, positives: Positives, first: int, k: int) -> Rankings:
+    """Rank the gallery on CPU for the queries from `first` on; ties are in the gallery's order. (Q, G) -> `Rankings`"""
     chosen = _rank_chosen(distances.numpy(), positives, first)
-    ranks = _Ranks(chosen.ranks if nearer is None else chosen.ranks + nearer, np.cumsum(chosen.numbers))
+    ranks = _Ranks(chosen.ranks, np.cumsum(chosen.numbers))
     at_least, exactly = _split_by_shared_levels(ranks, positives.count_shared(chosen.codes), positives.depth)
     if positives.is_tree:  # items with the query's label at a level share it and all coarser levels
         by_level = at_least[::-1]
@@ -210,9 +207,7 @@ SPREAD = 64
 """The number of counters of a row for the items behind all chosen ones: the threads of a GPU wait for a single one."""
 
 
-def rank_block(
-    distances: Tensor, query_labels: Tensor, gallery_labels: Tensor, k: int, nearer: Integers | None = None
-) -> Rankings:
+def rank_block(distances: Tensor, query_labels: Tensor, gallery_labels: Tensor, k: int) -> Rankings:
     """Rank the gallery on any device, as `rank_rows` does. (Q, G), (Q, L), (G, L) -> `Rankings`
 
     An item at distance infinity is not in the ranking.
@@ -225,7 +220,6 @@ def rank_block(
     else:
         rows, positive_bits, ranks = _rank_by_bisection(distances, bits, numbers, width)
         neighbors = k_nearest(distances, k, rows_at_once=len(distances))[1]
-    ranks = ranks if nearer is None else ranks + torch.from_numpy(nearer).to(ranks.device)
     same = [(positive_bits >> level) & 1 for level in range(query_labels.shape[1])]
     levels = torch.stack(same).sum(dim=0)
 

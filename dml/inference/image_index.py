@@ -139,7 +139,7 @@ class Index:
 
         Args:
             model: model that embeds images, or that made the vectors. Without a model, queries are vectors too.
-            source: folder or archive (.tar, .zip) of images, list of them (.csv, .tsv, .txt or .parquet), paths of
+            source: folder or archive (.zip) of images, list of them (.csv, .tsv, .txt or .parquet), paths of
                 images, or an `ImageTable`.
             vectors: (N, D) vectors of images, in place of ``source``; an array, a tensor or lists, which are
                 L2-normalized.

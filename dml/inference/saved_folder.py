@@ -19,7 +19,6 @@ from safetensors.torch import save
 
 from dml.evaluation.names import (
     ASYMMETRIC,
-    DISTRACTORS,
     HEADS,
     RERANKED,
     format_percent,
@@ -220,7 +219,7 @@ def select_shown(metrics: Mapping[str, Any]) -> dict[str, float]:
     return {
         name: float(value)
         for name, value in metrics.items()
-        if name.split("/")[0] not in ("raw", "heads", "fixed", RERANKED, ASYMMETRIC, DISTRACTORS, "threshold")
+        if name.split("/")[0] not in ("raw", "heads", "fixed", RERANKED, ASYMMETRIC, "threshold")
         and name.rpartition("/")[2].startswith(SHOWN)
         and isinstance(value, int | float)
         and math.isfinite(value)

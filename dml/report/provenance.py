@@ -12,7 +12,7 @@ SELECTIONS = {
 }
 """How a checkpoint was chosen, by the entry "selection" of metrics.json."""
 UNKNOWN = "not stated"
-OWN_IMAGES = ("folder", "csv", "shards")
+OWN_IMAGES = ("folder", "csv")
 """The names of the data sets that are images of the user's own."""
 
 

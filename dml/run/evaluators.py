@@ -6,8 +6,6 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from dml.data.pair_lists import read_pairs
-from dml.data.readability import check_readability
 from dml.data.table import TEST_SPLITS, ImageTable
 from dml.evaluation.items import check_queries, check_validation_classes
 from dml.evaluation.metric import Kind, MetricConfig
@@ -161,10 +159,6 @@ def check_tested_settings(settings: Settings, table: ImageTable) -> MetricConfig
     metrics.check_labels()
     build_threshold_settings(settings)
     build_rerankings(settings, table)
-    if settings.evaluation.pairs:
-        data = settings.data
-        images = read_pairs(settings.evaluation.pairs).images
-        check_readability(images, data.check_images, on_corrupt=data.on_corrupt, limits=data.limits)
     return metrics
 
 
@@ -180,8 +174,6 @@ def check_evaluation(settings: Settings, table: ImageTable) -> None:
             positive, or a validation would have less than one batch.
     """
     metrics, heads = check_tested_settings(settings, table), list(settings.model.heads)
-    if settings.evaluation.distractors:
-        raise InputError("evaluation.distractors: only dml evaluate takes them, as dml embed needs the trained model")
     check_queries(table.select_evaluated("test"))
     evaluated_heads = list_evaluated_heads(heads, settings.evaluation.heads, settings.evaluation.head_sets)
     validated = table.select_evaluated("test" if choose_selection(settings, table) == "test" else "val")

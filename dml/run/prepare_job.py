@@ -1,5 +1,6 @@
 """The job of ``dml prepare``: verify a data set and write what makes reading it quick."""
 
+import os
 from collections.abc import Mapping
 
 import numpy as np
@@ -8,7 +9,6 @@ from rich.filesize import decimal
 
 from dml.data.copies import assign_content_ids, count_queries_in_gallery
 from dml.data.image_files.limits import ImageLimits, limit_list_bytes
-from dml.data.image_files.pngs import user_cache_folder
 from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.cache_build import build_cache
 from dml.data.prepared.prepared_files import hold_preparation_lock, make_writable_folder
@@ -91,14 +91,14 @@ def _prepare(
 
 
 def make_cache_folder(settings: Settings) -> CacheFolder:
-    """Make the folder of a data set's prepared files that ``data.cache`` names.
+    """Make the folder of prepared files that ``data.cache`` names; "auto" without a root is one in the user's cache.
 
     Raises:
         InputError: if it names none, or a folder that can't be written to.
     """
     root, cache = settings.dataset.root, settings.data.cache
     if root is None and cache == "auto":
-        cache = str(user_cache_folder())
+        cache = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "dml")
     folder = CacheFolder.from_setting(cache, root, settings.dataset.name)
     if folder is None:
         raise InputError("data.cache=null: auto, or the folder to write to")

@@ -266,8 +266,6 @@ class EvaluationSettings:
     clustering: bool = key()
     fixed_neighbors: Count | None = key()
     gallery: str | None = key(is_path=True, unset=None)
-    distractors: str | None = key(is_path=True, unset=None)
-    pairs: str | None = key(is_path=True, unset=None)
     other_labels: dict[Any, Any] = key()
     heads: bool = key()
     head_sets: list[Any] | None = key()

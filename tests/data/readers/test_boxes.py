@@ -4,14 +4,13 @@ import pickle
 from pathlib import Path
 
 import pytest
-from trees.ilias import TREE as ILIAS
 from trees.inshop import TREE as INSHOP
 from trees.inshop import rows
 from trees.roxford5k import LIST, TRUTH
 from trees.roxford5k import TREE as ROXFORD
 from trees.tree import write_lines
 
-from dml.data.readers import csv, ilias, inshop, roxford
+from dml.data.readers import csv, inshop, roxford
 from dml.data.table import ImageTable, find_faults
 from dml.runtime.errors import InputError
 
@@ -73,24 +72,6 @@ def test_queries_of_roxford_are_cropped(tmp_path: Path) -> None:
     )
     with pytest.raises(InputError, match="gnd of all_souls_1: the box '3,0,2,4', expected"):
         roxford.read(tmp_path)
-
-
-def test_queries_of_ilias_are_cropped_to_all_their_boxes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    ILIAS.build(tmp_path)
-    write_lines(tmp_path / "ilias_core/mug_001/query/Q001_01_bbox.txt", ["1 2 5 1", "3.4 1 6 2"])
-    write_lines(tmp_path / "ilias_core/mug_001/pos/P001_00_bbox.txt", ["1 1 5 5"])
-    assert [path.partition("#")[2] for path in ilias.read(tmp_path).paths] == ["1,1,6,6", "1,1,9,3", *[""] * 5]
-    assert "1 queries have no _bbox.txt" in caplog.text
-    for line, fault in (
-        ("1 2 5", ", line 1: '1 2 5', expected 4 columns"),
-        ("1 2 5 x", ": .*; expected x, y, width and height in a line"),
-        ("1 2 5 6 7", ": .*; expected x, y, width and height in a line"),
-        ("", ": .*; expected x, y, width and height in a line"),
-        ("1 2 nan 6", r": the box '1\.0,2\.0,nan,8\.0', expected"),
-    ):
-        write_lines(tmp_path / "ilias_core/toy_002/query/Q002_00_bbox.txt", [line])
-        with pytest.raises(InputError, match=rf"Q002_00_bbox\.txt{fault}"):
-            ilias.read(tmp_path)
 
 
 def test_images_of_inshop_may_be_cropped(tmp_path: Path) -> None:
