@@ -35,7 +35,7 @@ from dml.retrieval.search import nearest_neighbors
 from dml.run.config_folders import CONF
 
 DEVICE = torch.device("cuda")
-LARGE = ("rll", "nra", "tuplet", "recall_at_k", "smooth_ap", "h_ap", "roadmap", "hyperbolic", "multi_similarity")
+LARGE = ("rll", "nra", "tuplet", "recall_at_k", "smooth_ap", "h_ap", "roadmap", "multi_similarity")
 """Losses that are measured in batches of every size; all others in the smallest alone."""
 BATCHES = (1024, 4096, 16_384)
 GALLERY = 1_000_000

@@ -59,7 +59,7 @@ def embed_images(arguments: Sequence[str]) -> None:
         names = name_images(paths, root.get("root"))
         check_names(names, labels)
         model = load_for_many_images(options.model, options.device, trust=options.trust)
-        facts = {"fingerprint": model.fingerprint, "geometry": model.geometry, **root}
+        facts = {"fingerprint": model.fingerprint, **root}
         tables = make_tables(names, labels, _embed(options, model, paths))
         write_embeddings(options.output, tables, facts, len(paths))
         print_line(printable(options.output))

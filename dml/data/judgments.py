@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dml.data.image_files.parts import WHOLE, Edges
+from dml.data.image_files.parts import split_part
 from dml.data.splits import number_classes
 from dml.data.table import EVERY_LEVEL, UNKNOWN, ImageTable, find_equal
 from dml.runtime.errors import InputError
@@ -55,13 +55,12 @@ def make_camera_table(
 
 
 class Query(NamedTuple):
-    """A query of a benchmark list, its box, and the images, rising, that are its positives or aren't in its ranking."""
+    """A query of a benchmark list, and the images, rising, that are its positives or aren't in its ranking."""
 
     path: str
     level: int
     positives: Indices
     ignored: Indices
-    box: Edges = WHOLE
 
 
 def make_judged_table(
@@ -78,10 +77,10 @@ def make_judged_table(
     query_labels = np.full((len(queries), len(levels)), UNKNOWN)
     labels = np.full((len(gallery), len(levels)), UNKNOWN)
     further = [np.empty((0, 3), dtype=np.int64)]  # level, image and class
-    for row, (path, level, positives, *_) in enumerate(queries):
+    for row, (path, level, positives, _) in enumerate(queries):
         query_labels[row, level] = label = numbers[level].setdefault(positives.tobytes(), len(numbers[level]))
         if label == len(names[level]):
-            names[level].append(path.rpartition("/")[2])
+            names[level].append(split_part(path)[0].rpartition("/")[2])
             taken = positives[labels[positives, level] != UNKNOWN]
             labels[np.setdiff1d(positives, taken), level] = label
             further.append(np.stack([np.full(len(taken), level), taken, np.full(len(taken), label)], axis=1))
@@ -103,7 +102,6 @@ def make_judged_table(
         names=tuple((*level_names, "no positive") for level_names in names),
         benchmark=np.array([*(query.level for query in queries), *[EVERY_LEVEL] * len(gallery), *further_levels]),
         source=source,
-        boxes=np.array([*(query.box for query in queries), *[WHOLE] * (len(gallery) + len(rows))], dtype=np.int64),
         excluded=np.concatenate(pairs),
         is_tree=False,
     )

@@ -33,8 +33,8 @@ def summarize_split(part: ImageTable, images: Mapping[str, CheckedImage]) -> dic
     The smallest image is the one with the fewest pixels; sizes are width x height, 0x0 if no image can be read. A copy
     is a file whose content an earlier file of the split has.
     """
-    rows = np.sort(np.unique(part.locations, return_index=True)[1])  # an image may be in several benchmark lists
-    files = [images[path] for path in part.locations[rows].tolist()]
+    rows = np.sort(np.unique(part.paths, return_index=True)[1])  # an image may be in several benchmark lists
+    files = [images[path] for path in part.paths[rows].tolist()]
     labels = part.labels[rows, 0]
     _, counts = np.unique(labels[labels != UNKNOWN], return_counts=True)
     readable = [image for image in files if not image.error]
@@ -113,7 +113,7 @@ def checksum_splits(table: ImageTable, folder: str | None = None) -> dict[str, d
         folder: folder that the paths are taken relative to, so that a data set may be moved as a whole; None takes the
             paths as they are.
     """
-    paths = make_relative(table.locations.tolist(), folder)
+    paths = make_relative(table.paths.tolist(), folder)
     summary: dict[str, dict[str, str]] = {}
     for split in SPLITS:
         rows = table.rows(split)

@@ -308,7 +308,6 @@ def _draw_classes(
     """Draw at least ``fewest`` training classes, so that ``to_keep`` remain -> the mask (N,) of their rows."""
     if not 0 < fraction < 1:
         raise InputError(f"dataset.reader.{option}={fraction}: expected a number between 0 and 1")
-    table.check_single_labels(f"dataset.reader.{option}={fraction}")
     is_training = split == "train"
     labels = np.unique(table.labels[is_training, 0])
     count = len(labels)

@@ -17,8 +17,6 @@ from dml.evaluation.items import Items, Labels, Positives, check_query_and_galle
 from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES, Kind, MetricConfig
 from dml.evaluation.ranks import Rankings, compute_scores, rank_block, rank_rows
 from dml.metrics.binary import positive_ranks
-from dml.ops.pairs import related
-from dml.ops.poincare import pair_distances
 from dml.retrieval.gallery import Gallery, k_nearest
 from dml.retrieval.reranking import Comparison, Reranker
 from dml.retrieval.rows import Embeddings
@@ -105,18 +103,18 @@ class Ranking:
         return max(self.config.largest_k, self.neighbors, self._largest_r)
 
     def _rank_by_search(self, rows: range, size: int) -> Iterator[Block]:
-        search = Search(self.gallery.gallery_vectors(), self._num_nearest, self.positives.excluded)
+        search = Search(self.gallery.embeddings, self._num_nearest, self.positives.excluded)
         for block in _split_range(rows, size):
-            similarities, neighbors = search(self.queries.query_vectors(slice(block.start, block.stop)), block.start)
+            similarities, neighbors = search(self.queries.embeddings[block.start : block.stop], block.start)
             labels = self.queries.labels[block.start : block.stop]
             is_same_by_level = [
-                torch.from_numpy(related(labels[:, level], self.gallery.labels[:, level][neighbors.numpy()]))
+                torch.from_numpy(labels[:, level, None] == self.gallery.labels[:, level][neighbors.numpy()])
                 for level in range(self.positives.depth)
             ]
             yield self._score_nearest(block, is_same_by_level, neighbors, similarities)
 
     def _rank_by_top_k(self, rows: range, size: int) -> Iterator[Block]:
-        gallery = Gallery(self.gallery.gallery_vectors())
+        gallery = Gallery(self.gallery.embeddings)
         labels, gallery_labels = self._copy_labels_to_device()
         k = min(self._num_nearest, len(gallery))
         for block in _split_range(rows, size):
@@ -124,7 +122,7 @@ class Ranking:
             nearest, neighbors = k_nearest(distances, k, rows_at_once=max(size // SORT_FACTOR, 1))
             is_ranked = nearest < torch.inf  # excluded items have an infinite distance
             is_same_by_level = [
-                related(labels[block.start : block.stop, level], gallery_labels[:, level][neighbors]) & is_ranked
+                (labels[block.start : block.stop, level, None] == gallery_labels[:, level][neighbors]) & is_ranked
                 for level in range(self.positives.depth)
             ]
             yield self._score_nearest(block, is_same_by_level, neighbors, 0 - nearest)
@@ -143,7 +141,7 @@ class Ranking:
         return Block(queries, values, neighbors[:, : self.neighbors], similarities[:, : self.neighbors])
 
     def _rank_by_threads(self, rows: range, size: int) -> Iterator[Block]:
-        gallery = Gallery(self.gallery.gallery_vectors())
+        gallery = Gallery(self.gallery.embeddings)
         memory = torch.empty(min(size, len(rows)), len(gallery))
 
         def rank_group(group: range, part: Tensor) -> Block:
@@ -158,7 +156,7 @@ class Ranking:
                 yield from threads.map(rank_group, groups, parts)
 
     def _rank_by_sort(self, rows: range, size: int) -> Iterator[Block]:
-        gallery = Gallery(self.gallery.gallery_vectors())
+        gallery = Gallery(self.gallery.embeddings)
         labels, gallery_labels = self._copy_labels_to_device()
         for block in _split_range(rows, self._count_ranked_together(size)):
             distances = self._compute_distances(gallery, block)
@@ -179,7 +177,7 @@ class Ranking:
     def _compute_distances(self, gallery: Gallery, block: range, out: Tensor | None = None) -> Tensor:
         if self.comparison is not None:
             return self.comparison.distances(block, out)
-        queries = self.queries.query_vectors(slice(block.start, block.stop))
+        queries = self.queries.embeddings[block.start : block.stop]
         excluded = torch.from_numpy(self.positives.excluded[block.start : block.stop]).to(queries.device)
         return gallery.distances(queries, excluded, out)
 
@@ -223,8 +221,7 @@ class PerQuery:
         queries: (Q,) indices among all queries.
         values: {metric: (Q,) float64}, NaN where the query has no positive.
         neighbors: (Q, k) gallery indices of the nearest items, nearest first, ties by index.
-        similarities: (Q, k) float32, cosine similarities of the neighbors; in a Poincare ball, their distances with a
-            negative sign.
+        similarities: (Q, k) float32, cosine similarities of the neighbors.
         has_positive: {"level0", ...: (Q,) whether the query has a positive at the level, "": whether at any}.
     """
 
@@ -285,7 +282,7 @@ def rank_queries(
 
     Args:
         query: embeddings (Q, D).
-        query_labels: (Q,) or (Q, L) integers, or (Q, L, W) as for `evaluate`.
+        query_labels: (Q,) or (Q, L) integers.
         gallery: embeddings (G, D); None if the queries are their own gallery.
         gallery_labels: (G,) or (G, L) integers.
         neighbors: number of nearest items to return for each query; a smaller gallery gives all its items.
@@ -299,7 +296,7 @@ def rank_queries(
             query excludes the whole gallery.
     """
     config = MetricConfig(**settings)
-    queries, items = check_query_and_gallery(query, query_labels, gallery, gallery_labels, config.curvature)
+    queries, items = check_query_and_gallery(query, query_labels, gallery, gallery_labels)
     return rank_items(queries, items, config, neighbors=neighbors, share=share, excluded=excluded)
 
 
@@ -332,8 +329,7 @@ def rank_items(
     """Rank checked items, see `rank_queries`; a reranker changes the distances before.
 
     Raises:
-        InputError: if a single item is its own gallery, a query excludes the whole gallery, or items of a Poincare ball
-            should be re-ranked.
+        InputError: if a single item is its own gallery, or a query excludes the whole gallery.
     """
     if gallery is None and len(queries.labels) < 2:
         raise InputError("query: 1 item and no gallery, at least 2 are needed")
@@ -364,28 +360,14 @@ def rank_items(
                 scores = torch.stack([*block.scores.values()]).cpu().numpy()
                 for name, values in zip(block.scores, scores, strict=True):
                     result.values[name][positions] = values
-    if not queries.geometry.is_cosine:
-        _set_distances(result, queries, searched)
     result.mask_queries_without_positives()
     return result
 
 
 def _rerank(queries: Items, gallery: Items | None, positives: Positives, reranker: Reranker) -> Comparison:
     """Return the distances of a re-ranking."""
-    queries.geometry.check_cosine("a re-ranking")
     items = queries if gallery is None else gallery
     return reranker(Comparison(queries.embeddings, items.embeddings, positives.excluded, gallery is None))
-
-
-def _set_distances(result: PerQuery, queries: Items, gallery: Items) -> None:
-    """Replace the inner products that rank the neighbors by the negative Poincare distances, a block at a time."""
-    device = queries.embeddings.device
-    for start in range(0, len(result.queries), LARGEST_BLOCK):
-        part = slice(start, start + LARGEST_BLOCK)
-        points = queries.embeddings[torch.from_numpy(result.queries[part]).to(device)].double()
-        neighbors = gallery.embeddings[torch.from_numpy(result.neighbors[part]).to(device)].double()
-        distances = pair_distances(points[:, None], neighbors, queries.geometry.curvature)
-        result.similarities[part] = 0.0 - distances.cpu().numpy()
 
 
 def _choose_block_size(gallery: int, memory: int) -> int:

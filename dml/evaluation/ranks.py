@@ -11,7 +11,6 @@ from dml.evaluation.items import Positives
 from dml.evaluation.metric import Kind, MetricConfig
 from dml.metrics.binary import count_positives, pad_ranks
 from dml.metrics.graded import GradedRanks
-from dml.ops.pairs import related
 from dml.retrieval.gallery import get_bits, k_nearest, nearest, sort_with_ties
 
 Floats = npt.NDArray[np.float32]
@@ -274,7 +273,7 @@ def _mark_shared(distances: Tensor, query_labels: Tensor, gallery_labels: Tensor
     depth = query_labels.shape[1]
     bits = torch.zeros_like(distances, dtype=torch.uint8 if depth <= 8 else torch.int64)
     for level in range(depth):
-        bits |= related(query_labels[:, level], gallery_labels[:, level]).to(bits.dtype) << level
+        bits |= (query_labels[:, level, None] == gallery_labels[:, level]).to(bits.dtype) << level
     return bits.masked_fill_(distances == torch.inf, 0)
 
 

@@ -94,7 +94,7 @@ def write_embeddings(file: Path, tables: Iterable[pa.Table], facts: Mapping[str,
             one table is in memory at a time. A .npz file has the arrays paths, labels and vectors, and one for each
             fact.
         tables: tables of the images, in their order.
-        facts: facts such as the model's fingerprint and geometry.
+        facts: facts such as the model's fingerprint.
         images: number of all images, those that could not be read among them.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -189,7 +189,7 @@ class EmbeddingParts:
         output: file to write in the end, .parquet or .npz. The folder of the parts has its name and ``.parts``.
         paths: (N,) paths of the images.
         labels: (N,) names of their classes; empty strings where none is known.
-        facts: the model's fingerprint and geometry; and a "root" that the written paths are relative to, if any.
+        facts: the model's fingerprint; and a "root" that the written paths are relative to, if any.
         batch_size: number of images in the network at a time.
 
     Raises:

@@ -104,7 +104,7 @@ def list_named_images(path: str | Path) -> tuple[list[str], list[str]]:
         paths = [str(place.parent / expand_home(line.strip())) for line in lines if line.strip()]
         return paths, [""] * len(paths)
     table = csv.read_listed(place)
-    return table.locations.tolist(), [table.name_class(label) for label in table.labels[:, 0].tolist()]
+    return table.paths.tolist(), [table.name_class(label) for label in table.labels[:, 0].tolist()]
 
 
 def list_source(source: Source) -> tuple[list[str], list[str]]:
@@ -118,7 +118,7 @@ def list_source(source: Source) -> tuple[list[str], list[str]]:
     """
     source = unpack_paths(source)
     if isinstance(source, ImageTable):
-        paths, names = source.locations.tolist(), [source.name_class(label) for label in source.labels[:, 0].tolist()]
+        paths, names = source.paths.tolist(), [source.name_class(label) for label in source.labels[:, 0].tolist()]
     elif isinstance(source, str | Path):
         path = expand_home(source)
         if read_stamps([str(path)])[0, 0] == MISSING[0]:

@@ -156,10 +156,9 @@ def opis(pairs: LabeledPairs, rates: ErrorRates) -> float:
         rates: `error_rates` of the pairs, at the FMRs of `CALIBRATION_RANGE`.
 
     Returns:
-        The value, between 0 and 0.25; NaN if there is no pair of different classes, or none of one class, or if images
-        have several labels.
+        The value, between 0 and 0.25; NaN if there is no pair of different classes, or none of one class.
     """
-    if pairs.labels.ndim > 1 or np.isnan(rates.fmr).any() or np.isnan(rates.fnmr).any():
+    if np.isnan(rates.fmr).any() or np.isnan(rates.fnmr).any():
         return float("nan")
     nearest, farthest = (
         np.sqrt(2.0 - 2.0 * min(float(rates.thresholds[find_threshold(rates, fmr)]), 1.0)) for fmr in CALIBRATION_RANGE

@@ -69,7 +69,7 @@ def run_test(
     tested = table.take(rows.numpy()) if skipped else table
     evaluator = Evaluator(tested, build_metric_config(settings, table))
     embeddings, lists, metrics = _evaluate(settings, evaluator, embedder, trainer.strategy.root_device, tested)
-    if folder.is_evaluation and {part.queries_in_gallery for part in settings.dataset.parts.values()} == {None}:
+    if folder.is_evaluation and settings.dataset.queries_in_gallery is None:
         evaluator.check_copies(embeddings, f"{EXCLUDE_COPIES}, if it is a file of the same content")
     if split == "test":
         metrics |= _compute_test_metrics(settings, images.table, embeddings, rows, run.fixed_neighbors_file)
@@ -81,7 +81,7 @@ def run_test(
     device = trainer.strategy.root_device  # a GPU's rounding is another than a CPU's, and so are trained networks
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type.upper()
     facts = {"split": split, "device": name}
-    metrics = description | metrics | _describe_embeddings(model, evaluator.config.curvature) | facts
+    metrics = description | metrics | _describe_embeddings(model) | facts
     limits = settings.data.limits
     rank_zero_only(write_pictures)(
         folder, metrics, tested, embeddings, lists, limits, sheet=evaluation.sheet, report=evaluation.report
@@ -107,7 +107,7 @@ def _evaluate(
     The metrics are those of the chosen heads, of other sets of heads, and of each re-ranking.
     """
     evaluation, embedded = settings.evaluation, embedder.embedded.embeddings
-    embeddings = UnitEmbeddings.normalize(embedded[CHOSEN_HEADS].to(device), curvature=evaluator.config.curvature)
+    embeddings = UnitEmbeddings.normalize(embedded[CHOSEN_HEADS].to(device))
     pictures = [picture for picture in (evaluation.report, evaluation.sheet) if picture]
     evaluated = evaluator.evaluate(embeddings, neighbors=max([picture.neighbors for picture in pictures], default=0))
     metrics: Metrics = {**evaluated.metrics}
@@ -118,9 +118,9 @@ def _evaluate(
     return embeddings, evaluated.lists, metrics
 
 
-def _describe_embeddings(model: AnyModel, curvature: float) -> Metrics:
-    """Return size and geometry of the ranked vectors, and the heads that the training chose if they aren't all."""
-    vector = describe_vector(model.embed_dims, model.chosen_heads, curvature)
+def _describe_embeddings(model: AnyModel) -> Metrics:
+    """Return the size of the ranked vectors, and the heads that the training chose if they aren't all."""
+    vector = describe_vector(model.embed_dims, model.chosen_heads)
     chosen = {} if model.chosen_heads == (*model.embed_dims,) else {"chosen_heads": join_head_names(model.chosen_heads)}
     return {"vector": vector} | chosen
 
@@ -131,7 +131,7 @@ def _compute_test_metrics(
     """Compute the metrics that no other split has: recall among fixed neighbors, and the metrics by other labels."""
     metrics: Metrics = {}
     if settings.evaluation.fixed_neighbors:
-        labels = table.select_evaluated("test").label_sets[rows.numpy()]
+        labels = table.select_evaluated("test").labels[rows.numpy()]
         metrics |= _recall_fixed(settings, embeddings, labels, rows, neighbors_file)
     for name, relabeled in builders.read_other_labels(settings, table).items():
         other_evaluator = Evaluator(relabeled, build_metric_config(settings, relabeled))

@@ -19,7 +19,6 @@ from dml.data.transforms import Resize
 from dml.report.pictures import write_contact_sheets
 from dml.run.building import build
 from dml.run.settings import PrepareSettings, Settings, read_settings
-from dml.run.table_reading import read_parts
 from dml.runtime.console import console, progress_bar, warn
 from dml.runtime.errors import InputError
 from dml.runtime.files import remove_partial_files
@@ -46,7 +45,7 @@ def prepare(config: DictConfig, _folder: RunFolder, _overrides: list[str]) -> di
             "give data.cache=FOLDER, also to train.py"
         )
     with limit_list_bytes(settings.data.max_list_bytes):
-        table = read_parts(dataset, lambda part: build(part.reader)(part.root))
+        table = build(dataset.reader)(dataset.root)
     folder = make_cache_folder(settings)
     with hold_preparation_lock(folder.path):
         faults = _prepare(settings, table, resize, folder)
@@ -63,7 +62,7 @@ def _prepare(
     dataset, compare_contents = settings.dataset, settings.verify == "content"
     processes, limits = settings.processes, settings.data.limits
     remove_partial_files(folder.path, is_shared=True)  # a training may write features there
-    with progress_bar("verified", len({*table.locations.tolist()})) as advance:
+    with progress_bar("verified", len({*table.paths.tolist()})) as advance:
         images = check_images(
             table,
             folder,
@@ -75,7 +74,7 @@ def _prepare(
         )
     write_table(folder, table, images)
     console.print(make_count_table(table, dataset.counts or {}))
-    readable_rows = np.flatnonzero([not images[path].error for path in table.locations.tolist()])
+    readable_rows = np.flatnonzero([not images[path].error for path in table.paths.tolist()])
     if settings.sheet:
         write_contact_sheets(table.take(readable_rows.astype(np.int64)), folder.path, limits, **vars(settings.sheet))
     if resize:

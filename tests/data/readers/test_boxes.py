@@ -15,7 +15,6 @@ from dml.data.table import ImageTable, find_faults
 from dml.runtime.errors import InputError
 
 HEADER = "path,label,x_1,x_2,y_1,y_2"
-WHOLE = [-1, -1, -1, -1]
 
 
 def read_rows(folder: Path, *lines: str, header: str = HEADER, **options: object) -> ImageTable:
@@ -26,8 +25,8 @@ def read_rows(folder: Path, *lines: str, header: str = HEADER, **options: object
 def test_a_list_has_several_boxes_of_an_image(tmp_path: Path) -> None:
     """The columns are in the order of other libraries, and a spreadsheet wrote 4 as 4.0."""
     table = read_rows(tmp_path, "a.jpg,cup,4.0,40,0,30", "a.jpg,pen,50,60,1,9", "a.jpg,desk,,,,", "b.jpg,pen,,,,")
-    assert table.boxes.tolist() == [[4, 0, 40, 30], [50, 1, 60, 9], WHOLE, WHOLE]
-    assert table.paths.tolist() == [f"{tmp_path}/{name}.jpg" for name in "aaab"]
+    names = ("a.jpg#4,0,40,30", "a.jpg#50,1,60,9", "a.jpg", "b.jpg")
+    assert table.paths.tolist() == [f"{tmp_path}/{name}" for name in names]
     assert [*find_faults(table)] == []
     assert table.content[:3].tolist() == [table.content[0]] * 3
     assert table.content[3] != table.content[0]
@@ -59,15 +58,15 @@ def test_columns_of_boxes_are_complete_and_may_have_other_names(tmp_path: Path) 
         read_rows(tmp_path, "a.jpg,cup,0", header="path,label,x1")
     names = {"x_1": "left", "y_1": "top", "x_2": "right", "y_2": "bottom"}
     table = read_rows(tmp_path, "a.jpg,cup,1,2,3,4", header="path,label,left,top,right,bottom", columns=names)
-    assert table.boxes.tolist() == [[1, 2, 3, 4]]
+    assert table.paths.tolist() == [f"{tmp_path}/a.jpg#1,2,3,4"]
 
 
 def test_queries_of_roxford_are_cropped(tmp_path: Path) -> None:
     ROXFORD.build(tmp_path)
     table = roxford.read(tmp_path)
     queries = table.rows("query")
-    assert table.boxes[queries].tolist() == [[2, 1, 9, 7], [0, 0, 9, 7], [0, 0, 9, 7]] * 3
-    assert table.boxes[table.rows("gallery")].max() == -1
+    assert [path.partition("#")[2] for path in table.paths[queries]] == ["2,1,9,7", "0,0,9,7", "0,0,9,7"] * 3
+    assert not any("#" in path for path in table.paths[table.rows("gallery")])
     (tmp_path / LIST).write_bytes(
         pickle.dumps(TRUTH | {"gnd": [{**entry, "bbx": [3, 0, 2, 4]} for entry in TRUTH["gnd"]]})
     )
@@ -80,8 +79,11 @@ def test_images_of_inshop_may_be_cropped(tmp_path: Path) -> None:
     lines = [f"{image} 1 2 {i} 1 {i + 9:03} 20" for i, (image, _, _) in enumerate(rows())]
     boxes, header = tmp_path / "Anno/list_bbox_inshop.txt", "image_name clothes_type pose_type x_1 y_1 x_2 y_2"
     write_lines(boxes, [str(len(lines)), header, *lines])
-    assert inshop.read(tmp_path).boxes.max() == -1
-    assert inshop.read(tmp_path, crop=True).boxes.tolist() == [[i, 1, i + 9, 20] for i in range(len(lines))]
+    whole = inshop.read(tmp_path).paths.tolist()
+    assert not any("#" in path for path in whole)
+    assert inshop.read(tmp_path, crop=True).paths.tolist() == [
+        f"{path}#{i},1,{i + 9},20" for i, path in enumerate(whole)
+    ]
     (tmp_path / "img").rename(tmp_path / "img_highres")
     with pytest.raises(
         InputError, match=r"its boxes end at 28, so they are of img/ \(256 x 256\), not of .*img_highres"
