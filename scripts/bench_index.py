@@ -86,7 +86,7 @@ def measure(count: int, factory: str) -> None:
     test = RecallTest(queries, gallery, ids, K, ids[: len(queries), None])
     with suppress(InputError):  # no parameters reach it, and the index keeps FAISS's own
         test.choose_parameters(index, RECALL)
-    certificate = summarize(test.measure(index), [[]] * len(queries))
+    certificate = summarize(test.measure(index), [""] * len(queries))
     speed = count_per_second(lambda: index.search(queries, K + 1)) * len(queries)
     figures = {"bytes": size / count, "seconds": seconds, "peak": peak, "speed": speed}
     print(json.dumps(figures | {"parameters": index.parameters} | certificate))

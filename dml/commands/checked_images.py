@@ -91,5 +91,5 @@ def load_pictures(settings: InspectSettings, table: ImageTable, folder: CacheFol
             pictures = read_small_pictures(images.paths.tolist(), advance, limits)
         return {"pictures": pictures}, torch.arange(len(images))
 
-    described = {"pictures": {"background": limits.color, **limits.margin}}
+    described = {"pictures": {"background": limits.color}}
     return FeatureCache(folder, warn).load(table, nn.Identity(), described, compute)["pictures"]

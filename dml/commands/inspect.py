@@ -90,7 +90,7 @@ def _find_faults(
     order = np.lexsort((-pixels, ~np.isin(table.split, TEST_SPLITS)))
     findings = []
     *columns, groups = find_near_duplicates(embeddings, pictures, labels, order)
-    for row, other, cosine, bits, score in zip(*map(np.ndarray.tolist, columns), strict=True):
+    for row, other, cosine, bits, score in zip(*(column.tolist() for column in columns), strict=True):
         remark = f"cosine {cosine:.2f}, {bits} of 256 bits of the hash differ"
         if table.split[row] != table.split[other]:
             remark += f"; in {table.split[row]} and in {table.split[other]}"
@@ -131,7 +131,7 @@ def _write_findings(
         partial.write_text(format_csv(lines), encoding="utf-8")
     if settings.sheet:
         chosen = choose_class_rows(readable, settings.sheet.classes, settings.sheet.pictures, settings.sheet.seed)
-        rows += [(f"{split}: {title}", images) for split, split_rows in chosen for title, images in split_rows]
+        rows += [(f"{split}: {title}", [*images]) for split, split_rows in chosen for title, images in split_rows]
         read = functools.partial(read_image, limits=settings.data.limits)
         with replacing_file(folder.path / SHEET) as partial:
             draw_sheet(rows, partial, read, legend={SAME: "of the class of the first", OTHER: "of another class"})

@@ -135,7 +135,9 @@ def _sample(pictures: Tensor, places: Tensor, side: int) -> Tensor:
     corners = places.expand(len(pictures), -1, -1)[..., None]
     positions = (torch.arange(2 * side) + 0.5) / (2 * side)  # four values for each pixel of the part
     x, y = (corners[:, :, i] + (corners[:, :, i + 2] - corners[:, :, i]) * positions for i in (0, 1))
-    grid = torch.stack(torch.broadcast_tensors(x[:, :, None, :], y[..., None]), dim=-1)
+    grid = torch.stack(
+        [x[:, :, None, :].expand(-1, -1, 2 * side, -1), y[..., None].expand(-1, -1, -1, 2 * side)], dim=-1
+    )
     values = F.grid_sample(pictures[:, None], 2 * grid.flatten(1, 2) - 1, padding_mode="border", align_corners=False)
     values = F.avg_pool2d(values, 2).view(*corners.shape[:2], side * side)
     return F.normalize(values - values.mean(dim=2, keepdim=True), dim=2, eps=1.0)

@@ -62,7 +62,7 @@ def _euclidean_distances(embeddings: Tensor) -> Tensor:
     # On a GPU the backward pass of torch.cdist holds all B D differences of each row that it is given: a few at a time.
     size = block_size(embeddings.device, on_cpu=len(embeddings) * embeddings.numel()) // max(1, embeddings.numel())
     # A matrix product would round equal distances to different values, which changes the choice of negatives.
-    parts = embeddings.split(max(1, size))
+    parts = torch.split(embeddings, max(1, size))
     return torch.cat([torch.cdist(part, embeddings, compute_mode="donot_use_mm_for_euclid_dist") for part in parts])
 
 
