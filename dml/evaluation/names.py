@@ -24,16 +24,10 @@ RERANKED = "reranked"
 RERANKING_LABELS = {"alpha_qe": "alpha-QE", "dba": "DBA", "k_reciprocal": "k-reciprocal"}
 """The labels of the steps of re-rankings by name."""
 
-ASYMMETRIC = "asymmetric"
-"""The first part of the name of a metric of the gallery that another model embedded: asymmetric/new_old/h_ap."""
-
-ASYMMETRIC_LABELS = {"old_old": "other model", "new_old": "in its gallery"}
-"""The labels of what is compared: the queries of the other ("old") or the tested ("new") model in an old gallery."""
-
 DISTRACTORS = "distractors"
 """The first part of the name of a metric of a gallery with distractors: distractors/level0/recall@1."""
 
-SCOPE = re.compile(rf"level\d+|mean|raw|fixed|threshold|{'|'.join((HEADS, PCA, RERANKED, ASYMMETRIC, DISTRACTORS))}")
+SCOPE = re.compile(rf"level\d+|mean|raw|fixed|threshold|{'|'.join((HEADS, PCA, RERANKED, DISTRACTORS))}")
 """The first part of a metric's name, where it isn't the name of a data set."""
 
 JOINT = "+"
@@ -90,7 +84,6 @@ def split_parts(metrics: Mapping[str, Any], before: str, whole_label: str) -> di
         labels[f"{HEADS}/{heads}/"] = f"head{'s' * (len(names) > 1)} {', '.join(names)}"
     chosen = metrics.get("chosen_heads")
     labels[""] = f"chosen: {', '.join(split_head_names(chosen))}" if chosen else whole_label
-    labels |= {f"{ASYMMETRIC}/{pair}/": label for pair, label in ASYMMETRIC_LABELS.items()}
     labels[f"{DISTRACTORS}/"] = "with distractors"
     for name in metrics:
         prefix, _, steps = name.rpartition("/")[0].partition("/")
@@ -226,12 +219,6 @@ THRESHOLD_METRICS = {
 }
 """The metrics of a threshold, by their names in metrics.json without `THRESHOLD_PREFIX`."""
 
-ASYMMETRIC_METRICS = {
-    "same_class": MetricDescription("same_class", "distance", higher_is_better=False, shown_in_percent=False),
-    "other_class": MetricDescription("other_class", "distance of classes", shown_in_percent=False),
-}
-"""The mean distances of pairs by the second part of their names in metrics.json: asymmetric/same_class/new_old."""
-
 COUNTS = (QUERIES_WITHOUT_POSITIVES, "images_skipped", "queries_in_gallery", DISTRACTORS)
 """The ends of the names of numbers in metrics.json that are no metrics."""
 
@@ -248,8 +235,6 @@ def describe_metric(name: str, custom: Iterable[Metric | MetricDescription] = ()
         custom: metrics that are known beside the packaged ones.
     """
     if name.startswith(THRESHOLD_PREFIX) and (known := THRESHOLD_METRICS.get(name.removeprefix(THRESHOLD_PREFIX))):
-        return known
-    if name.startswith(f"{ASYMMETRIC}/") and (known := ASYMMETRIC_METRICS.get(name.split("/")[1])):
         return known
     parsed = MetricName.parse(name)
     metric = {metric.name: metric for metric in custom}.get(parsed.family) or find_packaged(parsed.family)

@@ -18,7 +18,6 @@ import yaml
 from safetensors.torch import save
 
 from dml.evaluation.names import (
-    ASYMMETRIC,
     DISTRACTORS,
     HEADS,
     RERANKED,
@@ -221,7 +220,7 @@ def select_shown(metrics: Mapping[str, Any]) -> dict[str, float]:
     return {
         name: float(value)
         for name, value in metrics.items()
-        if name.split("/")[0] not in ("raw", "heads", "fixed", RERANKED, ASYMMETRIC, DISTRACTORS, "threshold")
+        if name.split("/")[0] not in ("raw", "heads", "fixed", RERANKED, DISTRACTORS, "threshold")
         and name.rpartition("/")[2].startswith(SHOWN)
         and isinstance(value, int | float)
         and math.isfinite(value)

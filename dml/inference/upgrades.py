@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from dml.inference.embedding_files import WHOLE, EmbeddingParts, as_arrays, embed_parts
 from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.image_index import Index, make_vector_index
-from dml.losses.compatibility import class_means
 from dml.metrics.binary import map_at_r, positive_ranks, recall_at_k
 from dml.ops.pairs import related
 from dml.report.statistics import ClassSums, mean_difference, sum_by_class
@@ -220,7 +220,8 @@ def order_by_distance(vectors: Any, labels: NDArray[Any]) -> NDArray[np.int64]:
     So the most misplaced are replaced first (arXiv 2509.16664). Images without a label come last, in their order.
     """
     units, codes = torch.as_tensor(vectors), torch.from_numpy(np.unique(labels.astype(str), return_inverse=True)[1])
-    similarities = (units * class_means(units, codes)[codes]).sum(dim=1)
+    sums = units.new_zeros(int(codes.max()) + 1, units.shape[1]).index_add_(0, codes, units)
+    similarities = (units * normalize(sums)[codes]).sum(dim=1)
     return np.argsort(np.where(labels == "", np.inf, similarities), kind="stable")
 
 

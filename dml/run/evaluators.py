@@ -46,7 +46,7 @@ def build_metric_config(settings: Settings, part: ImageTable) -> MetricConfig:
     }
     # a gallery that doesn't hold the queries keeps all its items
     excludes = bool(evaluation.exclude and (not has_gallery or settings.dataset.queries_in_gallery))
-    for name in ("exclude", "gallery", "fixed_neighbors"):
+    for name in ("exclude", "fixed_neighbors"):
         if settings.dataset.sets and (value := getattr(evaluation, name)):
             raise InputError(f"evaluation.{name}={value}: takes one data set, and dataset.sets joins several; null")
     ball = find_ball(settings)
@@ -104,7 +104,6 @@ def find_ball(settings: Settings) -> Ball | None:
     by_cosine = {
         "recurrent": settings.recurrent,
         "evaluation.fixed_neighbors": settings.evaluation.fixed_neighbors,
-        "evaluation.gallery": settings.evaluation.gallery,
         "evaluation.distractors": settings.evaluation.distractors,
         "evaluation.pairs": settings.evaluation.pairs,
     }

@@ -35,7 +35,6 @@ from dml.report.provenance import describe_vector
 from dml.run import builders
 from dml.run.evaluators import build_metric_config, build_rerankings, build_threshold_settings
 from dml.run.further_images import embed_distractors, embed_further_images
-from dml.run.gallery_test import open_gallery_run, search_other_gallery
 from dml.run.model_builders import list_decisive, make_fingerprint
 from dml.run.settings import Settings
 from dml.run.stages import Stage
@@ -74,7 +73,6 @@ def run_test(
     settings = stage.settings
     images.tested_on = split
     model = embedder.model
-    other_run = open_gallery_run(settings, sum(model.embed_dims[head] for head in model.chosen_heads))
     distractors = _open_distractors(stage, trainer, embedder, run)
     trainer.test(embedder, images, verbose=False)
     evaluation, rows = settings.evaluation, embedder.embedded.rows
@@ -91,8 +89,6 @@ def run_test(
     metrics |= _count_special_images(settings, table, 0 if is_limited else skipped)
     metrics |= evaluate_model_threshold(settings, trainer, embedder, images, embeddings, tested, folder)
     metrics |= _verify_pairs(settings, trainer, embedder)
-    if other_run is not None:
-        metrics |= search_other_gallery(other_run, settings, evaluator, embeddings, rows, images)
     if distractors is not None:
         metrics |= _rank_among(distractors, evaluator, embeddings)
     device = trainer.strategy.root_device  # a GPU's rounding is another than a CPU's, and so are trained networks

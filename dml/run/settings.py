@@ -142,15 +142,6 @@ class DistillSettings:
 
 
 @dataclass(frozen=True)
-class CompatibleSettings:
-    """``compatible``: an earlier model with whose embeddings the new ones stay comparable."""
-
-    with_: str | None = key(is_path=True)
-    weight: Annotated[float, Ge(0)] = key()
-    scale: Annotated[float, Gt(0)] = key()
-
-
-@dataclass(frozen=True)
 class SchedulerSettings:
     """``scheduler``: how the learning rates change."""
 
@@ -274,7 +265,6 @@ class EvaluationSettings:
     geometry: dict[Any, Any] | Literal["auto"] | None = key()
     clustering: bool = key()
     fixed_neighbors: Count | None = key()
-    gallery: str | None = key(is_path=True, unset=None)
     distractors: str | None = key(is_path=True, unset=None)
     pairs: str | None = key(is_path=True, unset=None)
     other_labels: dict[Any, Any] = key()
@@ -316,7 +306,6 @@ class Settings:
     recurrent: Any = key(fixed=STEPS, is_finite=True, decides_raw=True)
     loss: Any = key(fixed=STEPS, is_trained=True, is_saved=True, is_built=True, is_finite=True)
     distill: DistillSettings = key(fixed=STEPS, is_trained=True, is_finite=True, needs="teacher")
-    compatible: CompatibleSettings = key(fixed=STEPS, is_trained=True, is_finite=True, needs="with")
     optimizer: Any = key(fixed=STEPS, is_trained=True, is_saved=True, is_built=True, is_finite=True)
     scheduler: SchedulerSettings = key(fixed=STEPS, is_trained=True, is_saved=True, is_finite=True)
     training: TrainingSettings = key()
@@ -432,8 +421,8 @@ def read_settings(config: DictConfig, kind: type[SettingsOf]) -> SettingsOf:
 
 
 def list_declared(kind: Any) -> dict[str, Field[Any]]:
-    """Return the fields of a group by their keys; the field of a key that is a word of Python ends with "_"."""
-    return {declared.name.rstrip("_"): declared for declared in fields(kind)}
+    """Return the fields of a group by their keys."""
+    return {declared.name: declared for declared in fields(kind)}
 
 
 def _list_fields(kind: Any, prefix: str = "") -> Iterator[tuple[str, Key]]:

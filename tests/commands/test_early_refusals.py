@@ -78,7 +78,6 @@ def without_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ),
         (["dataset=folder", "dataset.fold=1"], "dataset.fold=1: it needs dataset.folds=5, which divides the training"),
         (["distill.weight=-1"], "distill.weight=-1: must be a number, 0 or more"),
-        (["compatible.scale=0"], "compatible.scale=0: must be a number, above 0"),
         (["evaluation.raw=5"], "evaluation.raw=5: must be true or false"),
         (["+stages.first.dataset.root=other"], "stages.first.dataset: all stages share the run's dataset; give"),
         (

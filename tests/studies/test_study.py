@@ -17,7 +17,6 @@ from dml.studies.study import REFERENCE, Study, read_study
 NOT_ON_THE_LEADERBOARD = {
     "angular_n_pair",  # the sum of two losses that are on it
     "softmax",  # Fig. 4 of NRA alone
-    "simplex",  # its embedding is as large as the number of classes
     "matryoshka",  # any loss over prefixes of the embedding
     "by_set",  # any loss, in each of several data sets
     "tuplet_drift",  # the drift of an embedding whose network learns
