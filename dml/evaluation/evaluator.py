@@ -20,7 +20,6 @@ from dml.evaluation.ranking import PerQuery, rank_items
 from dml.metrics.pairs import LabeledPairs
 from dml.metrics.verification import PairVerification
 from dml.retrieval.kmeans_clusters import kmeans
-from dml.retrieval.reranking import Reranker
 from dml.retrieval.rows import Embeddings
 from dml.runtime.errors import InputError
 
@@ -152,7 +151,7 @@ class Evaluator:
         rows: Tensor | None = None,
         *,
         neighbors: int = 0,
-        reranker: Reranker | None = None,
+        reranking: str | None = None,
         distractors: Distractors | None = None,
     ) -> Evaluation:
         """Rank and cluster embeddings.
@@ -161,14 +160,14 @@ class Evaluator:
             embeddings: (N, D) embeddings of any real type, or embeddings that were normalized before.
             rows: (N,) rows of the table, to which the embeddings belong; None for all rows in their order.
             neighbors: number of nearest items to return for each query.
-            reranker: steps that change the ranking, see `rerankings`; None for the plain one.
+            reranking: name of a re-ranking, see `dml.retrieval.reranking`; None for the plain ranking.
             distractors: further items of every gallery, see `dml.evaluation.evaluate`; each benchmark list reads them.
 
         Raises:
             InputError: if the splits are not one evaluation, the number of embeddings is not that of the rows, or
                 `dml.evaluation.evaluate` raises one for such embeddings and labels.
         """
-        options: dict[str, Any] = {"neighbors": neighbors, "reranker": reranker, "distractors": distractors}
+        options: dict[str, Any] = {"neighbors": neighbors, "reranking": reranking, "distractors": distractors}
         if rows is not None and not np.array_equal(rows, np.arange(len(self.table))):
             evaluator = replace(self, table=self.table.take(rows.numpy()))
             return evaluator.evaluate(embeddings, **options)

@@ -19,10 +19,10 @@ PCA = "pca"
 """The first part of the name of a metric of raw features after a PCA: pca/level0/recall@1."""
 
 RERANKED = "reranked"
-"""The first part of the name of a metric of a re-ranking: reranked/dba+alpha_qe/level0/recall@1."""
+"""The first part of the name of a metric of a re-ranking: reranked/alpha_qe/level0/recall@1."""
 
-RERANKING_LABELS = {"alpha_qe": "alpha-QE", "dba": "DBA", "k_reciprocal": "k-reciprocal"}
-"""The labels of the steps of re-rankings by name."""
+RERANKING_LABELS = {"alpha_qe": "alpha-QE", "k_reciprocal": "k-reciprocal"}
+"""The labels of re-rankings by name."""
 
 DISTRACTORS = "distractors"
 """The first part of the name of a metric of a gallery with distractors: distractors/level0/recall@1."""
@@ -70,8 +70,8 @@ def split_parts(metrics: Mapping[str, Any], before: str, whole_label: str) -> di
 
     Data sets that are evaluated each by itself are parts too, and so are ``evaluation.other_labels``.
 
-    >>> split_parts({"raw/h_ap": 0.1, "heads/L+M/h_ap": 0.2, "reranked/dba/h_ap": 0.4}, "before", "all heads").keys()
-    dict_keys(['before', 'heads L, M', 'all heads', '+ DBA'])
+    >>> [*split_parts({"raw/h_ap": 0.1, "heads/L+M/h_ap": 0.2, "reranked/alpha_qe/h_ap": 0.4}, "before", "all heads")]
+    ['before', 'heads L, M', 'all heads', '+ alpha-QE']
 
     Args:
         metrics: contents of metrics.json.
@@ -84,15 +84,12 @@ def split_parts(metrics: Mapping[str, Any], before: str, whole_label: str) -> di
         labels[f"{HEADS}/{heads}/"] = f"head{'s' * (len(names) > 1)} {', '.join(names)}"
     chosen = metrics.get("chosen_heads")
     labels[""] = f"chosen: {', '.join(split_head_names(chosen))}" if chosen else whole_label
+    labels |= {f"{RERANKED}/{name}/": f"+ {label}" for name, label in RERANKING_LABELS.items()}
     labels[f"{DISTRACTORS}/"] = "with distractors"
     for name in metrics:
         prefix, _, steps = name.rpartition("/")[0].partition("/")
         if re.match(r"level\d", steps) and not SCOPE.fullmatch(prefix):
             labels[f"{prefix}/"] = prefix
-        if prefix == RERANKED:
-            steps = steps.partition("/")[0]
-            words = ", ".join(RERANKING_LABELS.get(step, step) for step in steps.split("+"))
-            labels[f"{RERANKED}/{steps}/"] = f"+ {words}"
     parts = {label: select_prefix(metrics, prefix) for prefix, label in labels.items()}
     return {label: part for label, part in parts.items() if part}
 

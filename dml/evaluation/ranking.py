@@ -21,7 +21,7 @@ from dml.metrics.binary import positive_ranks
 from dml.ops.pairs import related
 from dml.ops.poincare import pair_distances
 from dml.retrieval.gallery import Gallery, k_nearest
-from dml.retrieval.reranking import Comparison, Reranker
+from dml.retrieval.reranking import RERANKINGS, Comparison, Distances
 from dml.retrieval.rows import Embeddings
 from dml.retrieval.search import Search
 from dml.runtime.errors import InputError
@@ -65,7 +65,7 @@ class Ranking:
         positives: positives of the queries in the gallery.
         config: metrics to compute.
         neighbors: number of nearest items to return for each query.
-        comparison: distances that rank the gallery in place of those of the items; None for a plain ranking.
+        reranked: distances that rank the gallery in place of those of the items; None for a plain ranking.
         nearer: (Q, P) the distractors before each item that shares a level, see `count_nearer`; None without any.
     """
 
@@ -74,7 +74,7 @@ class Ranking:
     positives: Positives
     config: MetricConfig
     neighbors: int
-    comparison: Comparison | None = None
+    reranked: Distances | None = None
     nearer: npt.NDArray[np.int64] | None = None
 
     def rank_blocks(self, rows: range, size: int) -> Iterator[Block]:
@@ -100,7 +100,7 @@ class Ranking:
         """Whether a search finds enough items for all metrics, and the same number for each query."""
         excluded = self.positives.excluded
         same_number = self._num_nearest <= len(self.gallery.labels) - excluded.shape[1] or bool((excluded >= 0).all())
-        return self._needs_only_nearest and same_number and self.comparison is None
+        return self._needs_only_nearest and same_number and self.reranked is None
 
     @property
     def _num_nearest(self) -> int:
@@ -184,8 +184,8 @@ class Ranking:
         return torch.tensor(self.queries.labels, device=device), torch.tensor(self.gallery.labels, device=device)
 
     def _compute_distances(self, gallery: Gallery, block: range, out: Tensor | None = None) -> Tensor:
-        if self.comparison is not None:
-            return self.comparison.distances(block, out)
+        if self.reranked is not None:
+            return self.reranked(block, out)
         queries = self.queries.query_vectors(slice(block.start, block.stop))
         excluded = torch.from_numpy(self.positives.excluded[block.start : block.stop]).to(queries.device)
         return gallery.distances(queries, excluded, out)
@@ -334,16 +334,16 @@ def rank_items(
     neighbors: int = 0,
     share: tuple[int, int] = (0, 1),
     excluded: npt.NDArray[np.int64] | None = None,
-    reranker: Reranker | None = None,
+    reranking: str | None = None,
     distractors: Distractors | None = None,
 ) -> PerQuery:
-    """Rank checked items, see `rank_queries`; a reranker changes the distances before, distractors the ranks after.
+    """Rank checked items, see `rank_queries`; a re-ranking changes the distances before, distractors the ranks after.
 
     Raises:
         InputError: if a single item is its own gallery, a query excludes the whole gallery, items of a Poincare ball
             should be re-ranked, or distractors are no embeddings, or not to be ranked so.
     """
-    if distractors is not None and (config.exclude_nearest or reranker):
+    if distractors is not None and (config.exclude_nearest or reranking):
         raise InputError("distractors: not in a re-ranking, nor where queries exclude their nearest item")
     if gallery is None and len(queries.labels) < 2:
         raise InputError("query: 1 item and no gallery, at least 2 are needed")
@@ -362,9 +362,9 @@ def rank_items(
         raise InputError(f"gallery: a query excludes all of its {size} items, at least 1 must be left")
     result = _allocate_result(rows, positives, config, min(neighbors, size - max_excluded))
     if result.values or neighbors:
-        comparison = _rerank(queries, gallery, positives, reranker) if reranker else None
+        reranked = _rerank(queries, gallery, positives, reranking) if reranking else None
         nearer = None if distractors is None else count_nearer(queries, searched, positives, distractors)
-        ranking = Ranking(queries, searched, positives, config, result.neighbors.shape[1], comparison, nearer)
+        ranking = Ranking(queries, searched, positives, config, result.neighbors.shape[1], reranked, nearer)
         for block in ranking.rank_blocks(rows, block_size):
             positions = slice(block.queries.start - rows.start, block.queries.stop - rows.start)
             result.neighbors[positions], result.similarities[positions] = (
@@ -381,11 +381,10 @@ def rank_items(
     return result
 
 
-def _rerank(queries: Items, gallery: Items | None, positives: Positives, reranker: Reranker) -> Comparison:
-    """Return the distances of a re-ranking."""
+def _rerank(queries: Items, gallery: Items | None, positives: Positives, reranking: str) -> Distances:
     queries.geometry.check_cosine("a re-ranking")
     items = queries if gallery is None else gallery
-    return reranker(Comparison(queries.embeddings, items.embeddings, positives.excluded, gallery is None))
+    return RERANKINGS[reranking](Comparison(queries.embeddings, items.embeddings, positives.excluded, gallery is None))
 
 
 def _set_distances(result: PerQuery, queries: Items, gallery: Items) -> None:

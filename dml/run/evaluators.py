@@ -1,7 +1,7 @@
 """The metrics that a configuration describes, and the check of what it evaluates."""
 
 import re
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -15,7 +15,6 @@ from dml.evaluation.items import check_queries, check_validation_classes
 from dml.evaluation.metric import Kind, MetricConfig
 from dml.evaluation.monitor import check_monitor, check_tie_breaker, make_further_config
 from dml.evaluation.names import full_metric_name, list_evaluated_heads
-from dml.evaluation.rerankings import Reranking, make_rerankings
 from dml.evaluation.threshold import ThresholdSettings
 from dml.ops.poincare import Ball
 from dml.run.building import build
@@ -78,21 +77,6 @@ def build_threshold_settings(settings: Settings) -> ThresholdSettings | None:
     return None if threshold is None else ThresholdSettings(**vars(threshold))
 
 
-def build_rerankings(settings: Settings, table: ImageTable) -> list[Reranking]:
-    """Build the re-rankings of ``evaluation.rerankings``.
-
-    Raises:
-        InputError: if they can't be used, or embeddings are compared in a Poincare ball.
-    """
-    rerankings = make_rerankings(asdict(settings.evaluation), has_gallery=bool(len(table.rows("gallery"))))
-    if rerankings and find_ball(settings):
-        raise InputError(
-            f"evaluation.rerankings={settings.evaluation.rerankings}: a re-ranking is of cosine similarities, not of "
-            "Poincare distances; null, or evaluation.geometry=null"
-        )
-    return rerankings
-
-
 def find_ball(settings: Settings) -> Ball | None:
     """Return the Poincare ball that a run's embeddings are ranked in, by ``evaluation.geometry``; None ranks by cosine.
 
@@ -105,6 +89,7 @@ def find_ball(settings: Settings) -> Ball | None:
         "recurrent": settings.recurrent,
         "evaluation.fixed_neighbors": settings.evaluation.fixed_neighbors,
         "evaluation.distractors": settings.evaluation.distractors,
+        "evaluation.reranking": settings.evaluation.reranking,
         "evaluation.pairs": settings.evaluation.pairs,
     }
     for name, value in by_cosine.items():
@@ -199,7 +184,11 @@ def check_tested_settings(settings: Settings, table: ImageTable) -> MetricConfig
         names = ", ".join(metric.name for metric in left_out)
         rank_zero_only(warn)(f"evaluation.metrics: without {names}, as images of several labels have no true clusters")
     build_threshold_settings(settings)
-    build_rerankings(settings, table)
+    if settings.evaluation.reranking and metrics.exclude_nearest:
+        raise InputError(
+            f"evaluation.reranking={settings.evaluation.reranking}: with evaluation.exclude=nearest a query excludes "
+            "another item after it; evaluation.exclude=null"
+        )
     if settings.evaluation.pairs:
         data = settings.data
         images = read_pairs(settings.evaluation.pairs).images

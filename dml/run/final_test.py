@@ -20,10 +20,9 @@ from dml.evaluation.distractor_folder import DistractorFolder, list_embedding_fi
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.metric import OF_RANKS
-from dml.evaluation.names import DISTRACTORS, HEADS, join_head_names, list_evaluated_heads
+from dml.evaluation.names import DISTRACTORS, HEADS, RERANKED, join_head_names, list_evaluated_heads
 from dml.evaluation.ranking import PerQuery
 from dml.evaluation.raw_features import FixedNeighbors, recall_among
-from dml.evaluation.rerankings import evaluate_rerankings
 from dml.evaluation.threshold import evaluate_threshold, make_pairs
 from dml.metrics.pairs import LabeledPairs
 from dml.metrics.verification import verify_pairs
@@ -33,7 +32,7 @@ from dml.report.console import print_result
 from dml.report.page import write_pictures
 from dml.report.provenance import describe_vector
 from dml.run import builders
-from dml.run.evaluators import build_metric_config, build_rerankings, build_threshold_settings
+from dml.run.evaluators import build_metric_config, build_threshold_settings
 from dml.run.further_images import embed_distractors, embed_further_images
 from dml.run.model_builders import list_decisive, make_fingerprint
 from dml.run.settings import Settings
@@ -80,7 +79,7 @@ def run_test(
     skipped = len(table) - len(rows)
     tested = table.take(rows.numpy()) if skipped else table
     evaluator = Evaluator(tested, build_metric_config(settings, table))
-    embeddings, lists, metrics = _evaluate(settings, evaluator, embedder, trainer.strategy.root_device, tested)
+    embeddings, lists, metrics = _evaluate(settings, evaluator, embedder, trainer.strategy.root_device)
     if folder.is_evaluation and {part.queries_in_gallery for part in settings.dataset.parts.values()} == {None}:
         evaluator.check_copies(embeddings, f"{EXCLUDE_COPIES}, if it is a file of the same content")
     if split == "test":
@@ -113,11 +112,11 @@ def run_test(
 
 
 def _evaluate(
-    settings: Settings, evaluator: Evaluator, embedder: ModelEmbedder, device: torch.device, tested: ImageTable
+    settings: Settings, evaluator: Evaluator, embedder: ModelEmbedder, device: torch.device
 ) -> tuple[UnitEmbeddings, list[PerQuery], Metrics]:
     """Evaluate what was embedded -> embeddings of the chosen heads, the lists of queries for the pictures, metrics.
 
-    The metrics are those of the chosen heads, of other sets of heads, and of each re-ranking.
+    The metrics are those of the chosen heads, of other sets of heads, and of the re-ranking.
     """
     evaluation, embedded = settings.evaluation, embedder.embedded.embeddings
     embeddings = UnitEmbeddings.normalize(embedded[CHOSEN_HEADS].to(device), curvature=evaluator.config.curvature)
@@ -127,7 +126,10 @@ def _evaluate(
     for heads in list_evaluated_heads(settings.model.heads, evaluation.heads, evaluation.head_sets):
         head_metrics = evaluator.evaluate(embedded[heads].to(device)).metrics
         metrics |= {f"{HEADS}/{heads}/{name}": value for name, value in head_metrics.items()}
-    metrics |= evaluate_rerankings(evaluator, embeddings, build_rerankings(settings, tested))
+    if name := evaluation.reranking:
+        config = replace(evaluator.config, metrics=evaluator.config.select_kind(*OF_RANKS))
+        reranked = replace(evaluator, config=config).evaluate(embeddings, reranking=name).metrics
+        metrics |= {f"{RERANKED}/{name}/{metric}": value for metric, value in reranked.items()}
     return embeddings, evaluated.lists, metrics
 
 

@@ -198,39 +198,6 @@ class ThresholdSettings:
 
 
 @dataclass(frozen=True)
-class QueryExpansionSettings:
-    """``evaluation.reranking_steps.alpha_qe``: alpha query expansion."""
-
-    n: Count = key()
-    alpha: float = key()
-
-
-@dataclass(frozen=True)
-class DatabaseSettings:
-    """``evaluation.reranking_steps.dba``: database-side augmentation."""
-
-    n: Count = key()
-
-
-@dataclass(frozen=True)
-class ReciprocalSettings:
-    """``evaluation.reranking_steps.k_reciprocal``: k-reciprocal re-ranking."""
-
-    k1: Count = key()
-    k2: Count = key()
-    distance_weight: Fraction = key()
-
-
-@dataclass(frozen=True)
-class RerankingSettings:
-    """``evaluation.reranking_steps``: the steps of re-rankings."""
-
-    alpha_qe: QueryExpansionSettings = key()
-    dba: DatabaseSettings = key()
-    k_reciprocal: ReciprocalSettings = key()
-
-
-@dataclass(frozen=True)
 class PictureSettings:
     """``evaluation.sheet``: a picture of some queries."""
 
@@ -272,8 +239,7 @@ class EvaluationSettings:
     head_sets: list[Any] | None = key()
     raw: bool = key()
     threshold: ThresholdSettings | None = key()
-    rerankings: list[Any] | None = key()
-    reranking_steps: RerankingSettings = key()
+    reranking: Literal["alpha_qe", "k_reciprocal"] | None = key()
     sheet: PictureSettings | None = key()
     report: ReportSettings | None = key()
 

@@ -62,7 +62,6 @@ def without_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
             "scheduler.loss={attribute, start}: takes attribute, start, end",
         ),
         (["scheduler.loss={attribute:3,start:0,end:1}"], "scheduler.loss.attribute=3: must be the name of a number of"),
-        (["evaluation.reranking_steps.alpha_qe.alpha=nan"], "evaluation.reranking_steps.alpha_qe.alpha=nan: must be a"),
         (["data.eval_batch_size=0"], "data.eval_batch_size=0: must be a whole number, 1 or more"),
         (["checkpoints.every_n_seconds=abc"], "checkpoints.every_n_seconds=abc: must be a number"),
         (["checkpoints.tie_breaker=3"], "checkpoints.tie_breaker=3: must be a text"),
