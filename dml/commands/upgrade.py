@@ -7,7 +7,6 @@ from pathlib import Path
 
 from dml.commands.command_parser import CommandParser, add_embedding_options, embedding_options, load_for_many_images
 from dml.commands.error_lines import one_line_errors, print_line
-from dml.commands.index import upload
 from dml.runtime.errors import InputError
 from dml.runtime.paths import expand_home
 from dml.runtime.signals import continuing
@@ -19,21 +18,19 @@ and a table shows what both models find, and what the new one finds among the
 old vectors through adapters. With an adapter, queries are embedded by the new
 model from then on, and search the old vectors at once. Then all images are
 embedded again, in parts; until the last one, each answer is from the old
-vectors. The same command goes on after an interruption. With --to, INDEX is a
-collection; its images are embedded into another one, which then replaces it."""
+vectors. The same command goes on after an interruption."""
 
 EXAMPLES = {
     "dml upgrade my_index outputs/RUN --dry-run": "prints the table, and changes nothing",
     "dml upgrade my_index outputs/RUN": "upgrades the index, with the best adapter if one pays",
     "dml upgrade my_index": "goes on with an upgrade that has an adapter",
-    "dml upgrade my_photos my_model --to qdrant:http://db": "upgrades a collection, which dml index --to filled",
 }
 
 
 def upgrade(arguments: Sequence[str]) -> None:
     """Upgrade the index that the arguments of ``dml upgrade`` name, and print what that changes."""
     parser = CommandParser("upgrade", DESCRIPTION, EXAMPLES)
-    parser.add_argument("index", metavar="INDEX", help="folder of an index; or a collection in the database of --to")
+    parser.add_argument("index", metavar="INDEX", help="folder of an index")
     parser.add_argument("model", metavar="NEW_MODEL", nargs="?", help="new model, as dml index takes it")
     parser.add_argument(
         "--adapter",
@@ -46,18 +43,9 @@ def upgrade(arguments: Sequence[str]) -> None:
         "--first", metavar="FILE", help="list of the images that are asked for most, which the adapter replaces at once"
     )
     parser.add_argument("--dry-run", action="store_true", help="print the table alone")
-    parser.add_argument("--to", metavar="KIND:PLACE", help="database of the collection INDEX, as in dml index --to")
-    parser.add_argument("--root", metavar="FOLDER", help="folder that the paths in the database are relative to")
     add_embedding_options(parser)
     options = parser.parse_args(arguments)
     with continuing(), one_line_errors():
-        if options.to is not None:
-            if options.dry_run or options.first or options.adapter != "auto" or options.model is None:
-                raise InputError("--to: needs NEW_MODEL, and is not with --adapter, --first or --dry-run")
-            upload(Namespace(**vars(options), collection=options.index, images=None, shard=None, replace=True))
-            return
-        if options.root is not None:
-            raise InputError("--root: only with --to")
         from dml.inference.index_folder import hold_folder, read_description
 
         path = expand_home(options.index).absolute()
