@@ -17,12 +17,12 @@ Give an index a better model. Some of its images are embedded by the new model,
 and a table shows what both models find, and what the new one finds among the
 old vectors through adapters. With an adapter, queries are embedded by the new
 model from then on, and search the old vectors at once. Then all images are
-embedded again, in parts; until the last one, each answer is from the old
-vectors. The same command goes on after an interruption."""
+embedded again; until the end, each answer is from the old vectors. The same
+command begins this anew after an interruption."""
 
 EXAMPLES = {
     "dml upgrade my_index outputs/RUN --dry-run": "prints the table, and changes nothing",
-    "dml upgrade my_index outputs/RUN": "upgrades the index, with the best adapter if one pays",
+    "dml upgrade my_index outputs/RUN": "upgrades the index, with the better adapter if one pays",
     "dml upgrade my_index": "goes on with an upgrade that has an adapter",
 }
 
@@ -35,12 +35,9 @@ def upgrade(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--adapter",
         default="auto",
-        choices=("auto", "procrustes", "affine", "mlp", "none"),
+        choices=("auto", "procrustes", "affine", "none"),
         help="map from new queries to old vectors; none: the old model answers until all is embedded again; auto "
-        "takes the best one if it finds more than the old model, and else none (default: auto)",
-    )
-    parser.add_argument(
-        "--first", metavar="FILE", help="list of the images that are asked for most, which the adapter replaces at once"
+        "takes the better one if it finds more than the old model, and else none (default: auto)",
     )
     parser.add_argument("--dry-run", action="store_true", help="print the table alone")
     add_embedding_options(parser)
@@ -55,15 +52,12 @@ def upgrade(arguments: Sequence[str]) -> None:
 
 
 def _upgrade(options: Namespace, path: Path) -> None:
-    from dml.data.image_files.parts import identify_images
     from dml.inference import Index
-    from dml.inference.image_inputs import list_source
     from dml.inference.index_folder import remove_unused_versions
-    from dml.inference.upgrades import measure_upgrade, replace_in_parts
+    from dml.inference.upgrades import measure_upgrade
 
     index = Index.load(path, device=options.device, trust=options.trust)
-    name, embedding = printable(options.index), embedding_options(options)
-    requested = {*identify_images(list_source(options.first)[0])} if options.first else set()
+    name, embedding = printable(options.index), embedding_options(options) | {"progress": True}
     if options.model is None and not index.adapter:
         raise InputError(f"NEW_MODEL: missing; {name} has no upgrade with an adapter that could go on")
     model = load_for_many_images(options.model, options.device, trust=options.trust) if options.model else index.model
@@ -73,24 +67,15 @@ def _upgrade(options: Namespace, path: Path) -> None:
             remove_unused_versions(path)  # of an upgrade that was killed at its end
         print_line(f"{name}: {len(index):,} images, of the model {model.fingerprint} already")
         return
-    parts = path / f"{index.name_replaced(model)}.parts"
-    has_begun = is_same or (options.adapter in ("auto", "none") and parts.is_dir())
-    if options.dry_run or not has_begun:
-        report = measure_upgrade(index, model, options.adapter, progress=True, **embedding)
+    if options.dry_run or not is_same:
+        report = measure_upgrade(index, model, options.adapter, **embedding)
         print_line(str(report))
-        if report.adapter and not options.dry_run:
+        if options.dry_run:
+            return
+        if report.adapter:
             index.model, index.adapter = model, report.adapter
-            if requested := requested.intersection(index.items.identities):
-                index.upsert(sorted(requested), **embedding)
             index.write(path)
-            note = (
-                f"mapped by the adapter; {len(requested):,} vectors are new" if requested else "mapped by the adapter"
-            )
-            print_line(f"{name}: from now on queries are of the model {model.fingerprint}, {note}")
-    if options.dry_run:
-        return
-    if options.first and (has_begun or not index.adapter):
-        print_line(f"--first {printable(options.first)}: without effect, as no adapter was written now")
-    replace_in_parts(index, model, path, **embedding)
+            print_line(f"{name}: from now on queries are of the model {model.fingerprint}, mapped by the adapter")
+    index.replace_vectors(model, model.embed(index.items.paths.tolist(), **embedding))
     index.write(path)
     print_line(f"{name}: {len(index):,} images, all embedded again by the model {model.fingerprint}")

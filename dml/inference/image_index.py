@@ -7,7 +7,6 @@ import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from hashlib import sha256
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,6 @@ from dml.inference.certificates import RecallTest, summarize
 from dml.inference.image_embedder import REMEDY, ImageEmbedder
 from dml.inference.image_inputs import Source, check_readable, list_source, to_vectors, unpack_paths
 from dml.inference.index_folder import (
-    ADAPTED_FORMAT,
     FORMAT,
     IndexItems,
     check_files,
@@ -419,12 +417,12 @@ class Index:
         """Search by a new model from now on, and report what that changes, see `dml.inference.upgrades`.
 
         Queries, and images that are added, are embedded by the new model and mapped to the vectors that are there. The
-        command ``dml upgrade`` also replaces the vectors of a saved index, part by part.
+        command ``dml upgrade`` also replaces the vectors of a saved index.
 
         Args:
             new_model: model that embeds the queries from now on.
-            adapter: "procrustes", "affine" or "mlp"; "none" embeds all images again instead; "auto" takes the best
-                adapter if it finds more than the old model, and else "none".
+            adapter: "procrustes" or "affine"; "none" embeds all images again instead; "auto" takes the better adapter
+                if it finds more than the old model, and else "none".
             vectors: (N, E) the new model's vectors of the images of the index, so that none is embedded; None embeds
                 images.
             dry_run: whether to report, and to leave the index as it is.
@@ -449,11 +447,6 @@ class Index:
         searchable = make_vector_index(model, self.vectors.factory, self.vectors.parameters, len(items))
         _fill(searchable, _to_searched(_check_vectors(vectors[is_read], model), model), items.ids)
         self.model, self.vectors, self.items, self.adapter = model, searchable, items, None
-
-    def name_replaced(self, model: ImageEmbedder) -> str:
-        """Return the name of the file of the vectors of these images by a new model."""
-        listing = repr([model.fingerprint, self.items.ids.tolist(), self.items.paths.tolist()])
-        return f"replaced-{sha256(listing.encode()).hexdigest()[:8]}.parquet"
 
     def save(self, folder: str | Path) -> Path:
         """Save the index and its model to a folder, which `load` opens anywhere, and return the folder's path.
@@ -483,13 +476,13 @@ class Index:
             with replacing(path / names["items"], on_disk=True) as partial:
                 self.items.write(partial)
             if self.adapter:
-                names |= {"adapter": f"adapter-{version}.npz", "replaced": f"{self.name_replaced(self.model)}.parts"}
+                names["adapter"] = f"adapter-{version}.npz"
                 with replacing(path / names["adapter"], on_disk=True) as partial:
                     self.adapter.save(partial)
             if names["model"]:
                 self.model.save_pretrained(path / names["model"])
             description = {
-                "format": ADAPTED_FORMAT if self.adapter else FORMAT,
+                "format": FORMAT,
                 "fingerprint": self.model.fingerprint,
                 "geometry": self.model.geometry,
                 "dimension": self.vectors.dimension,
@@ -498,7 +491,8 @@ class Index:
                 "factory": self.vectors.factory,
                 "parameters": self.vectors.parameters,
                 "files": names,
-            } | ({"space": self.space} if self.adapter else {})
+                "space": self.space,
+            }
             if self.certificate:
                 description["certificate"] = self.certificate
             files = [names[kind] for kind in ("vectors", "items", "adapter") if kind in names]
