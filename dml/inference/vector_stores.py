@@ -172,7 +172,7 @@ class _Milvus:
         self._client.close()
 
 
-KINDS = {"qdrant": _Qdrant, "lancedb": _LanceDB, "milvus": _Milvus}
+KINDS: dict[str, type[_Qdrant | _LanceDB | _Milvus]] = {"qdrant": _Qdrant, "lancedb": _LanceDB, "milvus": _Milvus}
 """The databases by the beginnings of their addresses, which are also the names of their extras."""
 
 

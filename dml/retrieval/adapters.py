@@ -5,6 +5,7 @@ target is added, and the result is normalized again.
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -130,7 +131,7 @@ def fit_affine(source: Embeddings, target: Embeddings, *, ridge: float | None = 
     return Adapter("affine", matrix, y.mean(axis=0) - x_mean @ matrix)
 
 
-FITS = {"procrustes": fit_procrustes, "affine": fit_affine}
+FITS: dict[str, Callable[..., Adapter]] = {"procrustes": fit_procrustes, "affine": fit_affine}
 """The functions that fit an adapter, by its kind."""
 
 

@@ -150,8 +150,8 @@ def k_reciprocal(comparison: Comparison, k1: int = 20, k2: int = 6, distance_wei
             is_reciprocal[:, 1:] = queries.distances <= gallery.distances[queries.lists[:, 1:], -1]
         reciprocal = np.where(is_reciprocal, queries.lists, NONE)
         neighbors = queries.lists[:, 1:k2]
-        codes = _encode(queries, reciprocal, halves, comparison.queries, items) + _sum_rows(own_codes, neighbors)
-        codes /= neighbors.shape[1] + 1
+        codes = _encode(queries, reciprocal, halves, comparison.queries, items)
+        codes = (codes + _sum_rows(own_codes, neighbors)) / (neighbors.shape[1] + 1)
     inverted, farthest = mean_codes.T.tocsr(), torch.from_numpy(queries.farthest).to(items.device)
 
     def compute_distances(rows: range, out: Tensor | None = None) -> Tensor:
