@@ -71,7 +71,6 @@ def added_key(default: Any, **facts: Any) -> Any:
 Count = Annotated[int, Ge(1)]
 Natural = Annotated[int, Ge(0)]
 WhitenedHeads = Literal["auto", "half_whitened_components", "principal_components", "whitened_components"]
-Fraction = Annotated[float, Interval(ge=0, le=1)]
 Seed = Annotated[int, Interval(ge=0, lt=2**32)]
 
 
