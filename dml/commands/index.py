@@ -18,17 +18,18 @@ folder can be moved anywhere; it holds the paths of the images, not the images.
 A finished index is extended by dml index INDEX IMAGES: images that it holds
 already, by their paths, are embedded again.
 With --check, it measures the recall@10 of an index against exact search.
-With --to, the vectors are uploaded to a vector database instead. Images that
-it holds already, by their paths and contents, are passed over, so the same
-command goes on after an interruption. Machines can upload a shard each."""
+With --to, the vectors are uploaded to a vector database instead, into a
+collection that is named after the model. Images that it holds already, by
+their paths, are replaced, so the same command may be repeated. With --prune,
+it ends by deleting what the folder of images, or else --root, lacks."""
 
 EXAMPLES = {
     "dml index outputs/RUN photos --output my_index": "makes an index of all images in the folder photos",
     "dml index my_index more_photos": "adds images to it",
     "dml index my_model list.csv --output big --factory IVF1024,Flat": "an approximate index, for many images",
     "dml index my_index --check 1000 --recall 0.95": "chooses the fastest search parameters that find so much",
-    "dml index my_model photos --to lancedb:vectors --collection my_photos": "to LanceDB",
-    "dml index my_model photos --to qdrant:http://db --collection all --shard 2/8": "an eighth of the images",
+    "dml index my_model photos --to lancedb:vectors": "to LanceDB",
+    "dml index my_model photos --to qdrant:http://db --root photos --prune": "makes Qdrant hold what the folder holds",
 }
 
 
@@ -47,20 +48,20 @@ def index_images(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     if options.check is not None:
         with one_line_errors():
-            names = ("output", "factory", "parameters", "to", "collection", "root", "replace", "shard")
+            names = ("output", "factory", "parameters", "to", "root", "prune")
             _refuse(options, names, "not with --check")
             _check(options)
     elif options.images is None:
         parser.error("the following arguments are required: IMAGES")
     elif options.to is None:
         with one_line_errors():
-            _refuse(options, ("collection", "root", "replace", "shard"), "only with --to")
+            _refuse(options, ("root", "prune"), "only with --to")
             _refuse(options, ("recall",), "only with --check")
             _write_index(options)
     else:
         with continuing(), one_line_errors():
             _refuse(options, ("output", "factory", "parameters"), "not with --to")
-            upload(options)
+            _upload(options)
 
 
 def _add_store_options(parser: CommandParser) -> None:
@@ -69,11 +70,9 @@ def _add_store_options(parser: CommandParser) -> None:
         metavar="KIND:PLACE",
         help="database to upload to: qdrant:, lancedb: or milvus: and its address, folder or file",
     )
-    parser.add_argument("--collection", metavar="NAME", help="name of the collection in the database")
     parser.add_argument("--root", metavar="FOLDER", help="folder that the paths in the database are relative to")
-    parser.add_argument("--shard", metavar="I/N", help="upload only the I-th of N shares of the images, I from 1")
     parser.add_argument(
-        "--replace", action="store_true", default=None, help="replace a collection of another model when all is there"
+        "--prune", action="store_true", default=None, help="delete images below the folder, or --root, that it lacks"
     )
 
 
@@ -141,30 +140,11 @@ def _check(options: argparse.Namespace) -> None:
         print_line(f"  {recall:.3f} ({low:.3f} to {high:.3f}) by {count:,} of {printable(label)}")
 
 
-def upload(options: argparse.Namespace) -> None:
-    """Upload the images of ``dml index --to``, or of ``dml upgrade --to``, and print how many."""
-    from dml.inference.vector_stores.stores import StoreAddress, check_name
+def _upload(options: argparse.Namespace) -> None:
+    from dml.inference.vector_stores import parse_address, upload_images
 
-    address = StoreAddress.parse(options.to)  # mistakes are told before imports that take seconds
-    if options.collection is None:
-        raise InputError("--collection NAME: the name of the collection is missing")
-    check_name(options.collection)
-    from dml.inference.embedding_files import Shard
-    from dml.inference.vector_stores.store_upload import upload_images
-
-    shard = Shard.parse("1/1" if options.shard is None else options.shard)
+    parse_address(options.to)  # mistakes are told before a model is loaded
     model = load_for_many_images(options.model, options.device, trust=options.trust)
-    arguments = embedding_options(options) | {"shard": shard, "root": options.root, "replace": bool(options.replace)}
-    report = upload_images(model, address, options.collection, options.images, **arguments)
-    counts = f"{report.uploaded + report.unchanged:,} images, {report.held:,} in the database"
-    note = "" if options.shard is None else f"; shard {options.shard}: {counts}"
-    if not report.is_searchable:
-        note += f"; searches find them when shard {shard.count}/{shard.count} ends last, or is repeated then"
-    elif report.replaced == report.collection:
-        note += "; the vectors of the old model are kept as an older version"
-    elif report.replaced:
-        note += f"; the collection of the old model, {printable(report.replaced)}, is kept"
-    print_line(
-        f"{address}: {report.uploaded:,} images uploaded, {report.unchanged:,} were there, {report.total:,} in "
-        f"{options.collection}{note}"
-    )
+    arguments = embedding_options(options) | {"root": options.root, "prune": bool(options.prune)}
+    collection, uploaded = upload_images(model, options.to, options.images, **arguments)
+    print_line(f"{printable(options.to)}: {uploaded:,} images uploaded to {collection}")

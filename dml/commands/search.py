@@ -58,7 +58,7 @@ def search_images(arguments: Sequence[str]) -> None:
             for query, *row in zip(options.images, scores.tolist(), positions.tolist(), strict=True)
         ]
         print_line(_to_json(results) if options.json else _format(results))
-        if index.space != index.model.fingerprint and not options.json:
+        if index.adapter and not options.json:
             print_line(f"queries of the model {index.model.fingerprint}, vectors of {index.space}")
         if index.is_trained_on and not options.json:
             print_line("no threshold, no probabilities: the model was trained or validated on all classes of the index")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from dml.commands.command_parser import CommandParser, add_embedding_options, embedding_options, load_for_many_images
 from dml.commands.error_lines import one_line_errors, print_line
-from dml.commands.index import upload
 from dml.runtime.errors import InputError
 from dml.runtime.paths import expand_home
 from dml.runtime.signals import continuing
@@ -18,46 +17,32 @@ Give an index a better model. Some of its images are embedded by the new model,
 and a table shows what both models find, and what the new one finds among the
 old vectors through adapters. With an adapter, queries are embedded by the new
 model from then on, and search the old vectors at once. Then all images are
-embedded again, in parts; until the last one, each answer is from the old
-vectors. The same command goes on after an interruption. With --to, INDEX is a
-collection; its images are embedded into another one, which then replaces it."""
+embedded again; until the end, each answer is from the old vectors. The same
+command begins this anew after an interruption."""
 
 EXAMPLES = {
     "dml upgrade my_index outputs/RUN --dry-run": "prints the table, and changes nothing",
-    "dml upgrade my_index outputs/RUN": "upgrades the index, with the best adapter if one pays",
+    "dml upgrade my_index outputs/RUN": "upgrades the index, with the better adapter if one pays",
     "dml upgrade my_index": "goes on with an upgrade that has an adapter",
-    "dml upgrade my_photos my_model --to qdrant:http://db": "upgrades a collection, which dml index --to filled",
 }
 
 
 def upgrade(arguments: Sequence[str]) -> None:
     """Upgrade the index that the arguments of ``dml upgrade`` name, and print what that changes."""
     parser = CommandParser("upgrade", DESCRIPTION, EXAMPLES)
-    parser.add_argument("index", metavar="INDEX", help="folder of an index; or a collection in the database of --to")
+    parser.add_argument("index", metavar="INDEX", help="folder of an index")
     parser.add_argument("model", metavar="NEW_MODEL", nargs="?", help="new model, as dml index takes it")
     parser.add_argument(
         "--adapter",
         default="auto",
-        choices=("auto", "procrustes", "affine", "mlp", "none"),
+        choices=("auto", "procrustes", "affine", "none"),
         help="map from new queries to old vectors; none: the old model answers until all is embedded again; auto "
-        "takes the best one if it finds more than the old model, and else none (default: auto)",
-    )
-    parser.add_argument(
-        "--first", metavar="FILE", help="list of the images that are asked for most, which the adapter replaces at once"
+        "takes the better one if it finds more than the old model, and else none (default: auto)",
     )
     parser.add_argument("--dry-run", action="store_true", help="print the table alone")
-    parser.add_argument("--to", metavar="KIND:PLACE", help="database of the collection INDEX, as in dml index --to")
-    parser.add_argument("--root", metavar="FOLDER", help="folder that the paths in the database are relative to")
     add_embedding_options(parser)
     options = parser.parse_args(arguments)
     with continuing(), one_line_errors():
-        if options.to is not None:
-            if options.dry_run or options.first or options.adapter != "auto" or options.model is None:
-                raise InputError("--to: needs NEW_MODEL, and is not with --adapter, --first or --dry-run")
-            upload(Namespace(**vars(options), collection=options.index, images=None, shard=None, replace=True))
-            return
-        if options.root is not None:
-            raise InputError("--root: only with --to")
         from dml.inference.index_folder import hold_folder, read_description
 
         path = expand_home(options.index).absolute()
@@ -67,15 +52,12 @@ def upgrade(arguments: Sequence[str]) -> None:
 
 
 def _upgrade(options: Namespace, path: Path) -> None:
-    from dml.data.image_files.parts import identify_images
     from dml.inference import Index
-    from dml.inference.image_inputs import list_source
     from dml.inference.index_folder import remove_unused_versions
-    from dml.inference.upgrades import measure_upgrade, replace_in_parts
+    from dml.inference.upgrades import measure_upgrade
 
     index = Index.load(path, device=options.device, trust=options.trust)
-    name, embedding = printable(options.index), embedding_options(options)
-    requested = {*identify_images(list_source(options.first)[0])} if options.first else set()
+    name, embedding = printable(options.index), embedding_options(options) | {"progress": True}
     if options.model is None and not index.adapter:
         raise InputError(f"NEW_MODEL: missing; {name} has no upgrade with an adapter that could go on")
     model = load_for_many_images(options.model, options.device, trust=options.trust) if options.model else index.model
@@ -85,24 +67,15 @@ def _upgrade(options: Namespace, path: Path) -> None:
             remove_unused_versions(path)  # of an upgrade that was killed at its end
         print_line(f"{name}: {len(index):,} images, of the model {model.fingerprint} already")
         return
-    parts = path / f"{index.name_replaced(model)}.parts"
-    has_begun = is_same or (options.adapter in ("auto", "none") and parts.is_dir())
-    if options.dry_run or not has_begun:
-        report = measure_upgrade(index, model, options.adapter, progress=True, **embedding)
+    if options.dry_run or not is_same:
+        report = measure_upgrade(index, model, options.adapter, **embedding)
         print_line(str(report))
-        if report.adapter and not options.dry_run:
+        if options.dry_run:
+            return
+        if report.adapter:
             index.model, index.adapter = model, report.adapter
-            if requested := requested.intersection(index.items.identities):
-                index.upsert(sorted(requested), **embedding)
             index.write(path)
-            note = (
-                f"mapped by the adapter; {len(requested):,} vectors are new" if requested else "mapped by the adapter"
-            )
-            print_line(f"{name}: from now on queries are of the model {model.fingerprint}, {note}")
-    if options.dry_run:
-        return
-    if options.first and (has_begun or not index.adapter):
-        print_line(f"--first {printable(options.first)}: without effect, as no adapter was written now")
-    replace_in_parts(index, model, path, **embedding)
+            print_line(f"{name}: from now on queries are of the model {model.fingerprint}, mapped by the adapter")
+    index.replace_vectors(model, model.embed(index.items.paths.tolist(), **embedding))
     index.write(path)
     print_line(f"{name}: {len(index):,} images, all embedded again by the model {model.fingerprint}")

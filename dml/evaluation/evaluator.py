@@ -26,7 +26,6 @@ from dml.evaluation.ranking import PerQuery, rank_items
 from dml.metrics.pairs import LabeledPairs
 from dml.metrics.verification import PairVerification
 from dml.retrieval.kmeans_clusters import kmeans
-from dml.retrieval.reranking import Reranker
 from dml.retrieval.rows import Embeddings
 from dml.runtime.errors import InputError
 
@@ -148,47 +147,36 @@ class Evaluator:
         embeddings: Embeddings | UnitEmbeddings,
         rows: Tensor | None = None,
         *,
-        gallery: Embeddings | UnitEmbeddings | None = None,
         neighbors: int = 0,
-        reranker: Reranker | None = None,
+        reranking: str | None = None,
     ) -> Evaluation:
         """Rank and cluster embeddings.
 
         Args:
             embeddings: (N, D) embeddings of any real type, or embeddings that were normalized before.
             rows: (N,) rows of the table, to which the embeddings belong; None for all rows in their order.
-            gallery: (N, D) embeddings of the same rows by another model, which queries search in place of
-                ``embeddings``. Where queries are their own gallery, each excludes the other embedding of its image.
             neighbors: number of nearest items to return for each query.
-            reranker: steps that change the ranking, see `rerankings`; None for the plain one.
+            reranking: name of a re-ranking, see `dml.retrieval.reranking`; None for the plain ranking.
 
         Raises:
-            InputError: if the splits are not one evaluation, the number of embeddings is not that of the rows, those
-                of the gallery have another shape, or `dml.evaluation.evaluate` raises one for such embeddings and
-                labels.
+            InputError: if the splits are not one evaluation, the number of embeddings is not that of the rows, or
+                `dml.evaluation.evaluate` raises one for such embeddings and labels.
         """
-        options: dict[str, Any] = {"neighbors": neighbors, "reranker": reranker}
+        options: dict[str, Any] = {"neighbors": neighbors, "reranking": reranking}
         if rows is not None and not np.array_equal(rows, np.arange(len(self.table))):
             evaluator = replace(self, table=self.table.take(rows.numpy()))
-            return evaluator.evaluate(embeddings, gallery=gallery, **options)
+            return evaluator.evaluate(embeddings, **options)
         if len(embeddings) != len(self.table):
             raise InputError(f"{len(embeddings)} embeddings for a table of {len(self.table)} rows")
         unit = UnitEmbeddings.normalize(embeddings)
         items = Items(unit.rows, self.table.labels)
-        searched, benchmark_lists = items, self.benchmark_lists
-        if gallery is not None:
-            other = UnitEmbeddings.normalize(gallery, "gallery").rows
-            if other.shape != unit.rows.shape:
-                raise InputError(f"embeddings {(*unit.rows.shape,)} and gallery {(*other.shape,)}: expected one shape")
-            searched = items._replace(embeddings=other)
-            benchmark_lists = [part.name_gallery() for part in benchmark_lists]
         share = (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
         lists: list[PerQuery] = []
         ranking_metrics: Metrics = {}
         cluster_metrics: Metrics = {}
-        for part in benchmark_lists:
+        for part in self.benchmark_lists:
             queries = items.take(part.queries, part.level)
-            gallery_items = None if part.gallery is None else searched.take(part.gallery, part.level)
+            gallery_items = None if part.gallery is None else items.take(part.gallery, part.level)
             ranked, clusters = _rank_and_cluster(
                 queries, gallery_items, self.config, share=share, excluded=part.excluded, **options
             )

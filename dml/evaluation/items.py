@@ -278,12 +278,6 @@ class BenchmarkList(NamedTuple):
         """The rows that queries search: the gallery, or the queries themselves."""
         return self.queries if self.gallery is None else self.gallery
 
-    def name_gallery(self) -> "BenchmarkList":
-        """Return the list with a gallery: queries that are their own exclude themselves by their places in it."""
-        if self.gallery is not None:
-            return self
-        return self._replace(gallery=self.queries, excluded=np.arange(len(self.queries))[:, None])
-
     def metric_name(self, metric: str) -> str:
         """Return the name that a metric of the list has in metrics.json, which holds those of all lists."""
         return metric if self.level is None else f"level{self.level}/{metric.rpartition('/')[2]}"

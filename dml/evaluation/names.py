@@ -19,18 +19,12 @@ PCA = "pca"
 """The first part of the name of a metric of raw features after a PCA: pca/level0/recall@1."""
 
 RERANKED = "reranked"
-"""The first part of the name of a metric of a re-ranking: reranked/dba+alpha_qe/level0/recall@1."""
+"""The first part of the name of a metric of a re-ranking: reranked/alpha_qe/level0/recall@1."""
 
-RERANKING_LABELS = {"alpha_qe": "alpha-QE", "dba": "DBA", "k_reciprocal": "k-reciprocal"}
-"""The labels of the steps of re-rankings by name."""
+RERANKING_LABELS = {"alpha_qe": "alpha-QE", "k_reciprocal": "k-reciprocal"}
+"""The labels of re-rankings by name."""
 
-ASYMMETRIC = "asymmetric"
-"""The first part of the name of a metric of the gallery that another model embedded: asymmetric/new_old/h_ap."""
-
-ASYMMETRIC_LABELS = {"old_old": "other model", "new_old": "in its gallery"}
-"""The labels of what is compared: the queries of the other ("old") or the tested ("new") model in an old gallery."""
-
-SCOPE = re.compile(rf"level\d+|mean|raw|fixed|threshold|{'|'.join((HEADS, PCA, RERANKED, ASYMMETRIC))}")
+SCOPE = re.compile(rf"level\d+|mean|raw|fixed|threshold|{'|'.join((HEADS, PCA, RERANKED))}")
 """The first part of a metric's name, where it isn't a name in ``evaluation.other_labels``."""
 
 JOINT = "+"
@@ -73,8 +67,8 @@ def split_parts(metrics: Mapping[str, Any], before: str, whole_label: str) -> di
 
     The ``evaluation.other_labels`` are parts too.
 
-    >>> split_parts({"raw/h_ap": 0.1, "heads/L+M/h_ap": 0.2, "reranked/dba/h_ap": 0.4}, "before", "all heads").keys()
-    dict_keys(['before', 'heads L, M', 'all heads', '+ DBA'])
+    >>> [*split_parts({"raw/h_ap": 0.1, "heads/L+M/h_ap": 0.2, "reranked/alpha_qe/h_ap": 0.4}, "before", "all heads")]
+    ['before', 'heads L, M', 'all heads', '+ alpha-QE']
 
     Args:
         metrics: contents of metrics.json.
@@ -87,15 +81,11 @@ def split_parts(metrics: Mapping[str, Any], before: str, whole_label: str) -> di
         labels[f"{HEADS}/{heads}/"] = f"head{'s' * (len(names) > 1)} {', '.join(names)}"
     chosen = metrics.get("chosen_heads")
     labels[""] = f"chosen: {', '.join(split_head_names(chosen))}" if chosen else whole_label
-    labels |= {f"{ASYMMETRIC}/{pair}/": label for pair, label in ASYMMETRIC_LABELS.items()}
+    labels |= {f"{RERANKED}/{name}/": f"+ {label}" for name, label in RERANKING_LABELS.items()}
     for name in metrics:
         prefix, _, steps = name.rpartition("/")[0].partition("/")
         if re.match(r"level\d", steps) and not SCOPE.fullmatch(prefix):
             labels[f"{prefix}/"] = prefix
-        if prefix == RERANKED:
-            steps = steps.partition("/")[0]
-            words = ", ".join(RERANKING_LABELS.get(step, step) for step in steps.split("+"))
-            labels[f"{RERANKED}/{steps}/"] = f"+ {words}"
     parts = {label: select_prefix(metrics, prefix) for prefix, label in labels.items()}
     return {label: part for label, part in parts.items() if part}
 
@@ -215,12 +205,6 @@ THRESHOLD_METRICS = {
 }
 """The metrics of a threshold, by their names in metrics.json without `THRESHOLD_PREFIX`."""
 
-ASYMMETRIC_METRICS = {
-    "same_class": MetricDescription("same_class", "distance", higher_is_better=False, shown_in_percent=False),
-    "other_class": MetricDescription("other_class", "distance of classes", shown_in_percent=False),
-}
-"""The mean distances of pairs by the second part of their names in metrics.json: asymmetric/same_class/new_old."""
-
 COUNTS = (QUERIES_WITHOUT_POSITIVES, "images_skipped", "queries_in_gallery")
 """The ends of the names of numbers in metrics.json that are no metrics."""
 
@@ -237,8 +221,6 @@ def describe_metric(name: str, custom: Iterable[Metric | MetricDescription] = ()
         custom: metrics that are known beside the packaged ones.
     """
     if name.startswith(THRESHOLD_PREFIX) and (known := THRESHOLD_METRICS.get(name.removeprefix(THRESHOLD_PREFIX))):
-        return known
-    if name.startswith(f"{ASYMMETRIC}/") and (known := ASYMMETRIC_METRICS.get(name.split("/")[1])):
         return known
     parsed = MetricName.parse(name)
     metric = {metric.name: metric for metric in custom}.get(parsed.family) or find_packaged(parsed.family)

@@ -18,7 +18,7 @@ from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES, Kind, MetricConfig
 from dml.evaluation.ranks import Rankings, compute_scores, rank_block, rank_rows
 from dml.metrics.binary import positive_ranks
 from dml.retrieval.gallery import Gallery, k_nearest
-from dml.retrieval.reranking import Comparison, Reranker
+from dml.retrieval.reranking import RERANKINGS, Comparison, Distances
 from dml.retrieval.rows import Embeddings
 from dml.retrieval.search import Search
 from dml.runtime.errors import InputError
@@ -62,7 +62,7 @@ class Ranking:
         positives: positives of the queries in the gallery.
         config: metrics to compute.
         neighbors: number of nearest items to return for each query.
-        comparison: distances that rank the gallery in place of those of the items; None for a plain ranking.
+        reranked: distances that rank the gallery in place of those of the items; None for a plain ranking.
     """
 
     queries: Items
@@ -70,7 +70,7 @@ class Ranking:
     positives: Positives
     config: MetricConfig
     neighbors: int
-    comparison: Comparison | None = None
+    reranked: Distances | None = None
 
     def rank_blocks(self, rows: range, size: int) -> Iterator[Block]:
         """Rank the queries ``rows``, in blocks of ``size`` queries; FAISS searches if the nearest items are enough."""
@@ -95,7 +95,7 @@ class Ranking:
         """Whether a search finds enough items for all metrics, and the same number for each query."""
         excluded = self.positives.excluded
         same_number = self._num_nearest <= len(self.gallery.labels) - excluded.shape[1] or bool((excluded >= 0).all())
-        return self._needs_only_nearest and same_number and self.comparison is None
+        return self._needs_only_nearest and same_number and self.reranked is None
 
     @property
     def _num_nearest(self) -> int:
@@ -175,8 +175,8 @@ class Ranking:
         return torch.tensor(self.queries.labels, device=device), torch.tensor(self.gallery.labels, device=device)
 
     def _compute_distances(self, gallery: Gallery, block: range, out: Tensor | None = None) -> Tensor:
-        if self.comparison is not None:
-            return self.comparison.distances(block, out)
+        if self.reranked is not None:
+            return self.reranked(block, out)
         queries = self.queries.embeddings[block.start : block.stop]
         excluded = torch.from_numpy(self.positives.excluded[block.start : block.stop]).to(queries.device)
         return gallery.distances(queries, excluded, out)
@@ -324,9 +324,9 @@ def rank_items(
     neighbors: int = 0,
     share: tuple[int, int] = (0, 1),
     excluded: npt.NDArray[np.int64] | None = None,
-    reranker: Reranker | None = None,
+    reranking: str | None = None,
 ) -> PerQuery:
-    """Rank checked items, see `rank_queries`; a reranker changes the distances before.
+    """Rank checked items, see `rank_queries`; a re-ranking changes the distances before.
 
     Raises:
         InputError: if a single item is its own gallery, or a query excludes the whole gallery.
@@ -348,8 +348,8 @@ def rank_items(
         raise InputError(f"gallery: a query excludes all of its {size} items, at least 1 must be left")
     result = _allocate_result(rows, positives, config, min(neighbors, size - max_excluded))
     if result.values or neighbors:
-        comparison = _rerank(queries, gallery, positives, reranker) if reranker else None
-        ranking = Ranking(queries, searched, positives, config, result.neighbors.shape[1], comparison)
+        reranked = _rerank(queries, gallery, positives, reranking) if reranking else None
+        ranking = Ranking(queries, searched, positives, config, result.neighbors.shape[1], reranked)
         for block in ranking.rank_blocks(rows, block_size):
             positions = slice(block.queries.start - rows.start, block.queries.stop - rows.start)
             result.neighbors[positions], result.similarities[positions] = (
@@ -364,10 +364,9 @@ def rank_items(
     return result
 
 
-def _rerank(queries: Items, gallery: Items | None, positives: Positives, reranker: Reranker) -> Comparison:
-    """Return the distances of a re-ranking."""
+def _rerank(queries: Items, gallery: Items | None, positives: Positives, reranking: str) -> Distances:
     items = queries if gallery is None else gallery
-    return reranker(Comparison(queries.embeddings, items.embeddings, positives.excluded, gallery is None))
+    return RERANKINGS[reranking](Comparison(queries.embeddings, items.embeddings, positives.excluded, gallery is None))
 
 
 def _choose_block_size(gallery: int, memory: int) -> int:

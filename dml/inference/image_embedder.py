@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from dml.data.image_files.images import ImageFile, UnreadableImageError
 from dml.data.transforms import Pipeline, stack
 from dml.data.worker_processes import choose_start_method
-from dml.evaluation.names import ASYMMETRIC, ASYMMETRIC_LABELS, THRESHOLD_PREFIX
+from dml.evaluation.names import THRESHOLD_PREFIX
 from dml.evaluation.threshold import find_calibration, find_nearest_threshold
 from dml.inference.image_inputs import ImageInput, ImageInputs, Source, list_inputs, read_pixels
 from dml.inference.model_settings import ModelSettings
@@ -41,12 +41,6 @@ PRECISIONS = {"32": None, "bf16": torch.bfloat16, "16": torch.float16}
 
 REMEDY = ' (on_corrupt="skip" leaves it out, in a command --on-corrupt skip)'
 """The end of the error line for an unreadable image, which names an argument of `ImageEmbedder.embed`."""
-
-LEAST_SHARE = 0.5
-"""The recall@1 of a model in another's index, as a share of that model's own, from which on it may search there.
-
-Models that were trained apart reach 0.02 of it, compatible ones 0.74 and more (BT2, arXiv:2211.03989, CIFAR-100).
-"""
 
 _NETWORK_LOCKS: WeakKeyDictionary[EmbeddingModel, Lock] = WeakKeyDictionary()
 """A lock for each network: it keeps the maps of its layers in itself, so one thread at a time may run it."""
@@ -180,17 +174,6 @@ class ImageEmbedder:
         Vectors of models with different fingerprints can't be compared.
         """
         return make_fingerprint(self.settings.decisive, self.model, heads=self.heads)
-
-    @property
-    def answers_in(self) -> str | None:
-        """The fingerprint of the model whose index this one may search too, by ``evaluation.gallery`` of its run.
-
-        None unless its queries found there `LEAST_SHARE` of what that model's own did, and its heads are those tested.
-        """
-        metrics, fingerprint = self.settings.metrics, self.settings.metrics.get("gallery_fingerprint")
-        old_recall, recall = (metrics.get(f"{ASYMMETRIC}/{pair}/level0/recall@1", 0.0) for pair in ASYMMETRIC_LABELS)
-        is_usable = fingerprint is not None and self.has_chosen_heads and recall >= LEAST_SHARE * old_recall > 0
-        return str(fingerprint) if is_usable else None
 
     def preprocess(self, image: ImageInput | ImageFile, views: int = 1) -> Tensor:
         """Turn an image into the uint8 RGB input of the network, (3, h, w), or (V, 3, h, w) for several views.

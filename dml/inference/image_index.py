@@ -7,7 +7,6 @@ import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from hashlib import sha256
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,6 @@ from dml.inference.certificates import RecallTest, summarize
 from dml.inference.image_embedder import REMEDY, ImageEmbedder
 from dml.inference.image_inputs import Source, check_readable, list_source, to_vectors, unpack_paths
 from dml.inference.index_folder import (
-    ADAPTED_FORMAT,
     FORMAT,
     IndexItems,
     check_files,
@@ -98,7 +96,6 @@ class Index:
         vectors: the vectors by id.
         items: the images by id.
         next_id: smallest id that no image has had, so that none gets the id of one that was removed.
-        space: fingerprint of the model that made the vectors; "" for that of ``model``, or of the adapter's target.
         adapter: map from the model's vectors to those of the index, which another model made, see `upgrade`; None if
             the model's vectors are compared as they are.
 
@@ -111,7 +108,6 @@ class Index:
         vectors: VectorIndex,
         items: IndexItems,
         next_id: int = 0,
-        space: str = "",
         adapter: Adapter | None = None,
     ) -> None:
         self.model = model
@@ -119,7 +115,6 @@ class Index:
         self.items = items
         self.adapter = adapter
         self._next_id = max(next_id, items.next_id)
-        self._space = space
         self.certificate: dict[str, Any] | None = None
 
     @classmethod
@@ -173,7 +168,7 @@ class Index:
         return cls(model, searchable, items)
 
     def __repr__(self) -> str:
-        vectors = "" if self.space == self.model.fingerprint else f", vectors of the model {self.space}"
+        vectors = f", vectors of the model {self.space}" if self.adapter else ""
         return f"{type(self).__name__}({len(self)} images, factory={self.vectors.factory}, {self.model!r}{vectors})"
 
     def __len__(self) -> int:
@@ -188,12 +183,12 @@ class Index:
         is_kept, vectors = np.zeros(len(self), dtype=np.bool_), self.vectors.copy()
         is_kept[rows] = True
         vectors.remove(self.items.ids[~is_kept])
-        return Index(self.model, vectors, self.items.take(is_kept), self._next_id, self._space, self.adapter)
+        return Index(self.model, vectors, self.items.take(is_kept), self._next_id, self.adapter)
 
     @property
     def space(self) -> str:
         """The fingerprint of the model whose vectors are compared; that of queries is ``index.model.fingerprint``."""
-        return self.adapter.target if self.adapter else self._space or self.model.fingerprint
+        return self.adapter.target if self.adapter else self.model.fingerprint
 
     @property
     def state(self) -> list[Any]:
@@ -208,8 +203,7 @@ class Index:
     @property
     def _scores_are_models(self) -> bool:
         """Whether scores are similarities of the model's own vectors, and of images like those of its thresholds."""
-        is_own = self.space == self.model.fingerprint and self.vectors.scores_are_precise
-        return is_own and not self.is_trained_on
+        return self.adapter is None and self.vectors.scores_are_precise and not self.is_trained_on
 
     @property
     def threshold(self) -> float | None:
@@ -356,8 +350,6 @@ class Index:
         return self._add(source, labels, options, replaces=True)
 
     def _add(self, source: Source, labels: Any, options: dict[str, Any], *, replaces: bool) -> int:
-        if not self.adapter and self.space != self.model.fingerprint:
-            raise InputError(f"the index has vectors of the model {self.space}; open it with that model to add some")
         items = _list_items(source, self._next_id, labels)
         known = items.are_among(self.items.identities)
         if known.any() and not replaces:
@@ -411,12 +403,12 @@ class Index:
         """Search by a new model from now on, and report what that changes, see `dml.inference.upgrades`.
 
         Queries, and images that are added, are embedded by the new model and mapped to the vectors that are there. The
-        command ``dml upgrade`` also replaces the vectors of a saved index, part by part.
+        command ``dml upgrade`` also replaces the vectors of a saved index.
 
         Args:
             new_model: model that embeds the queries from now on.
-            adapter: "procrustes", "affine" or "mlp"; "none" embeds all images again instead; "auto" takes the best
-                adapter if it finds more than the old model, and else "none".
+            adapter: "procrustes" or "affine"; "none" embeds all images again instead; "auto" takes the better adapter
+                if it finds more than the old model, and else "none".
             vectors: (N, E) the new model's vectors of the images of the index, so that none is embedded; None embeds
                 images.
             dry_run: whether to report, and to leave the index as it is.
@@ -426,7 +418,7 @@ class Index:
 
         report = measure_upgrade(self, new_model, adapter, vectors=vectors, **options)
         if report.adapter and not dry_run:
-            self.model, self._space, self.adapter = new_model, "", report.adapter
+            self.model, self.adapter = new_model, report.adapter
         elif not dry_run:
             embedding = {name: value for name, value in options.items() if name in EMBED_OPTIONS}
             embedded = new_model.embed(self.items.paths.tolist(), **embedding) if vectors is None else vectors
@@ -440,12 +432,7 @@ class Index:
         items = self.items.take(is_read)
         searchable = make_vector_index(model, self.vectors.factory, self.vectors.parameters, len(items))
         _fill(searchable, _check_vectors(vectors[is_read], model), items.ids)
-        self.model, self.vectors, self.items, self._space, self.adapter = model, searchable, items, "", None
-
-    def name_replaced(self, model: ImageEmbedder) -> str:
-        """Return the name of the file of the vectors of these images by a new model."""
-        listing = repr([model.fingerprint, self.items.ids.tolist(), self.items.paths.tolist()])
-        return f"replaced-{sha256(listing.encode()).hexdigest()[:8]}.parquet"
+        self.model, self.vectors, self.items, self.adapter = model, searchable, items, None
 
     def save(self, folder: str | Path) -> Path:
         """Save the index and its model to a folder, which `load` opens anywhere, and return the folder's path.
@@ -475,21 +462,22 @@ class Index:
             with replacing(path / names["items"], on_disk=True) as partial:
                 self.items.write(partial)
             if self.adapter:
-                names |= {"adapter": f"adapter-{version}.npz", "replaced": f"{self.name_replaced(self.model)}.parts"}
+                names["adapter"] = f"adapter-{version}.npz"
                 with replacing(path / names["adapter"], on_disk=True) as partial:
                     self.adapter.save(partial)
             if names["model"]:
                 self.model.save_pretrained(path / names["model"])
             description = {
-                "format": ADAPTED_FORMAT if self.adapter else FORMAT,
-                "fingerprint": self.model.fingerprint if self.adapter else self.space,
+                "format": FORMAT,
+                "fingerprint": self.model.fingerprint,
                 "dimension": self.vectors.dimension,
                 "images": len(self),
                 "next_id": self._next_id,
                 "factory": self.vectors.factory,
                 "parameters": self.vectors.parameters,
                 "files": names,
-            } | ({"space": self.space} if self.adapter else {})
+                "space": self.space,
+            }
             if self.certificate:
                 description["certificate"] = self.certificate
             files = [names[kind] for kind in ("vectors", "items", "adapter") if kind in names]
@@ -507,8 +495,7 @@ class Index:
         Args:
             folder: folder that `save` wrote.
             model: model that embeds the queries; None opens the one in the folder. It is the one that embedded the
-                images, or one whose test was in its gallery (`ImageEmbedder.answers_in`). An index of vectors without a
-                model takes any of their size.
+                images. An index of vectors without a model takes any of their size.
             device: device that embeds the queries, if ``model`` is None.
             trust: whether the model may be built of unknown code, see `dml.load`.
 
@@ -533,7 +520,7 @@ class Index:
         if not (fingerprint := description["fingerprint"]):
             model = model or VectorsAlone(description["dimension"])
         model = model or load(path / description["files"]["model"], device=device, trust=trust)
-        if fingerprint and fingerprint not in (model.fingerprint, model.answers_in):
+        if fingerprint not in ("", model.fingerprint):
             raise InputError(
                 f"{printable(path)}: its vectors are of the model {printable(fingerprint)}, not of "
                 f"{model.fingerprint}; search with that model, or build the index again"
@@ -563,7 +550,7 @@ class Index:
             raise InputError(
                 f"{printable(path)}: {len(vectors)} vectors for {len(items)} images; build the index again"
             )
-        opened = cls(model, vectors, items, description["next_id"], "" if adapter else fingerprint, adapter)
+        opened = cls(model, vectors, items, description["next_id"], adapter)
         opened.certificate = description["certificate"]
         return opened
 

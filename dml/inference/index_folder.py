@@ -3,8 +3,7 @@
 - ``index.json``: what the index is, and the names of the other files. It is replaced last.
 - ``README.md``: the card, which says what the index is to a reader.
 - ``vectors-VERSION.faiss``, ``items-VERSION.parquet`` and ``model-VERSION``: the vectors, the images and the model.
-- ``adapter-VERSION.npz`` and ``replaced-LISTING.parquet.parts``, while the index is upgraded: the map from the model's
-  vectors to those of the index, and the vectors that shall replace these.
+- ``adapter-VERSION.npz``, while the index is upgraded: the map from the model's vectors to those of the index.
 """
 
 import os
@@ -139,12 +138,12 @@ def _as_objects(texts: Iterable[str]) -> NDArray[np.object_]:
     return array
 
 
-FORMAT, ADAPTED_FORMAT = 2, 3
-"""The version of the files, which changes when older versions of dml can't read them; that with an adapter is newer."""
+FORMAT = 4
+"""The version of the files; an index of another one is built again."""
 
 DESCRIPTION, CARD, LOCK = "index.json", "README.md", ".lock"
 
-VERSIONED = re.compile(r"\.?(vectors|items|model|adapter|replaced)-[0-9a-f]{8}(\.|$)|\.index\.json\.|\.README\.md\.")
+VERSIONED = re.compile(r"\.?(vectors|items|model|adapter)-[0-9a-f]{8}(\.|$)|\.index\.json\.|\.README\.md\.")
 """The beginning of the name of a file of one version, complete or partial, and of a partial file without a version."""
 
 CARD_TEXT = """# An index of {images:,} images
@@ -203,20 +202,21 @@ def read_description(path: Path) -> dict[str, Any]:
         raise InputError(f"{printable(path)}: no index there; dml index, or dml.Index.build and save, makes one")
     try:
         description, checksums = read_values(file, may_nest=True)
-        version, files = description["format"], dict(description["files"])
+    except (DamageError, ValueError) as error:
+        raise InputError(f"{printable(file)}: damaged ({printable(error)}); build the index again") from error
+    if (version := description.get("format")) != FORMAT:
+        raise InputError(f"{printable(path)}: of format {printable(version)}, not {FORMAT}; build the index again")
+    try:
+        files = dict(description["files"])
         names = [files[kind] for kind in ("vectors", "items", "model")]
-        names += [files.get(kind, "") for kind in ("adapter", "replaced")]
-        keys = [description[key] for key in ("fingerprint", "factory", "parameters")]
-        keys += [description.setdefault("space", "")]
-        next_id = description.setdefault("next_id", 0)  # older versions wrote none
+        names.append(files.get("adapter", ""))
+        keys = [description[key] for key in ("fingerprint", "factory", "parameters", "space")]
+        next_id = description["next_id"]
         if certificate := description.setdefault("certificate", None):
             describe(certificate, [])  # values of other types raise an error here
-        older = {files[kind]: checksum for kind, checksum in description.get("sha256", {}).items()}
-        description[CHECKSUMS] = checksums or older
-    except (DamageError, AttributeError, KeyError, TypeError, ValueError) as error:
+        description[CHECKSUMS] = checksums
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{printable(file)}: damaged ({printable(error)}); build the index again") from error
-    if version not in (1, FORMAT, ADAPTED_FORMAT):
-        raise InputError(f"{printable(path)}: of format {version}, newer than {ADAPTED_FORMAT}; update dml")
     are_kinds_right = all(isinstance(key, str) for key in (*keys, *names)) and isinstance(next_id, int)
     if not are_kinds_right or any(os.path.basename(name) != name for name in names):
         raise InputError(f"{printable(file)}: damaged (values that dml doesn't write); build the index again")
@@ -234,7 +234,7 @@ def write_description(
 ) -> None:
     """Write ``index.json``, and the card of an index in a state, which `describe` compares with the certificate's."""
     write_values(path / DESCRIPTION, description, checksums, on_disk=True)
-    certificate, space = description.get("certificate"), description.get("space") or description["fingerprint"]
+    certificate, space = description.get("certificate"), description["space"]
     checked = describe(certificate, state) if certificate else "never; `dml index FOLDER --check 1000` does it"
     model = space and f", of the model `{space}`"
     with replacing(path / CARD) as partial:

@@ -18,7 +18,6 @@ from omegaconf import OmegaConf
 from safetensors.torch import save
 
 from dml.evaluation.names import (
-    ASYMMETRIC,
     HEADS,
     RERANKED,
     format_percent,
@@ -219,7 +218,7 @@ def select_shown(metrics: Mapping[str, Any]) -> dict[str, float]:
     return {
         name: float(value)
         for name, value in metrics.items()
-        if name.split("/")[0] not in ("raw", "heads", "fixed", RERANKED, ASYMMETRIC, "threshold")
+        if name.split("/")[0] not in ("raw", "heads", "fixed", RERANKED, "threshold")
         and name.rpartition("/")[2].startswith(SHOWN)
         and isinstance(value, int | float)
         and math.isfinite(value)

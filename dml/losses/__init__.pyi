@@ -1,9 +1,6 @@
 from .baselines import OpenCosineSimilarity as OpenCosineSimilarity
 from .baselines import PairLoss as PairLoss
 from .baselines import ProxyLoss as ProxyLoss
-from .compatibility import InfluenceLoss as InfluenceLoss
-from .compatibility import SimplexLoss as SimplexLoss
-from .compatibility import simplex_classifier as simplex_classifier
 from .compose import AtLevel as AtLevel
 from .compose import WeightedSum as WeightedSum
 from .csl import CSLLoss as CSLLoss

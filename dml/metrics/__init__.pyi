@@ -8,9 +8,6 @@ from .binary import trapezoid_ap as trapezoid_ap
 from .clustering import ami as ami
 from .clustering import nmi as nmi
 from .clustering import pair_f1 as pair_f1
-from .compatibility import average_compatibility as average_compatibility
-from .compatibility import average_multimodel_score as average_multimodel_score
-from .compatibility import mean_pair_distances as mean_pair_distances
 from .graded import asi as asi
 from .graded import count_by_level as count_by_level
 from .graded import h_ap as h_ap

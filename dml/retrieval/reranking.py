@@ -1,10 +1,12 @@
-"""What a re-ranking changes, the queries and the gallery that they search, and two steps that change the vectors."""
+"""Re-rankings: a query's ranking after another look at its nearest items.
+
+A re-ranking is a function of a `Comparison` that returns new distances. Its numbers are those of the papers.
+"""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from math import inf
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,15 +15,26 @@ from torch import Tensor
 
 from dml.retrieval.gallery import SORT_FACTOR, Gallery, k_nearest
 from dml.retrieval.rows import unit_rows
-from dml.runtime.errors import InputError
 
-MEMORY = 2**27
-"""Bytes of distances that a step holds at a time."""
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
+
+Floats = npt.NDArray[np.float32]
+Integers = npt.NDArray[np.int64]
+
+MEMORY, MOST_ROWS = 2**27, 4096
+"""Bytes of distances, and number of queries, that a step holds at a time."""
+
+ROWS = 256
+"""Number of items whose neighbors' neighbors are in memory at a time."""
+
+NONE = -1
+"""The index in place of an item that is not in a list."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Queries and the gallery that they search: what a step of a re-ranking changes.
+    """Queries and the gallery that they search.
 
     >>> comparison = Comparison(torch.eye(2), torch.eye(2), np.empty((2, 0), dtype=np.int64), False)
     >>> comparison.distances(range(2)).tolist()
@@ -32,49 +45,34 @@ class Comparison:
         gallery: (G, D) float32 embeddings of unit length, on the device of the queries.
         excluded: (Q, M) gallery items that each query excludes, padded with -1; its ranking has none of them.
         is_own_gallery: whether the gallery is the queries, each of which excludes itself.
-        is_changed: whether a step has changed the queries or the gallery.
     """
 
     queries: Tensor
     gallery: Tensor
-    excluded: npt.NDArray[np.int64]
+    excluded: Integers
     is_own_gallery: bool
-    is_changed: bool = False
 
     @cached_property
     def _items(self) -> Gallery:
         return Gallery(self.gallery)
 
     def distances(self, rows: range, out: Tensor | None = None) -> Tensor:
-        """Return the distances of some queries to all items, infinite for items that the query excludes.
+        """Return negative cosine similarities of some queries to all items (B, G) float32, infinite to excluded ones.
 
-        The distances are from -1 to 1. For the first steps they are negative cosine similarities.
-
-        Args:
-            rows: range of the queries.
-            out: (B, G) memory for the result; None allocates it.
-
-        Returns:
-            (B, G) float32; smaller is nearer.
+        ``out`` is memory (B, G) for the result; None allocates it.
         """
         queries = self.queries[rows.start : rows.stop]
         excluded = torch.from_numpy(self.excluded[rows.start : rows.stop]).to(queries.device)
         return self._items.distances(queries, excluded, out)
 
-    def gallery_vectors(self, queries: Tensor, items: Tensor) -> Tensor:
-        """Return the vectors (P, D) that the gallery items (P,) have for the queries (P,), both given by index."""
-        del queries  # an unchanged gallery is the same for all queries
-        return self.gallery[items]
-
-    def split(self) -> Iterator[range]:
-        """Yield ranges of queries whose distances fit `MEMORY`."""
-        size = max(MEMORY // (4 * len(self.gallery)), 1)
+    def find_nearest(self, k: int) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+        """Yield blocks of queries, their distances (B, G), and those (B, k) and indices (B, k) of the nearest items."""
+        size = min(max(MEMORY // (4 * len(self.gallery)), 1), MOST_ROWS)
         for start in range(0, len(self.queries), size):
-            yield range(start, min(start + size, len(self.queries)))
-
-    def nearest(self, distances: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Return distances (B, k) and indices (B, k) of the nearest items by distances (B, G), ties by index."""
-        return k_nearest(distances, k, rows_at_once=max(len(distances) // SORT_FACTOR, 1))
+            rows = range(start, min(start + size, len(self.queries)))
+            distances = self.distances(rows)
+            nearest = k_nearest(distances, k, rows_at_once=max(len(rows) // SORT_FACTOR, 1))
+            yield slice(rows.start, rows.stop), distances, *nearest
 
     @property
     def num_ranked(self) -> int:
@@ -82,14 +80,8 @@ class Comparison:
         return len(self.gallery) - int(self.excluded.shape[1])
 
 
-Reranker = Callable[[Comparison], Comparison]
-"""A step of a re-ranking, or several."""
-
-
-def find_neighbors(comparison: Comparison, k: int) -> Tensor:
-    """Find the k nearest items of each query, on the device of the embeddings -> (Q, k) indices, ties by index."""
-    blocks = [comparison.nearest(comparison.distances(rows), k)[1] for rows in comparison.split()]
-    return torch.cat(blocks)
+Distances = Callable[..., Tensor]
+"""A function as `Comparison.distances`; the smaller a distance, the nearer the item."""
 
 
 def compare_among(gallery: Tensor) -> Comparison:
@@ -97,182 +89,167 @@ def compare_among(gallery: Tensor) -> Comparison:
     return Comparison(gallery, gallery, np.arange(len(gallery), dtype=np.int64)[:, None], is_own_gallery=True)
 
 
-Integers = npt.NDArray[np.int64]
-
-
-def join_ranges(firsts: Integers, lengths: Integers) -> Integers:
-    """Concatenate the ranges first, first + 1, ..., first + length - 1. (T,), (T,) -> (sum of lengths,)"""
-    before = np.cumsum(lengths) - lengths
-    ranges: Integers = np.arange(lengths.sum()) + np.repeat(firsts - before, lengths)
-    return ranges
-
-
-VECTORS_AT_ONCE = 2**16
-"""Number of neighbors whose vectors are in memory at a time."""
-
-
-@dataclass(frozen=True)
-class AlphaQueryExpansion:
+def alpha_qe(comparison: Comparison, n: int = 10, alpha: float = 3.0) -> Distances:
     r"""Alpha query expansion (Radenovic, Tolias and Chum, "Fine-tuning CNN image retrieval with no human annotation").
 
     .. math:: q' = \frac{v}{\|v\|}, \qquad v = q + \sum_{i=1}^n \max(q^\top x_i, 0)^\alpha \, x_i
 
-    where x_1, ..., x_n are the query's nearest gallery items. Items that the query excludes are none of them: in a
-    gallery of the queries, the query itself counts once, with weight 1. The paper doesn't say what becomes of a
-    negative similarity; here it counts 0.
+    where x_1, ..., x_n are the query's nearest gallery items, none of which it excludes: in a gallery of the queries,
+    the query itself counts once. The paper doesn't say what becomes of a negative similarity; here it counts 0.
 
     Args:
+        comparison: queries and gallery.
         n: number of neighbors, without the query itself; a smaller gallery gives all its items.
         alpha: exponent of the similarity, which is the weight of a neighbor; 0 is the plain mean.
-
-    Raises:
-        InputError: if ``n`` is below 1, or ``alpha`` below 0 or no finite number.
     """
-
-    n: int = 10
-    alpha: float = 3.0
-
-    def __post_init__(self) -> None:
-        if self.n < 1 or not 0 <= self.alpha < inf:
-            raise InputError(f"alpha_qe: n={self.n} must be at least 1, alpha={self.alpha} a finite number, 0 or more")
-
-    def __call__(self, comparison: Comparison) -> Comparison:
-        """Expand the queries by the gallery as it is."""
-        k, expanded = min(self.n, comparison.num_ranked), torch.empty_like(comparison.queries)
-        for rows in comparison.split():
-            distances, items = comparison.nearest(comparison.distances(rows), k)
-            size = max(VECTORS_AT_ONCE // k, 1)
-            for start in range(0, len(rows), size):
-                part = slice(start, min(start + size, len(rows)))
-                queries = torch.arange(rows.start + part.start, rows.start + part.stop, device=items.device)
-                pairs = queries.repeat_interleave(k), items[part].flatten()
-                neighbors = comparison.gallery_vectors(*pairs).reshape(len(queries), k, -1)
-                expanded[queries] = expand_query(comparison.queries[queries], neighbors, -distances[part], self.alpha)
-        return replace(
-            comparison, queries=unit_rows(expanded, "expanded queries"), is_own_gallery=False, is_changed=True
-        )
+    expanded = torch.empty_like(comparison.queries)
+    for rows, _, distances, items in comparison.find_nearest(min(n, comparison.num_ranked)):
+        weights = (-distances).clamp(min=0.0) ** alpha
+        added = torch.einsum("bn,bnd->bd", weights, comparison.gallery[items])
+        expanded[rows] = comparison.queries[rows] + added
+    return replace(comparison, queries=unit_rows(expanded, "expanded queries")).distances
 
 
-def expand_query(query: Tensor, neighbors: Tensor, similarities: Tensor, alpha: float) -> Tensor:
-    """Add neighbors (..., n, D) to queries (..., D), weighted by their cosines (..., n), see `AlphaQueryExpansion`.
+def k_reciprocal(comparison: Comparison, k1: int = 20, k2: int = 6, distance_weight: float = 0.3) -> Distances:
+    r"""k-reciprocal re-ranking (Zhong et al., "Re-ranking person re-identification with k-reciprocal encoding", 2017).
 
-    >>> expand_query(torch.tensor([1.0, 0.0]), torch.tensor([[0.0, 1.0]]), torch.tensor([0.5]), alpha=2.0).tolist()
-    [1.0, 0.25]
+    The distance of a query p and an item g is :math:`(1 - w) \, d_J(p, g) + w \, d(p, g)` (Eq. 12). d is the squared
+    Euclidean distance, divided by the largest one of the query, as in the authors' release. d_J is the Jaccard distance
+    of the encodings V, which are sparse vectors with an entry for each item of the gallery:
 
-    The sums are not of unit length.
-    """
-    return query + torch.einsum("...n,...nd->...d", similarities.clamp(min=0.0) ** alpha, neighbors)
+    - R(p, k) are the k nearest items that have p among their own k nearest ones (Eq. 2), and p itself.
+    - R*(p) joins R(p, k1) with R(q, k1 / 2) of each q in R(p, k1) for which more than 2/3 of R(q, k1 / 2) is in
+      R(p, k1) (Eq. 3).
+    - V_p is proportional to exp(-d(p, g)) for g in R*(p), and 0 elsewhere (Eq. 7); its entries sum up to 1, as in the
+      release.
+    - Each V is replaced by the mean of those of the k2 nearest items, itself among them (Eq. 11).
 
+    If the gallery is the queries, this is the release with all items as gallery. With a gallery of its own, it differs
+    in one thing: the release lets queries be neighbors of other queries. Here the lists and encodings of the gallery
+    are those of the gallery alone, a query is among the k nearest items of g if it is at most as far from g as the k-th
+    of them, and no query changes the ranking of another one.
 
-ITEMS_AT_ONCE = 4096
-"""Number of gallery items whose neighbors' vectors are in memory at a time."""
-
-
-@dataclass(frozen=True)
-class DatabaseAugmentation:
-    r"""Database-side augmentation (Turcot and Lowe, 2009) with the weights of Gordo et al. (IJCV 2017).
-
-    .. math:: x' = \frac{v}{\|v\|}, \qquad v = \sum_{r=0}^{n-1} \frac{n - r}{n} \, x_r
-
-    where x_0 is the gallery item itself and x_1, x_2, ... are its nearest gallery items, so that n - 1 neighbors have
-    a weight above 0.
-
-    For each query, the items that it excludes are in no mean: the augmented items are those of the gallery without
-    them, in which the next neighbors have moved up. In a gallery of the queries, no item holds a part of the query
-    that it is compared with. So each query finds exactly what it would find in a gallery that it had never been in.
+    The encodings take O(N k1^2) memory at most, and far less in practice: no matrix of all pairs is held.
 
     Args:
-        n: number of items in a mean, the item itself among them.
-
-    Raises:
-        InputError: if ``n`` is below 2, which would change nothing.
+        comparison: queries and gallery.
+        k1: number of neighbors that may be reciprocal; a smaller gallery gives as many as all queries have.
+        k2: number of items in the mean of encodings, at most k1 + 1; 1 takes each as it is.
+        distance_weight: the weight w of the original distance, lambda in the paper.
     """
+    items = comparison.gallery
+    gallery = _find_neighborhoods(compare_among(items), min(k1, len(items) - 1))
+    halves = _find_reciprocal(gallery.lists[:, : round(k1 / 2) + 1])
+    own_codes = _encode(gallery, _find_reciprocal(gallery.lists), halves, items, items)
+    mean_codes = _sum_rows(own_codes, gallery.lists[:, :k2]) / min(k2, gallery.lists.shape[1])
+    queries, codes = gallery, mean_codes
+    if not comparison.is_own_gallery:
+        queries = _find_neighborhoods(comparison, min(k1, comparison.num_ranked), own_index=len(items))
+        is_reciprocal = np.ones(queries.lists.shape, dtype=np.bool_)
+        if gallery.distances.shape[1] == k1:  # otherwise a query is among the k nearest items of any item
+            is_reciprocal[:, 1:] = queries.distances <= gallery.distances[queries.lists[:, 1:], -1]
+        reciprocal = np.where(is_reciprocal, queries.lists, NONE)
+        neighbors = queries.lists[:, 1:k2]
+        codes = _encode(queries, reciprocal, halves, comparison.queries, items)
+        codes = (codes + _sum_rows(own_codes, neighbors)) / (neighbors.shape[1] + 1)
+    inverted, farthest = mean_codes.T.tocsr(), torch.from_numpy(queries.farthest).to(items.device)
 
-    n: int = 10
+    def compute_distances(rows: range, out: Tensor | None = None) -> Tensor:
+        distances = comparison.distances(rows, out)
+        is_excluded = distances == torch.inf
+        distances.mul_(2).add_(2).clamp_(min=0.0).mul_((distance_weight / farthest[rows.start : rows.stop])[:, None])
+        for position, row in enumerate(rows):
+            jaccard = torch.from_numpy(_jaccard_distances(codes, inverted, row)).to(distances.device)
+            distances[position] += (1 - distance_weight) * jaccard
+        return distances.masked_fill_(is_excluded, torch.inf)  # a weight of 0 has made them NaN
 
-    def __post_init__(self) -> None:
-        if self.n < 2:
-            raise InputError(f"dba: n={self.n} must be at least 2, the item itself and a neighbor")
-
-    def __call__(self, comparison: Comparison) -> Comparison:
-        """Augment the gallery."""
-        if isinstance(comparison, AugmentedComparison):
-            raise InputError("dba: the gallery is augmented already; each step is taken once")
-        gallery = comparison.gallery
-        length = min(self.n - 1 + comparison.excluded.shape[1], len(gallery) - 1)
-        lists = find_neighbors(compare_among(gallery), length) if length else torch.empty(1, 0, dtype=torch.int64)
-        neighbors = NeighborLists(gallery, lists, self.n)
-        items = torch.arange(len(gallery), device=gallery.device)
-        values = {field.name: getattr(comparison, field.name) for field in fields(Comparison)}
-        values |= {"gallery": neighbors.augment(items), "is_own_gallery": False, "is_changed": True}
-        return AugmentedComparison(**values, neighbors=neighbors)
-
-
-class NeighborLists(NamedTuple):
-    """A gallery and the nearest items of each of its items.
-
-    Args:
-        gallery: (G, D) vectors before the augmentation.
-        lists: (G, K) the nearest other items of each item, nearest first; K is larger than the number that has a
-            weight, by as many as a query excludes.
-        n: number of items in a mean, see `DatabaseAugmentation`.
-    """
-
-    gallery: Tensor
-    lists: Tensor
-    n: int
-
-    def augment(self, items: Tensor, excluded: Tensor | None = None) -> Tensor:
-        """Return the augmented vectors (P, D) of items (P,), whose means lack the items (P, M) that are excluded."""
-        parts = []
-        for start in range(0, len(items), ITEMS_AT_ONCE):
-            part = items[start : start + ITEMS_AT_ONCE]
-            neighbors = self.lists[part]
-            is_left = torch.ones_like(neighbors, dtype=torch.bool)
-            if excluded is not None:
-                is_left = (neighbors[:, :, None] != excluded[start : start + ITEMS_AT_ONCE, None]).all(dim=2)
-            ranks = is_left.cumsum(dim=1)
-            weights = ((self.n - ranks) / self.n).clamp(min=0.0) * is_left
-            parts.append(self.gallery[part] + torch.einsum("pk,pkd->pd", weights, self.gallery[neighbors]))
-        return unit_rows(torch.cat(parts), "augmented gallery")
+    return compute_distances
 
 
-@dataclass(frozen=True)
-class AugmentedComparison(Comparison):
-    """Queries and an augmented gallery, in which no mean holds an item that the query excludes.
+RERANKINGS: dict[str, Callable[[Comparison], Distances]] = {"alpha_qe": alpha_qe, "k_reciprocal": k_reciprocal}
+"""The re-rankings by name."""
 
-    ``gallery`` is the augmented gallery of a query that excludes nothing. Few items differ from it for a query: those
-    that have an excluded item among their neighbors.
-    """
 
-    neighbors: NeighborLists = field(kw_only=True)
+class _Neighborhoods(NamedTuple):
+    lists: Integers  # (N, k + 1) an item itself, G if it isn't in the gallery, and then the k nearest items
+    distances: Floats  # (N, k) negative cosine similarities of the k items
+    farthest: Floats  # (N,) the largest squared Euclidean distance of an item to the gallery, above 0
 
-    def distances(self, rows: range, out: Tensor | None = None) -> Tensor:
-        """Return the distances of some queries to the items that are augmented for them, see `Comparison`."""
-        distances = super().distances(rows, out)
-        first, last = np.searchsorted(self._changed_pairs[0], (rows.start, rows.stop))
-        for start in range(first, last, ITEMS_AT_ONCE):
-            part = slice(start, min(start + ITEMS_AT_ONCE, last))
-            queries, items = (torch.from_numpy(pair[part]).to(distances.device) for pair in self._changed_pairs)
-            products = (self.gallery_vectors(queries, items) * self.queries[queries]).sum(dim=1)
-            distances[queries - rows.start, items] = -products
-        return distances
 
-    def gallery_vectors(self, queries: Tensor, items: Tensor) -> Tensor:
-        """Return the vectors (P, D) of items that are augmented for queries, see `Comparison`."""
-        excluded = torch.from_numpy(self.excluded[queries.cpu().numpy()]).to(items.device)
-        return self.neighbors.augment(items, excluded)
+def _find_neighborhoods(comparison: Comparison, k: int, own_index: int | None = None) -> _Neighborhoods:
+    """Find the k nearest items of each query; ``own_index`` stands for a query itself if it isn't in the gallery."""
+    lists = np.empty((len(comparison.queries), k + 1), dtype=np.int64)
+    lists[:, 0] = np.arange(len(lists)) if own_index is None else own_index
+    nearest, farthest = np.empty((len(lists), k), dtype=np.float32), np.empty(len(lists), dtype=np.float32)
+    for rows, distances, values, items in comparison.find_nearest(k):
+        nearest[rows], lists[rows, 1:] = values.cpu(), items.cpu()
+        farthest[rows] = distances.masked_fill_(distances == torch.inf, -1.0).amax(dim=1).cpu()
+    # copies of one embedding are at distance 0 from each other, or nearly so
+    return _Neighborhoods(lists, nearest, np.maximum(2 + 2 * farthest, np.finfo(np.float32).eps))
 
-    @cached_property
-    def _changed_pairs(self) -> tuple[Integers, Integers]:
-        """The queries (P,), rising, and the items (P,) that are not the same for the query as for others."""
-        weighted, num_items = self.neighbors.lists[:, : self.neighbors.n - 1].cpu().numpy(), len(self.gallery)
-        excluding, columns = np.nonzero(self.excluded >= 0)
-        excluded = self.excluded[excluding, columns]
-        order = np.argsort(excluded, kind="stable")
-        bounds = [np.searchsorted(excluded[order], weighted.ravel(), side) for side in ("left", "right")]
-        numbers = bounds[1] - bounds[0]
-        items = np.repeat(np.arange(weighted.size) // max(weighted.shape[1], 1), numbers)
-        keys = np.unique(excluding[order[join_ranges(bounds[0], numbers)]] * num_items + items)
-        keys = keys[~np.isin(keys, excluding * num_items + excluded)]  # these items are not in the ranking
-        return keys // num_items, keys % num_items
+
+def _find_reciprocal(lists: Integers) -> Integers:
+    """Return lists (N, k + 1) of items and their neighbors, with -1 in place of items that aren't reciprocal."""
+    is_reciprocal = [
+        (lists[lists[start : start + ROWS]] == np.arange(start, min(start + ROWS, len(lists)))[:, None, None]).any(-1)
+        for start in range(0, len(lists), ROWS)
+    ]
+    return np.where(np.concatenate(is_reciprocal), lists, NONE)
+
+
+def _encode(
+    neighborhoods: _Neighborhoods, reciprocal: Integers, halves: Integers, items: Tensor, gallery: Tensor
+) -> "csr_matrix":
+    """Return the encodings V (N, G + 1), before the mean of Eq. 11, of items with R(i, k1), and R(i, k1 / 2) of all."""
+    from scipy.sparse import csr_matrix  # late: Lightning imports the more of scipy if a part of it is loaded
+
+    width = len(gallery) + 1
+    rows, columns, weights = [], [], []
+    for start in range(0, len(items), ROWS):
+        part = _expand(reciprocal[start : start + ROWS], halves, width)
+        part_rows, part_columns = part // width + start, part % width
+        is_own = part_columns == neighborhoods.lists[part_rows, 0]
+        pairs = (torch.from_numpy(indices) for indices in (part_rows, np.where(is_own, 0, part_columns)))
+        vectors, compared = (table[pair.to(table.device)] for table, pair in zip((items, gallery), pairs, strict=True))
+        distances = (2 - 2 * (vectors * compared).sum(dim=1)).clamp(min=0.0).cpu().numpy()
+        rows.append(part_rows)
+        columns.append(part_columns)
+        weights.append(np.exp(-np.where(is_own, 0, distances) / neighborhoods.farthest[part_rows]))
+    row, weight = np.concatenate(rows), np.concatenate(weights)
+    weight = (weight / np.bincount(row, weight, minlength=len(items))[row]).astype(np.float32)
+    return csr_matrix((weight, (row, np.concatenate(columns))), shape=(len(items), width))
+
+
+def _expand(reciprocal: Integers, halves: Integers, width: int) -> Integers:
+    """Return R*(i) of some items as keys: position of the item times ``width``, plus the neighbor (Eq. 3)."""
+    candidates = reciprocal[:, 1:]
+    members = halves[np.maximum(candidates, 0)]
+    is_member = (members >= 0) & (candidates >= 0)[:, :, None]
+    is_shared = (members[..., None] == reciprocal[:, None, None]).any(axis=-1) & is_member
+    joined = is_member & (3 * is_shared.sum(axis=2) > 2 * is_member.sum(axis=2))[:, :, None]
+    items = np.broadcast_to(np.arange(len(reciprocal))[:, None, None], members.shape)
+    rows, columns = np.nonzero(reciprocal >= 0)
+    keys = [rows * width + reciprocal[rows, columns], items[joined] * width + members[joined]]
+    return np.unique(np.concatenate(keys)).astype(np.int64)
+
+
+def _sum_rows(codes: "csr_matrix", lists: Integers) -> "csr_matrix":
+    """Sum up the encodings (G, G + 1) of the items in each list (N, k) -> (N, G + 1)."""
+    from scipy.sparse import csr_matrix
+
+    starts = np.arange(len(lists) + 1) * lists.shape[1]
+    ones = np.ones(lists.size, dtype=np.float32)
+    return csr_matrix((ones, lists.ravel(), starts), shape=(len(lists), codes.shape[0])) @ codes
+
+
+def _jaccard_distances(codes: "csr_matrix", inverted: "csr_matrix", query: int) -> Floats:
+    """Return the Jaccard distances (G,) of a query's encoding to those of all items, which are transposed (Eq. 10)."""
+    entries = slice(*codes.indptr[query : query + 2])
+    columns, weights = codes.indices[entries], codes.data[entries]
+    firsts = inverted.indptr[columns].astype(np.int64)
+    numbers = inverted.indptr[columns + 1] - firsts
+    positions = np.arange(numbers.sum()) + np.repeat(firsts - (np.cumsum(numbers) - numbers), numbers)
+    smaller = np.minimum(inverted.data[positions], np.repeat(weights, numbers))
+    shared: Any = np.bincount(inverted.indices[positions], smaller, minlength=inverted.shape[1])
+    distances: Floats = (1 - shared / (2 - shared)).astype(np.float32)
+    return distances

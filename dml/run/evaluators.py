@@ -1,7 +1,7 @@
 """The metrics that a configuration describes, and the check of what it evaluates."""
 
 import re
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -11,7 +11,6 @@ from dml.evaluation.items import check_queries, check_validation_classes
 from dml.evaluation.metric import Kind, MetricConfig
 from dml.evaluation.monitor import check_monitor, check_tie_breaker, make_further_config
 from dml.evaluation.names import full_metric_name, list_evaluated_heads
-from dml.evaluation.rerankings import Reranking, make_rerankings
 from dml.evaluation.threshold import ThresholdSettings
 from dml.run.building import build
 from dml.run.settings import Settings
@@ -66,15 +65,6 @@ def build_threshold_settings(settings: Settings) -> ThresholdSettings | None:
     """Build the settings of ``evaluation.threshold``; None if a test has no threshold."""
     threshold = settings.evaluation.threshold
     return None if threshold is None else ThresholdSettings(**vars(threshold))
-
-
-def build_rerankings(settings: Settings, table: ImageTable) -> list[Reranking]:
-    """Build the re-rankings of ``evaluation.rerankings``.
-
-    Raises:
-        InputError: if they can't be used.
-    """
-    return make_rerankings(asdict(settings.evaluation), has_gallery=bool(len(table.rows("gallery"))))
 
 
 def choose_final_split(table: ImageTable) -> str:
@@ -158,7 +148,11 @@ def check_tested_settings(settings: Settings, table: ImageTable) -> MetricConfig
     metrics = build_metric_config(settings, table)
     metrics.check_labels()
     build_threshold_settings(settings)
-    build_rerankings(settings, table)
+    if settings.evaluation.reranking and metrics.exclude_nearest:
+        raise InputError(
+            f"evaluation.reranking={settings.evaluation.reranking}: with evaluation.exclude=nearest a query excludes "
+            "another item after it; evaluation.exclude=null"
+        )
     return metrics
 
 

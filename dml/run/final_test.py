@@ -1,5 +1,6 @@
 """The test of a trained model: from the embeddings of a split to metrics.json and the pictures beside it."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ from dml.data.copies import EXCLUDE_COPIES, count_queries_in_gallery
 from dml.data.table import ImageTable
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.geometry import UnitEmbeddings
-from dml.evaluation.names import HEADS, join_head_names, list_evaluated_heads
+from dml.evaluation.metric import OF_RANKS
+from dml.evaluation.names import HEADS, RERANKED, join_head_names, list_evaluated_heads
 from dml.evaluation.ranking import PerQuery
 from dml.evaluation.raw_features import FixedNeighbors, recall_among
-from dml.evaluation.rerankings import evaluate_rerankings
 from dml.evaluation.threshold import evaluate_threshold, make_pairs
 from dml.metrics.pairs import LabeledPairs
 from dml.models.recurrent import AnyModel
@@ -25,8 +26,7 @@ from dml.report.console import print_result
 from dml.report.page import write_pictures
 from dml.report.provenance import describe_vector
 from dml.run import builders
-from dml.run.evaluators import build_metric_config, build_rerankings, build_threshold_settings
-from dml.run.gallery_test import open_gallery_run, search_other_gallery
+from dml.run.evaluators import build_metric_config, build_threshold_settings
 from dml.run.settings import Settings
 from dml.run.stages import Stage
 from dml.run.stored_configuration import plain_config
@@ -61,14 +61,13 @@ def run_test(
     settings = stage.settings
     images.tested_on = split
     model = embedder.model
-    other_run = open_gallery_run(settings, sum(model.embed_dims[head] for head in model.chosen_heads))
     trainer.test(embedder, images, verbose=False)
     evaluation, rows = settings.evaluation, embedder.embedded.rows
     table = images.table.select_evaluated(split)
     skipped = len(table) - len(rows)
     tested = table.take(rows.numpy()) if skipped else table
     evaluator = Evaluator(tested, build_metric_config(settings, table))
-    embeddings, lists, metrics = _evaluate(settings, evaluator, embedder, trainer.strategy.root_device, tested)
+    embeddings, lists, metrics = _evaluate(settings, evaluator, embedder, trainer.strategy.root_device)
     if folder.is_evaluation and settings.dataset.queries_in_gallery is None:
         evaluator.check_copies(embeddings, f"{EXCLUDE_COPIES}, if it is a file of the same content")
     if split == "test":
@@ -76,8 +75,6 @@ def run_test(
     is_limited = settings.trainer.limit_test_batches is not None  # the images beyond aren't skipped as unreadable
     metrics |= _count_special_images(settings, table, 0 if is_limited else skipped)
     metrics |= evaluate_model_threshold(settings, trainer, embedder, images, embeddings, tested, folder)
-    if other_run is not None:
-        metrics |= search_other_gallery(other_run, settings, evaluator, embeddings, rows, images)
     device = trainer.strategy.root_device  # a GPU's rounding is another than a CPU's, and so are trained networks
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type.upper()
     facts = {"split": split, "device": name}
@@ -100,11 +97,11 @@ def run_test(
 
 
 def _evaluate(
-    settings: Settings, evaluator: Evaluator, embedder: ModelEmbedder, device: torch.device, tested: ImageTable
+    settings: Settings, evaluator: Evaluator, embedder: ModelEmbedder, device: torch.device
 ) -> tuple[UnitEmbeddings, list[PerQuery], Metrics]:
     """Evaluate what was embedded -> embeddings of the chosen heads, the lists of queries for the pictures, metrics.
 
-    The metrics are those of the chosen heads, of other sets of heads, and of each re-ranking.
+    The metrics are those of the chosen heads, of other sets of heads, and of the re-ranking.
     """
     evaluation, embedded = settings.evaluation, embedder.embedded.embeddings
     embeddings = UnitEmbeddings.normalize(embedded[CHOSEN_HEADS].to(device))
@@ -114,7 +111,10 @@ def _evaluate(
     for heads in list_evaluated_heads(settings.model.heads, evaluation.heads, evaluation.head_sets):
         head_metrics = evaluator.evaluate(embedded[heads].to(device)).metrics
         metrics |= {f"{HEADS}/{heads}/{name}": value for name, value in head_metrics.items()}
-    metrics |= evaluate_rerankings(evaluator, embeddings, build_rerankings(settings, tested))
+    if name := evaluation.reranking:
+        config = replace(evaluator.config, metrics=evaluator.config.select_kind(*OF_RANKS))
+        reranked = replace(evaluator, config=config).evaluate(embeddings, reranking=name).metrics
+        metrics |= {f"{RERANKED}/{name}/{metric}": value for metric, value in reranked.items()}
     return embeddings, evaluated.lists, metrics
 
 

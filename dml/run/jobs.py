@@ -28,7 +28,6 @@ from dml.run import builders, loop
 from dml.run.evaluators import check_evaluation, check_share, choose_selection, choose_tested_split
 from dml.run.feature_source import FeatureSource, build_feature_source
 from dml.run.final_test import run_test
-from dml.run.gallery_test import open_gallery_run
 from dml.run.initial_weights import load_beginning
 from dml.run.interpolation import choose_between_first_and_last
 from dml.run.resumed_settings import (
@@ -45,7 +44,7 @@ from dml.run.stored_configuration import (
     read_stored_configuration,
     write_configuration,
 )
-from dml.run.teachers import add_teachers
+from dml.run.teachers import add_teacher
 from dml.run.untrained_model import evaluate_raw_features, store_fixed_neighbors
 from dml.runtime import signals
 from dml.runtime.console import console, warn
@@ -108,7 +107,6 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
     _check_data(settings, stages, table)
     _try_stages(stages[1:], table)
     parts = _build_parts(stages[0], table)
-    open_gallery_run(stages[-1].settings, sum(parts.model.embed_dims.values()), may_choose=True)
     loop.build_callbacks(parts.settings)  # a mistake in one is told before anything is computed
     progress = _read_progress(stages[-1].settings, folder, table)
     if settings.resume and progress is not None:
@@ -207,7 +205,7 @@ def _build_parts(stage: Stage, table: ImageTable) -> StageParts:
     settings = stage.settings
     model = builders.build_model(settings)
     frozen = builders.build_frozen_weights(settings, model)
-    add_terms = partial(add_teachers, settings, images.train_table, model.embed_dims)
+    add_terms = partial(add_teacher, settings, images.train_table, model.embed_dims)
     learner = builders.build_learner(settings, images, model, add_terms)
     source: FeatureSource | None = None
     if isinstance(model, EmbeddingModel) and settings.training.frozen:

@@ -71,7 +71,6 @@ def added_key(default: Any, **facts: Any) -> Any:
 Count = Annotated[int, Ge(1)]
 Natural = Annotated[int, Ge(0)]
 WhitenedHeads = Literal["auto", "half_whitened_components", "principal_components", "whitened_components"]
-Fraction = Annotated[float, Interval(ge=0, le=1)]
 Seed = Annotated[int, Interval(ge=0, lt=2**32)]
 
 
@@ -134,15 +133,6 @@ class DistillSettings:
 
 
 @dataclass(frozen=True)
-class CompatibleSettings:
-    """``compatible``: an earlier model with whose embeddings the new ones stay comparable."""
-
-    with_: str | None = key(is_path=True)
-    weight: Annotated[float, Ge(0)] = key()
-    scale: Annotated[float, Gt(0)] = key()
-
-
-@dataclass(frozen=True)
 class SchedulerSettings:
     """``scheduler``: how the learning rates change."""
 
@@ -199,39 +189,6 @@ class ThresholdSettings:
 
 
 @dataclass(frozen=True)
-class QueryExpansionSettings:
-    """``evaluation.reranking_steps.alpha_qe``: alpha query expansion."""
-
-    n: Count = key()
-    alpha: float = key()
-
-
-@dataclass(frozen=True)
-class DatabaseSettings:
-    """``evaluation.reranking_steps.dba``: database-side augmentation."""
-
-    n: Count = key()
-
-
-@dataclass(frozen=True)
-class ReciprocalSettings:
-    """``evaluation.reranking_steps.k_reciprocal``: k-reciprocal re-ranking."""
-
-    k1: Count = key()
-    k2: Count = key()
-    distance_weight: Fraction = key()
-
-
-@dataclass(frozen=True)
-class RerankingSettings:
-    """``evaluation.reranking_steps``: the steps of re-rankings."""
-
-    alpha_qe: QueryExpansionSettings = key()
-    dba: DatabaseSettings = key()
-    k_reciprocal: ReciprocalSettings = key()
-
-
-@dataclass(frozen=True)
 class PictureSettings:
     """``evaluation.sheet``: a picture of some queries."""
 
@@ -265,14 +222,12 @@ class EvaluationSettings:
     exclude: Literal["nearest"] | None = key()
     clustering: bool = key()
     fixed_neighbors: Count | None = key()
-    gallery: str | None = key(is_path=True, unset=None)
     other_labels: dict[Any, Any] = key()
     heads: bool = key()
     head_sets: list[Any] | None = key()
     raw: bool = key()
     threshold: ThresholdSettings | None = key()
-    rerankings: list[Any] | None = key()
-    reranking_steps: RerankingSettings = key()
+    reranking: Literal["alpha_qe", "k_reciprocal"] | None = key()
     sheet: PictureSettings | None = key()
     report: ReportSettings | None = key()
 
@@ -305,7 +260,6 @@ class Settings:
     recurrent: Any = key(fixed=STEPS, is_finite=True, decides_raw=True)
     loss: Any = key(fixed=STEPS, is_trained=True, is_saved=True, is_built=True, is_finite=True)
     distill: DistillSettings = key(fixed=STEPS, is_trained=True, is_finite=True, needs="teacher")
-    compatible: CompatibleSettings = key(fixed=STEPS, is_trained=True, is_finite=True, needs="with")
     optimizer: Any = key(fixed=STEPS, is_trained=True, is_saved=True, is_built=True, is_finite=True)
     scheduler: SchedulerSettings = key(fixed=STEPS, is_trained=True, is_saved=True, is_finite=True)
     training: TrainingSettings = key()
@@ -415,8 +369,8 @@ def read_settings(config: DictConfig, kind: type[SettingsOf]) -> SettingsOf:
 
 
 def list_declared(kind: Any) -> dict[str, Field[Any]]:
-    """Return the fields of a group by their keys; the field of a key that is a word of Python ends with "_"."""
-    return {declared.name.rstrip("_"): declared for declared in fields(kind)}
+    """Return the fields of a group by their keys."""
+    return {declared.name: declared for declared in fields(kind)}
 
 
 def _list_fields(kind: Any, prefix: str = "") -> Iterator[tuple[str, Key]]:

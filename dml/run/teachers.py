@@ -1,4 +1,4 @@
-"""Other models that a training learns from, ``distill.teacher`` and ``compatible.with``: terms of each head's loss."""
+"""Another model that a training learns from, ``distill.teacher``: a term of each head's loss."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from dml.data.image_files.parts import identify_images
 from dml.data.table import ImageTable
-from dml.losses.compatibility import InfluenceLoss, class_means
 from dml.losses.compose import WeightedSum
 from dml.losses.distillation import TeacherLoss
 from dml.retrieval.rows import stack_rows
@@ -21,7 +20,7 @@ from dml.run.model_builders import count_features, use_features
 from dml.run.prepare_job import make_cache_folder
 from dml.run.settings import Settings, read_settings
 from dml.run.stages import resolve_parts
-from dml.run.trained_run import TrainedRun, open_run
+from dml.run.trained_run import KEY, PLACES, TrainedRun, open_run
 from dml.runtime.console import warn
 from dml.runtime.errors import InputError
 from dml.runtime.paths import expand_home
@@ -29,59 +28,43 @@ from dml.runtime.text import printable
 from dml.training.embedders import CHOSEN_HEADS
 from dml.training.frozen import FeatureCache
 
-PLACES = "give a run's folder, a checkpoint, pretrained:NAME or a .parquet file that dml embed wrote"
 PARTS = ("model", "adapter", "recurrent", "transform", "evaluation", "data")
 """The parts of a configuration that decide embeddings."""
 
 
-def add_teachers(
+def add_teacher(
     settings: Settings, table: ImageTable, embed_dims: Mapping[str, int], losses: Mapping[str, nn.Module]
 ) -> dict[str, nn.Module]:
-    """Return the losses by head with the terms of ``distill`` and ``compatible``; without these as they are.
+    """Return the losses by head with the term of ``distill``; without a teacher as they are.
 
-    If the sizes of the heads add up to that of the other model's vectors, each head gets its own part of them.
+    If the sizes of the heads add up to that of the teacher's vectors, each head gets its own part of them.
     """
-    distill, compatible = settings.distill, settings.compatible
-    sizes = [*embed_dims.values()]
-    has_labels = distill.labels or distill.teacher is None
-    terms: dict[str, dict[str, nn.Module]] = {head: {"loss": losses[head]} if has_labels else {} for head in losses}
-    for key, place in (("distill.teacher", distill.teacher), ("compatible.with", compatible.with_)):
-        if place is None:
-            continue
-        vectors = _read_vectors(key, place, settings, table)
-        adds_up = sum(sizes) == vectors.shape[1]
-        if key == "compatible.with" and not adds_up:
-            line = f"{key}={place}: its embeddings have {vectors.shape[1]} numbers, the heads' {dict(embed_dims)}"
-            raise InputError(f"{line}; choose model.heads and model.embed_dim so that they add up")
-        if key == "compatible.with" and settings.heads.choose and len(sizes) > 1:
-            raise InputError(f"{key}={place}: heads.choose=true may leave out some of it; heads.choose=false")
-        parts = torch.split(vectors, sizes, dim=1) if adds_up else [vectors] * len(sizes)
-        for head, part in zip(embed_dims, parts, strict=True):
-            if key == "distill.teacher":
-                known = {"embedding_dim": embed_dims[head], "teacher_dim": part.shape[1]}
-                filled_in = {name: known[name] for name in distill.loss if OmegaConf.is_missing(distill.loss, name)}
-                terms[head]["teacher"] = TeacherLoss(building.build(distill.loss, **filled_in), part)
-            else:
-                means = class_means(part, torch.from_numpy(table.labels[:, 0]))
-                terms[head]["compatible"] = InfluenceLoss(means, compatible.scale)
-    weights = {"loss": 1.0, "teacher": distill.weight, "compatible": compatible.weight}
-    return {
-        head: losses[head] if [*parts] == ["loss"] else WeightedSum(parts, {name: weights[name] for name in parts})
-        for head, parts in terms.items()
-    }
+    distill, sizes = settings.distill, [*embed_dims.values()]
+    if distill.teacher is None:
+        return dict(losses)
+    vectors = _read_vectors(distill.teacher, settings, table)
+    parts = torch.split(vectors, sizes, dim=1) if sum(sizes) == vectors.shape[1] else [vectors] * len(sizes)
+    weights = ({"loss": 1.0} if distill.labels else {}) | {"teacher": distill.weight}
+    sums: dict[str, nn.Module] = {}
+    for head, part in zip(embed_dims, parts, strict=True):
+        known = {"embedding_dim": embed_dims[head], "teacher_dim": part.shape[1]}
+        filled_in = {name: known[name] for name in distill.loss if OmegaConf.is_missing(distill.loss, name)}
+        terms = {"loss": losses[head], "teacher": TeacherLoss(building.build(distill.loss, **filled_in), part)}
+        sums[head] = WeightedSum({name: terms[name] for name in weights}, weights)
+    return sums
 
 
-def _read_vectors(key: str, place: str, settings: Settings, table: ImageTable) -> Tensor:
+def _read_vectors(place: str, settings: Settings, table: ImageTable) -> Tensor:
     """Return another model's vectors (N, E) of the images of a table; NaN for an image that can't be read."""
     if place.endswith(".parquet"):
-        return _read_file(key, place, table)
+        return _read_file(place, table)
     if (name := pretrained_name(place)) is None:
-        return _embed(settings, open_run(key, place, trust=settings.trust, places=PLACES), table)
+        return _embed(settings, open_run(place, trust=settings.trust), table)
     with torch.random.fork_rng(devices=()):  # so that a run draws the same numbers whether they are stored or not
         return _embed(settings, _build_pretrained(place, name), table)
 
 
-def _read_file(key: str, place: str, table: ImageTable) -> Tensor:
+def _read_file(place: str, table: ImageTable) -> Tensor:
     """Return the vectors (N, E) of the images of a table in a file that ``dml embed`` wrote."""
     try:
         with pq.ParquetFile(expand_home(place), page_checksum_verification=True) as file:
@@ -89,11 +72,11 @@ def _read_file(key: str, place: str, table: ImageTable) -> Tensor:
         vectors, root = stack_rows(stored.column("vector")), (stored.schema.metadata or {}).get(b"root", b"").decode()
         paths = identify_images(os.path.join(root, path) for path in stored.column("path").fill_null("").to_pylist())
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:
-        raise InputError(f"{key}={place}: not such a file, or damaged ({error}); {PLACES}") from error
+        raise InputError(f"{KEY}={place}: not such a file, or damaged ({error}); {PLACES}") from error
     row_of_path = {path: row for row, path in enumerate(paths)}
     rows = [row_of_path.get(path, -1) for path in identify_images(table.paths.tolist())]
     if missing := rows.count(-1):
-        line = f"{key}={place}: lacks {missing:,} of {len(rows):,} training images"
+        line = f"{KEY}={place}: lacks {missing:,} of {len(rows):,} training images"
         raise InputError(f"{line}, such as {printable(table.paths[rows.index(-1)])}")
     return torch.from_numpy(vectors[rows])
 
@@ -111,7 +94,7 @@ def _embed(settings: Settings, run: TrainedRun, table: ImageTable) -> Tensor:
     """Return a model's vectors (N, E) of images: those that an earlier run stored, or else computed and stored."""
 
     def compute(images: ImageTable, names: Sequence[str]) -> tuple[dict[str, Tensor], Tensor]:
-        embedded = run.embed(settings, images, limit_test_batches=1.0)
+        embedded = run.embed(settings, images)
         return {names[0]: embedded.embeddings[CHOSEN_HEADS]}, embedded.rows
 
     described = {"model": run.fingerprint, "color": settings.data.limits.color, "precision": settings.trainer.precision}

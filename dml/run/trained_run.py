@@ -21,6 +21,11 @@ from dml.runtime.text import printable
 from dml.training.checkpoints import find_checkpoint, lacks_weights, load_model, read_checkpoint
 from dml.training.embedders import Embedded
 
+KEY = "distill.teacher"
+"""The key that names the run, for error lines."""
+
+PLACES = "give a run's folder, a checkpoint, pretrained:NAME or a .parquet file that dml embed wrote"
+
 
 class TrainedRun(NamedTuple):
     """A run's tested stage and its model, on the CPU, with the fingerprint that the model has in `dml.load`."""
@@ -30,21 +35,18 @@ class TrainedRun(NamedTuple):
     model: AnyModel
     fingerprint: str
 
-    def embed(self, settings: Settings, images: ImageTable, split: str = "test", **changes: Any) -> Embedded:
+    def embed(self, settings: Settings, images: ImageTable) -> Embedded:
         """Embed images as the run's test does; the settings of another run say how files are read."""
         trained = self.settings.data
         data = replace(settings.data, background=trained.background)
         reading = replace(self.settings, data=data, dataset=settings.dataset, trainer=settings.trainer)
         embedder, loaded = builders.build_embedder(reading, self.model), builders.build_evaluation_data(reading, images)
-        loaded.tested_on = split
-        loop.build_testing_trainer(settings, **changes).test(embedder, loaded, verbose=False)
+        loop.build_testing_trainer(settings, limit_test_batches=1.0).test(embedder, loaded, verbose=False)
         return embedder.embedded
 
 
-def open_run(key: str, place: str, *, trust: bool, places: str = "give a run's folder or a checkpoint") -> TrainedRun:
-    """Open the folder or the checkpoint of a run, which a key names, without a change of torch's random numbers.
-
-    ``places`` says in the error line about a missing run what the key takes.
+def open_run(place: str, *, trust: bool) -> TrainedRun:
+    """Open the folder or the checkpoint of a run, without a change of torch's random numbers.
 
     Raises:
         InputError: if there is no run, it is damaged, or it names unknown code and ``trust`` is false.
@@ -52,7 +54,7 @@ def open_run(key: str, place: str, *, trust: bool, places: str = "give a run's f
     path = expand_home(place)
     folder = RunFolder(path)
     if not any(file.is_file() for file in (path, folder.best_checkpoint, folder.last_checkpoint)):
-        raise InputError(f"{key}={printable(place)}: no run with a checkpoint is there; {places}")
+        raise InputError(f"{KEY}={printable(place)}: no run with a checkpoint is there; {PLACES}")
     path = find_checkpoint(folder) if path.is_dir() else path
     checkpoint = read_checkpoint(path, lazily=True)
     config = make_evaluation_config(read_stage(checkpoint), lacks_weights=lacks_weights(checkpoint))
@@ -62,7 +64,7 @@ def open_run(key: str, place: str, *, trust: bool, places: str = "give a run's f
         with building.trusting(None if trust else ()):
             building.check_targets(parts | {"transform": {"test": plain["transform"]["test"]}}, "")
     except InputError as error:
-        raise InputError(f"{key}={printable(place)}: {error}; trust=true if you trust this file") from error
+        raise InputError(f"{KEY}={printable(place)}: {error}; trust=true if you trust this file") from error
     decisive, settings = list_decisive(plain), read_settings(config, Settings)
     with torch.random.fork_rng(devices=()):
         model = builders.build_model(settings)

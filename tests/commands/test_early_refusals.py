@@ -62,7 +62,6 @@ def without_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
             "scheduler.loss={attribute, start}: takes attribute, start, end",
         ),
         (["scheduler.loss={attribute:3,start:0,end:1}"], "scheduler.loss.attribute=3: must be the name of a number of"),
-        (["evaluation.reranking_steps.alpha_qe.alpha=nan"], "evaluation.reranking_steps.alpha_qe.alpha=nan: must be a"),
         (["data.eval_batch_size=0"], "data.eval_batch_size=0: must be a whole number, 1 or more"),
         (["checkpoints.every_n_seconds=abc"], "checkpoints.every_n_seconds=abc: must be a number"),
         (["checkpoints.tie_breaker=3"], "checkpoints.tie_breaker=3: must be a text"),
@@ -78,7 +77,6 @@ def without_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ),
         (["dataset=folder", "dataset.fold=1"], "dataset.fold=1: it needs dataset.folds=5, which divides the training"),
         (["distill.weight=-1"], "distill.weight=-1: must be a number, 0 or more"),
-        (["compatible.scale=0"], "compatible.scale=0: must be a number, above 0"),
         (["evaluation.raw=5"], "evaluation.raw=5: must be true or false"),
         (["+stages.first.dataset.root=other"], "stages.first.dataset: all stages share the run's dataset; give"),
         (

@@ -97,21 +97,6 @@ def test_the_folder_of_an_index_is_held_while_it_is_written(
     assert line == f"error: {tmp_path}: holds something else; give a new folder, or one of an index"
 
 
-def test_mistakes_of_shards_are_named(
-    model: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    upload = ("index", model, photos, "--to", f"lancedb:{tmp_path / 'vectors'}", "--collection", "photos")
-    for shard in ("0/2", "3/2", "2", "1/", "", "a/b", "²/3", "1/2/3"):
-        assert refusal(capsys, *upload, f"--shard={shard}") == (
-            f"error: --shard {shard}: expected I/N with I from 1 to N, such as 2/4 for the second of four"
-        )
-    assert refusal(capsys, "index", model, photos, "--output", tmp_path / "new", "--shard", "1/2") == (
-        "error: --shard: only with --to"
-    )
-    assert refusal(capsys, "index", model, "--check", 4, "--shard", "1/2") == "error: --shard: not with --check"
-    assert not [*tmp_path.iterdir()]
-
-
 def test_an_index_to_extend_keeps_its_kind(
     model: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -352,28 +337,15 @@ def test_an_index_is_uploaded(
     model: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    arguments = ["index", str(model), str(photos), "--to", "lancedb:vectors", "--collection", "pets", "--workers", "0"]
-    dispatch(arguments)
-    assert capsys.readouterr().out.splitlines()[-1] == ("lancedb:vectors: 8 images uploaded, 0 were there, 8 in pets")
-    other = str(make_model(seed=1).save_pretrained(tmp_path / "other"))
-    with pytest.raises(SystemExit):
-        dispatch(["index", other, *arguments[2:]])
-    assert capsys.readouterr().err.startswith("error: lancedb:vectors: the collection pets is of the model ")
-    dispatch(["index", other, *arguments[2:], "--replace"])
-    assert capsys.readouterr().out.splitlines()[-1] == (
-        "lancedb:vectors: 8 images uploaded, 0 were there, 8 in pets; "
-        "the vectors of the old model are kept as an older version"
-    )
-    for more, line in [
-        (["--output", "x"], "--output: not with --to"),
-        (["--factory", "Flat"], "--factory: not with --to"),
-    ]:
-        with pytest.raises(SystemExit):
-            dispatch([*arguments, *more])
-        assert capsys.readouterr().err.strip() == f"error: {line}"
+    arguments = ["index", str(model), str(photos), "--to", "lancedb:vectors", "--workers", "0"]
+    name = f"dml_{dml.load(model).fingerprint}"
+    for _ in range(2):
+        dispatch(arguments)
+        assert capsys.readouterr().out.splitlines()[-1] == f"lancedb:vectors: 8 images uploaded to {name}"
     for wrong, line in [
-        ([*arguments[:5]], "--collection NAME: the name of the collection is missing"),
-        ([*arguments[:3], "--replace"], "--replace: only with --to"),
+        ([*arguments, "--output", "x"], "--output: not with --to"),
+        ([*arguments, "--factory", "Flat"], "--factory: not with --to"),
+        ([*arguments[:3], "--prune"], "--prune: only with --to"),
         ([*arguments[:3], "--root", "."], "--root: only with --to"),
     ]:
         with pytest.raises(SystemExit):

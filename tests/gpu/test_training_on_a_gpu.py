@@ -46,7 +46,7 @@ OPTIONS = {
     "raw features": ["evaluation.raw=true"],
     "heads that begin as components": ["heads.initial=half_whitened_components"],
     "chosen heads": ["heads.choose=true", "checkpoints.beginning=true"],
-    "rankings anew": ["evaluation.rerankings=[alpha_qe,dba,k_reciprocal]"],
+    "a ranking anew": ["evaluation.reranking=k_reciprocal"],
     "views": ["evaluation.crops=2"],
     "stages": ["+stages.heads.training.frozen=true", "+stages.all={}", "data.cache=null"],
 }

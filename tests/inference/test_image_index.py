@@ -597,9 +597,17 @@ def test_a_changed_bit_is_refused(index: dml.Index, tmp_path: Path, kind: str) -
             dml.Index.load(folder, model=index.model)
 
 
+@pytest.mark.parametrize("version", [{"format": 3}, {}])
+def test_an_index_of_another_version_is_one_line(index: dml.Index, tmp_path: Path, version: dict[str, int]) -> None:
+    folder = index.save(tmp_path / "index")
+    (folder / "index.json").write_text(json.dumps({"files": {}, **version}))
+    with pytest.raises(InputError, match=f"of format {version.get('format')}, not 4; build the index again"):
+        dml.Index.load(folder)
+
+
 def forget_checksums(folder: Path) -> None:
-    """Make a saved index one of a version that stored no checksums."""
-    description = json.loads((folder / "index.json").read_text()) | {"format": 1}
+    """Make a saved index one without checksums."""
+    description = json.loads((folder / "index.json").read_text())
     del description[CHECKSUMS]
     (folder / "index.json").write_text(json.dumps(description))
 

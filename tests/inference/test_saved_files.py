@@ -125,25 +125,16 @@ def test_a_flipped_bit_changes_nothing_without_a_word(
     assert read(folder) == expected
 
 
-def test_files_of_the_last_version_are_read(folders: dict[str, Path], tmp_path: Path) -> None:
-    """It wrote no checksums of descriptions and configurations, and those of an index's files by their kind."""
-    expected = {kind: read(folders[kind]) for kind, read in (("model", read_model), ("index", read_index))}
-    for kind, read in (("model", read_model), ("index", read_index)):
-        folder = Path(shutil.copytree(folders[kind], tmp_path / kind))
-        for config in folder.rglob("config.yaml"):
-            config.write_text(yaml.safe_dump(yaml.safe_load(config.read_text()), sort_keys=False))
-        for path in folder.rglob("*.json"):
-            description = json.loads(path.read_text())
-            checksums = dict(part.split(":") for part in description.pop(CHECKSUMS).split())
-            if kind == "index" and path.name == "index.json":
-                names = {key: description["files"][key] for key in ("vectors", "items")}
-                description |= {"format": 1, "sha256": {key: checksums[name] for key, name in names.items()}}
-            path.write_text(json.dumps(description))
-        assert read(folder) == expected[kind]
-    vectors = next((tmp_path / "index").glob("vectors-*"))
-    vectors.write_bytes(vectors.read_bytes()[:-1] + b"x")
-    with pytest.raises(InputError, match=f"{vectors.name}: missing, or not as it was written"):
-        read_index(tmp_path / "index")
+def test_a_model_of_the_last_version_is_read(folders: dict[str, Path], tmp_path: Path) -> None:
+    """It wrote no checksums of descriptions and configurations."""
+    folder = Path(shutil.copytree(folders["model"], tmp_path / "model"))
+    for config in folder.rglob("config.yaml"):
+        config.write_text(yaml.safe_dump(yaml.safe_load(config.read_text()), sort_keys=False))
+    for path in folder.rglob("*.json"):
+        description = json.loads(path.read_text())
+        del description[CHECKSUMS]
+        path.write_text(json.dumps(description))
+    assert read_model(folder) == read_model(folders["model"])
 
 
 @pytest.mark.parametrize("factory", ["Flat", "IVF4,Flat", "HNSW8", "PQ4x4", "IVF4,PQ4x4", "PCA4,SQ8"])

@@ -1,4 +1,4 @@
-"""Each step against slow loops in float64 that follow the papers, and what a query must not see."""
+"""Re-rankings against slow loops in float64 that follow the papers, and what a query must not see."""
 
 import math
 from typing import Any
@@ -7,11 +7,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from conftest import ONE_HEAD, Refused
+from printed_tables import print_lines
 
-from dml.retrieval import k_reciprocal, reranking
-from dml.retrieval.k_reciprocal import KReciprocal
-from dml.retrieval.reranking import AlphaQueryExpansion, Comparison, DatabaseAugmentation, Reranker, compare_among
-from dml.runtime.errors import InputError
+from dml.data.table import ImageTable
+from dml.evaluation.evaluator import Evaluator
+from dml.evaluation.metric import MetricConfig
+from dml.report.console import summary_table
+from dml.retrieval import reranking
+from dml.retrieval.reranking import Comparison, Distances, alpha_qe, compare_among, k_reciprocal
 
 Vectors = npt.NDArray[np.float64]
 
@@ -38,17 +42,6 @@ def nearest(query: Vectors, gallery: dict[int, Vectors]) -> list[int]:
     return sorted(gallery, key=lambda item: (-float(query @ gallery[item]), item))
 
 
-def augment(gallery: dict[int, Vectors], n: int) -> dict[int, Vectors]:
-    augmented = {}
-    for item, vector in gallery.items():
-        others = nearest(vector, {other: gallery[other] for other in gallery if other != item})
-        total = np.zeros_like(vector)
-        for rank, other in enumerate([item, *others][:n]):
-            total = total + (n - rank) / n * gallery[other]
-        augmented[item] = unit(total)
-    return augmented
-
-
 def expand(query: Vectors, gallery: dict[int, Vectors], n: int, alpha: float) -> Vectors:
     total = query
     for item in nearest(query, gallery)[:n]:
@@ -56,24 +49,15 @@ def expand(query: Vectors, gallery: dict[int, Vectors], n: int, alpha: float) ->
     return unit(total)
 
 
-def search(query: Vectors, gallery: Vectors, excluded: list[int], steps: str) -> list[float]:
-    """Search in a gallery that never held the excluded items -> the distance to each item, inf to those."""
+def search(query: Vectors, gallery: Vectors, excluded: list[int]) -> list[float]:
+    """Search by an expanded query in a gallery that never held the excluded items -> distances, inf to those."""
     items = {item: vector for item, vector in enumerate(gallery) if item not in excluded}
-    for step in steps.split():
-        if step == "dba":
-            items = augment(items, n=4)
-        else:
-            query = expand(query, items, n=3, alpha=2.0)
+    query = expand(query, items, n=3, alpha=2.0)
     return [-float(query @ items[item]) if item in items else math.inf for item in range(len(gallery))]
 
 
-STEPS: dict[str, Reranker] = {"dba": DatabaseAugmentation(4), "alpha_qe": AlphaQueryExpansion(3, 2.0)}
-
-
-def rerank(comparison: Comparison, steps: str) -> npt.NDArray[np.float32]:
-    for step in steps.split():
-        comparison = STEPS[step](comparison)
-    return torch.cat([comparison.distances(rows) for rows in comparison.split()]).numpy()
+def compute_all(distances: Distances, rows: int) -> npt.NDArray[np.float32]:
+    return torch.cat([distances(range(start, min(start + 4, rows))) for start in range(0, rows, 4)]).numpy()
 
 
 @pytest.fixture(params=["whole", "in blocks"])
@@ -81,28 +65,26 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     """Blocks of so few rows that every loop over blocks runs several times."""
     if request.param == "in blocks":
         monkeypatch.setattr(reranking, "MEMORY", 4 * 30 * 3)
-        monkeypatch.setattr(reranking, "ITEMS_AT_ONCE", 7)
-        monkeypatch.setattr(k_reciprocal, "ROWS", 4)
+        monkeypatch.setattr(reranking, "ROWS", 4)
 
 
 @pytest.mark.usefixtures("blocks")
-@pytest.mark.parametrize("steps", ["alpha_qe", "dba", "dba alpha_qe", "alpha_qe dba"])
 @pytest.mark.parametrize("rows", [2, 3, 5, 30])
-def test_a_query_in_its_gallery_finds_what_it_would_find_in_a_gallery_without_it(steps: str, rows: int) -> None:
+def test_a_query_in_its_gallery_finds_what_it_would_find_in_a_gallery_without_it(rows: int) -> None:
     vectors = draw(rows, rows)
-    expected = [search(vectors[i], vectors, [i], steps) for i in range(rows)]
-    own = rerank(compare_among(torch.from_numpy(vectors).float()), steps)
+    expected = [search(vectors[i], vectors, [i]) for i in range(rows)]
+    own = compute_all(alpha_qe(compare_among(torch.from_numpy(vectors).float()), 3, 2.0), rows)
     np.testing.assert_allclose(own, expected, atol=2e-6)
 
 
 @pytest.mark.usefixtures("blocks")
-@pytest.mark.parametrize("steps", ["alpha_qe", "dba", "dba alpha_qe", "alpha_qe dba"])
-def test_a_separate_gallery_without_the_items_that_a_query_excludes(steps: str) -> None:
+def test_a_separate_gallery_without_the_items_that_a_query_excludes() -> None:
     vectors = draw(0, 35)
     queries, gallery = vectors[:9], vectors[9:]
     for excluded in ([[]] * 9, [[3], [], [0, 7, 8], [], [], [25], [1, 2], [], [5]]):
-        expected = [search(query, gallery, items, steps) for query, items in zip(queries, excluded, strict=True)]
-        np.testing.assert_allclose(rerank(compare(queries, gallery, excluded), steps), expected, atol=2e-6)
+        expected = [search(query, gallery, items) for query, items in zip(queries, excluded, strict=True)]
+        distances = alpha_qe(compare(queries, gallery, excluded), 3, 2.0)
+        np.testing.assert_allclose(compute_all(distances, 9), expected, atol=2e-6)
 
 
 def distances_by_the_paper(
@@ -162,8 +144,7 @@ SIZES = [(20, 6, 0.3), (5, 2, 0.3), (4, 1, 0.0), (1, 2, 0.5)]
 @pytest.mark.parametrize("rows", [2, 9, 40])
 def test_k_reciprocal_among_the_queries(rows: int, k1: int, k2: int, weight: float) -> None:
     vectors = draw(rows, rows)
-    reranked = KReciprocal(k1, k2, weight)(compare_among(torch.from_numpy(vectors).float()))
-    distances = torch.cat([reranked.distances(block) for block in reranked.split()])
+    distances = compute_all(k_reciprocal(compare_among(torch.from_numpy(vectors).float()), k1, k2, weight), rows)
     expected = distances_by_the_paper(None, vectors, [[i] for i in range(rows)], k1, k2, weight)
     np.testing.assert_allclose(distances, expected, atol=1e-5)
 
@@ -175,46 +156,75 @@ def test_k_reciprocal_in_a_gallery(rows: int, k1: int, k2: int, weight: float) -
     vectors = draw(rows, rows + 6)
     queries, gallery = vectors[:6], vectors[6:]
     for excluded in ([[]] * 6, [[3], [], [0, 2], [], [1], []])[: 1 if rows < k1 + 2 and rows < 40 else 2]:
-        reranked = KReciprocal(k1, k2, weight)(compare(queries, gallery, excluded))
-        distances = torch.cat([reranked.distances(block) for block in reranked.split()])
+        distances = compute_all(k_reciprocal(compare(queries, gallery, excluded), k1, k2, weight), 6)
         expected = distances_by_the_paper(queries, gallery, excluded, k1, k2, weight)
         np.testing.assert_allclose(distances, expected, atol=1e-5)
-        alone = KReciprocal(k1, k2, weight)(compare(queries[2:3], gallery, excluded[2:3]))
-        np.testing.assert_allclose(alone.distances(range(1)), distances[2:3], atol=1e-6)  # queries are independent
+        alone = k_reciprocal(compare(queries[2:3], gallery, excluded[2:3]), k1, k2, weight)
+        np.testing.assert_allclose(alone(range(1)), distances[2:3], atol=1e-6)  # queries are independent
 
 
-def test_k_reciprocal_behind_query_expansion() -> None:
-    vectors = draw(1, 30)
-    queries, gallery = vectors[:6], vectors[6:]
-    expanded = unit([expand(query, dict(enumerate(gallery)), n=3, alpha=2.0) for query in queries])
-    reranked = KReciprocal(5, 2)(STEPS["alpha_qe"](compare(queries, gallery, [[]] * 6)))
-    expected = distances_by_the_paper(expanded, gallery, [[]] * 6, 5, 2, 0.3)
-    np.testing.assert_allclose(reranked.distances(range(6)), expected, atol=1e-5)
-    with pytest.raises(InputError, match="k_reciprocal: behind another step it needs queries that are not in"):
-        KReciprocal()(STEPS["alpha_qe"](compare_among(torch.from_numpy(vectors).float())))
+def test_a_gallery_of_one_item() -> None:
+    comparison = compare(draw(0, 3), draw(1, 1), [[]] * 3)
+    for rerank in (alpha_qe, k_reciprocal):
+        assert rerank(comparison)(range(3)).shape == (3, 1)
+        assert torch.isfinite(rerank(comparison)(range(3))).all()
 
 
-@pytest.mark.parametrize("steps", [*STEPS.values(), KReciprocal()])
-def test_copies_and_zero_embeddings_give_numbers(steps: Reranker) -> None:
+@pytest.mark.parametrize("rerank", [alpha_qe, k_reciprocal])
+def test_copies_and_zero_embeddings_give_numbers(rerank: Any) -> None:
     vectors = torch.zeros(30, 3)
     vectors[:25, 0] = 1.0
-    distances = steps(compare_among(vectors)).distances(range(30))
+    distances = rerank(compare_among(vectors))(range(30))
     assert torch.isfinite(distances[~torch.eye(30, dtype=torch.bool)]).all()
     assert (distances.diag() == torch.inf).all()
     assert distances.where(distances < torch.inf, 0.0).abs().max() <= 1.0 + 1e-6
 
 
-def test_numbers_that_make_no_sense() -> None:
-    for make in (
-        lambda: AlphaQueryExpansion(0),
-        lambda: AlphaQueryExpansion(alpha=-1.0),
-        lambda: DatabaseAugmentation(1),
-        lambda: KReciprocal(k1=0),
-        lambda: KReciprocal(k1=2, k2=4),
-        lambda: KReciprocal(distance_weight=1.5),
-    ):
-        with pytest.raises(InputError, match="must be at least"):
-            make()
-    augmented = DatabaseAugmentation()(compare_among(torch.eye(4)))
-    with pytest.raises(InputError, match="augmented already"):
-        DatabaseAugmentation()(augmented)
+def average_precision(distances: Any, is_positive: Any) -> float:
+    order = [j for j in sorted(range(len(distances)), key=lambda j: (distances[j], j)) if distances[j] < np.inf]
+    hits = [place for place, j in enumerate(order) if is_positive[j]]
+    return float(np.mean([(i + 1) / (place + 1) for i, place in enumerate(hits)]))
+
+
+@pytest.mark.parametrize("split", ["test", np.where(np.arange(60) % 3 == 0, "query", "gallery")])
+def test_an_evaluation_ranks_by_the_numbers_of_the_papers(split: Any) -> None:
+    vectors, labels = draw(3, 60).astype(np.float32), np.random.default_rng(0).integers(0, 8, 60)
+    table = ImageTable(
+        paths=np.array([f"{row}.jpg" for row in range(60)]),
+        labels=labels[:, None],
+        split=np.array(np.broadcast_to(split, 60)),
+        levels=("class",),
+    )
+    queries, gallery = np.flatnonzero(table.split != "gallery"), np.flatnonzero(table.split != "query")
+    found = draw(3, 60)
+    is_own = len(queries) == 60
+    excluded = [[i] if is_own else [] for i in range(len(queries))]
+    for name in ("alpha_qe", "k_reciprocal"):
+        if name == "alpha_qe":
+            expected = []
+            for query, left_out in zip(queries, excluded, strict=True):
+                items = {j: found[g] for j, g in enumerate(gallery) if j not in left_out}
+                vector = expand(found[query], items, n=10, alpha=3.0)
+                expected.append([-float(vector @ items[j]) if j in items else math.inf for j in range(len(gallery))])
+        else:
+            own = None if is_own else found[queries]
+            expected = distances_by_the_paper(own, found[gallery], excluded, 20, 6, 0.3).tolist()
+        precisions = [
+            average_precision(row, labels[gallery] == labels[query])
+            for row, query in zip(expected, queries, strict=True)
+        ]
+        for metrics in (("recall", "ap"), ("ap",)):
+            evaluator = Evaluator(table, MetricConfig(metrics=metrics, recall_at=(1,)))
+            evaluated = evaluator.evaluate(vectors, reranking=name).metrics
+            assert evaluated["level0/ap"] == pytest.approx(np.mean(precisions), abs=1e-5)
+
+
+def test_a_reranking_is_a_row_below_the_model() -> None:
+    metrics = {"level0/recall@1": 0.5, "reranked/alpha_qe/level0/recall@1": 0.6}
+    rows = [line.split() for line in print_lines(summary_table(metrics, ["class"], ["L"]))[-2:]]
+    assert rows == [["L", "50.0"], ["+", "alpha-QE", "60.0"]]
+
+
+def test_a_query_that_excludes_its_nearest_item_has_no_reranking(refused: Refused) -> None:
+    line = refused("evaluation.reranking=alpha_qe", "evaluation.exclude=nearest", *ONE_HEAD)
+    assert "evaluation.reranking=alpha_qe: with evaluation.exclude=nearest a query excludes another item" in line

@@ -14,10 +14,8 @@ from dml.retrieval.adapters import (
     FITS,
     Adapter,
     fit_affine,
-    fit_mlp,
     fit_procrustes,
     solve_procrustes,
-    solve_ridge,
 )
 from dml.runtime.errors import InputError
 
@@ -102,10 +100,14 @@ def test_a_map_down_matches_after_the_rows_are_normalized() -> None:
     np.testing.assert_allclose(adapter(np.diag([1.0, 1, 3])), [[1, 0], [0, 1], [1, 0]], atol=1e-6)
 
 
-@pytest.mark.parametrize(("ridge", "weights"), [(0, [1, 2]), (1, [0.875, 1.375])])
-def test_ridge_has_the_worked_values(ridge: float, weights: list[float]) -> None:
-    found = solve_ridge(PLANE, np.array([[1.0], [2], [3]]), ridge)
-    np.testing.assert_allclose(found[:, 0], weights, atol=1e-9)
+def test_the_affine_map_is_the_ridge_regression_of_the_centered_unit_vectors() -> None:
+    drawn = np.random.default_rng(6)
+    source, target = drawn.normal(size=(40, 3)) + 1, drawn.normal(size=(40, 2))
+    x, y = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (source, target))
+    x, y = x - x.mean(axis=0), y - y.mean(axis=0)
+    for ridge in (0.5, 20.0):
+        expected = np.linalg.inv(x.T @ x + ridge * np.eye(3)) @ x.T @ y
+        np.testing.assert_allclose(fit_affine(source, target, ridge=ridge).matrix, expected, atol=1e-9)
 
 
 @pytest.mark.parametrize("center", [True, False])
@@ -146,9 +148,8 @@ def test_adapters_have_the_worked_recalls_of_the_simulation() -> None:
         "centered": recall(fit_procrustes(*pairs)(queries), gallery),
         "ridge": recall(fit_affine(*pairs, ridge=0.01)(queries), gallery),
         "chosen": recall(fit_affine(*pairs)(queries), gallery),
-        "mlp": recall(fit_mlp(*pairs)(queries), gallery),
     }
-    expected = {"none": 0.0, "plain": 0.24, "centered": 1, "ridge": 1, "chosen": 1, "mlp": 1}
+    expected = {"none": 0.0, "plain": 0.24, "centered": 1, "ridge": 1, "chosen": 1}
     assert recalls == {name: close(value, abs=0.04) for name, value in expected.items()}
 
 
@@ -160,7 +161,7 @@ def test_few_pairs_suit_a_rotation_better(number: int, centered: float, ridge: f
     assert recall(fit_affine(*pairs, ridge=0.01)(new[:1000]), old[:1000]) == close(ridge, abs=0.02)
 
 
-def test_a_ridge_is_chosen_and_the_network_adds_what_is_not_linear() -> None:
+def test_a_ridge_is_chosen_and_stretches_what_a_rotation_does_not() -> None:
     drawn = np.random.default_rng(2)
     source = drawn.normal(size=(1500, 6))
     unit = source / np.linalg.norm(source, axis=1, keepdims=True)
@@ -168,7 +169,7 @@ def test_a_ridge_is_chosen_and_the_network_adds_what_is_not_linear() -> None:
     pairs = source[:1200], target[:1200]
     expected = target[1200:] / np.linalg.norm(target[1200:], axis=1, keepdims=True)
     cosines = {kind: float((fit(*pairs)(source[1200:]) * expected).sum(axis=1).mean()) for kind, fit in FITS.items()}
-    assert cosines["procrustes"] < cosines["affine"] < cosines["mlp"] - 0.02
+    assert cosines["procrustes"] < cosines["affine"]
     ridges = [float((fit_affine(*pairs, ridge=r)(source[1200:]) * expected).sum(axis=1).mean()) for r in (0.1, 1e4)]
     assert cosines["affine"] >= ridges[0] - 1e-3 > ridges[1]
 
@@ -178,30 +179,23 @@ def test_an_adapter_repeats_and_is_the_same_after_it_is_saved(kind: str, tmp_pat
     drawn = np.random.default_rng(3)
     source, target = drawn.normal(size=(90, 7)), torch.from_numpy(drawn.normal(size=(90, 5)))
     fit: Callable[..., Adapter] = FITS[kind]
-    torch.manual_seed(5)
-    first, state = fit(source, target), torch.get_rng_state()
-    torch.manual_seed(6)
-    with torch.no_grad():
-        again = fit(source, target)
+    first, again = fit(source, target), fit(source, target)
     vectors = first(source)
     assert vectors.dtype == np.float32
     assert vectors.shape == (90, 5)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
     np.testing.assert_array_equal(again(source), vectors)
-    torch.manual_seed(5)
-    assert torch.equal(torch.get_rng_state(), state)
     first.save(tmp_path / "adapter.npz")
     opened = Adapter.read(tmp_path / "adapter.npz")
-    assert (opened.kind, opened.pairs, len(opened.pairs)) == (kind, first.pairs, 16)
+    assert opened.kind == kind
     np.testing.assert_array_equal(opened(source), vectors)
-    assert fit(source[::-1], target).pairs != first.pairs
 
 
 def test_a_damaged_adapter_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "adapter.npz"
     adapter = fit_procrustes(np.eye(4), np.eye(4))
-    for arrays in ({"matrix": np.eye(4)}, {**adapter.arrays, "matrix": np.full((4, 4), np.nan)}):
-        Adapter("procrustes", arrays).save(path)
+    for matrix in (np.eye(4, 3), np.full((4, 4), np.nan)):
+        Adapter("procrustes", matrix, adapter.bias).save(path)
         with pytest.raises(InputError, match="no adapter that can be read"):
             Adapter.read(path)
     np.savez(path, kind=np.array([{}], dtype=object))
@@ -212,7 +206,7 @@ def test_a_damaged_adapter_is_one_line(tmp_path: Path) -> None:
     for place in range(0, len(content), 13):
         path.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
         with suppress(InputError):
-            assert Adapter.read(path).arrays.keys() == adapter.arrays.keys()
+            np.testing.assert_array_equal(Adapter.read(path).matrix, adapter.matrix)
 
 
 def test_few_pairs_are_told(caplog: pytest.LogCaptureFixture) -> None:

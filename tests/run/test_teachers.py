@@ -1,4 +1,4 @@
-"""Runs that learn from another model, and runs whose embeddings stay comparable with an earlier one's."""
+"""Runs that learn from another model."""
 
 import math
 import os
@@ -20,8 +20,6 @@ from runs import assert_same_run, kill_at, metrics
 import dml
 from dml.commands import main
 from dml.data.table import ImageTable
-from dml.losses.compatibility import InfluenceLoss
-from dml.losses.compose import WeightedSum
 from dml.losses.distillation import TeacherLoss
 from dml.run import builders, teachers
 from dml.run.stored_configuration import plain_config
@@ -59,7 +57,7 @@ def table(arguments: list[str]) -> ImageTable:
 
 def add(arguments: list[str], table: ImageTable, dims: dict[str, int], *overrides: str) -> dict[str, torch.nn.Module]:
     settings = settings_of(compose(*arguments, *overrides))
-    return teachers.add_teachers(settings, table, dims, builders.build_losses(settings, dims, table.labels))
+    return teachers.add_teacher(settings, table, dims, builders.build_losses(settings, dims, table.labels))
 
 
 def vectors_of(data: Path) -> list[Path]:
@@ -165,10 +163,9 @@ def test_a_row_of_a_file_that_is_no_vector_is_named(
 
 @pytest.mark.parametrize("place", ["nowhere", "nowhere.parquet", "."])
 def test_a_missing_teacher_is_told(refused: Refused, arguments: list[str], tmp_path: Path, place: str) -> None:
-    for key in ("distill.teacher", "compatible.with"):
-        line = refused(*arguments, f"{key}={tmp_path / place}", f"hydra.run.dir={tmp_path / 'run'}")
-        assert f"{key}={tmp_path / place}: n" in line
-        assert "give a run's folder, a checkpoint, pretrained:NAME or a .parquet file that dml embed wrote" in line
+    line = refused(*arguments, f"distill.teacher={tmp_path / place}", f"hydra.run.dir={tmp_path / 'run'}")
+    assert f"distill.teacher={tmp_path / place}: n" in line
+    assert "give a run's folder, a checkpoint, pretrained:NAME or a .parquet file that dml embed wrote" in line
 
 
 def test_heads_take_their_own_part_if_the_sizes_add_up(arguments: list[str], table: ImageTable, teacher: Path) -> None:
@@ -179,28 +176,6 @@ def test_heads_take_their_own_part_if_the_sizes_add_up(arguments: list[str], tab
         for loss, part in zip(found.values(), parts, strict=True):
             unit = torch.nn.functional.normalize(part)
             torch.testing.assert_close(loss.terms["teacher"].vectors, unit)  # type: ignore[index, union-attr]
-
-
-def test_new_embeddings_stay_comparable(
-    here: Here, refused: Refused, arguments: list[str], table: ImageTable, teacher: Path, tmp_path: Path
-) -> None:
-    compatible = f"compatible.with={teacher}"
-    loss = add(arguments, table, {"H": 8}, compatible, "compatible.weight=3")["H"]
-    assert isinstance(loss, WeightedSum)
-    assert loss.weights == {"loss": 1.0, "compatible": 3.0}
-    term = loss.terms["compatible"]
-    assert isinstance(term, InfluenceLoss)
-    old = torch.from_numpy(dml.load(teacher).embed(table.paths.tolist()))
-    means = torch.stack([old[table.labels[:, 0] == label].mean(dim=0) for label in range(len(term.classifier))])
-    torch.testing.assert_close(term.classifier, torch.nn.functional.normalize(means), rtol=0, atol=1e-6)
-    both = [*arguments, compatible, f"distill.teacher={teacher}", "trainer.max_steps=2"]
-    here("train", *both, f"hydra.run.dir={tmp_path / 'run'}")
-    assert "RankedListLoss + TeacherLoss + InfluenceLoss, 2 steps" in (tmp_path / "run" / "train.log").read_text()
-    assert "asymmetric/new_old/level0/recall@1" in metrics(tmp_path / "run")  # the test says whether it is compatible
-    line = refused(*arguments, compatible, "model.embed_dim=6", f"hydra.run.dir={tmp_path / 'other'}")
-    assert "its embeddings have 8 numbers, the heads' {'H': 6}; choose model.heads and model.embed_dim" in line
-    with pytest.raises(InputError, match=r"heads.choose=true may leave out some of it; heads.choose=false"):
-        add(arguments, table, {"M": 4, "H": 4}, compatible, "heads.choose=true")
 
 
 def test_a_strangers_model_is_refused(arguments: list[str], table: ImageTable, teacher: Path, tmp_path: Path) -> None:
@@ -223,9 +198,8 @@ def test_a_pretrained_network_is_a_teacher(here: Here, arguments: list[str], tmp
 def test_a_training_without_a_teacher_keeps_its_identity() -> None:
     """As of the version before, which had no such keys."""
     plain = plain_config(compose())
-    assert not {"distill", "compatible"} & plain.keys()
+    assert "distill" not in plain
     assert configuration_id(plain_config(compose("distill=angle"))) == configuration_id(plain)
-    for override in ("distill.teacher=run", "compatible.with=run"):
-        assert configuration_id(plain_config(compose(override))) != configuration_id(plain)
-    with_teacher = plain_config(compose("distill.teacher=run"))["distill"]
-    assert with_teacher.keys() == {"teacher", "weight", "labels", "loss"}
+    with_teacher = plain_config(compose("distill.teacher=run"))
+    assert configuration_id(with_teacher) != configuration_id(plain)
+    assert with_teacher["distill"].keys() == {"teacher", "weight", "labels", "loss"}

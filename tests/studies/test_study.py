@@ -14,7 +14,6 @@ from dml.studies.study import REFERENCE, Study, read_study
 NOT_ON_THE_LEADERBOARD = {
     "angular_n_pair",  # the sum of two losses that are on it
     "softmax",  # a classifier for classes that are known beforehand
-    "simplex",  # its embedding is as large as the number of classes
     "matryoshka",  # any loss over prefixes of the embedding
     "tuplet_drift",  # the drift of an embedding whose network learns
     "lns",  # the same

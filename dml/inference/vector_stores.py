@@ -1,0 +1,292 @@
+"""Upload of images to a vector database: Qdrant, LanceDB and Milvus hold the vectors where one machine is not enough.
+
+- A collection holds the vectors of one model, and is named after its fingerprint, such as ``dml_0123456789abcdef``.
+- A point is an image: its vector, which is compared by cosine similarity, its path and its label. Its id depends on the
+  path alone, absolute and without links, or relative to a root. So the same upload replaces each point by itself.
+"""
+
+import logging
+import os
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dml.data.image_files.parts import identify_images
+from dml.inference.embedding_files import check_names, name_images
+from dml.inference.image_embedder import ImageEmbedder
+from dml.inference.image_inputs import check_readable, list_source
+from dml.inference.index_folder import IndexItems
+from dml.runtime.console import console, progress_bar
+from dml.runtime.errors import InputError, check_installed, suggest
+from dml.runtime.paths import expand_home
+from dml.runtime.text import in_markup, printable
+
+NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "dml:images")
+
+SECONDS, AT_ONCE = 60, 1000
+"""Seconds after which a call without an answer counts as failed; the number of points that are listed at a time."""
+
+QUIET = {"LANCEDB_LOG": "error", "GRPC_VERBOSITY": "NONE"}
+"""Variables that the libraries read when they are imported, so that they print nothing beside their exceptions."""
+
+
+class Points(NamedTuple):
+    """Images to upload: n ids, vectors (n, D), paths and labels."""
+
+    ids: list[str]
+    vectors: NDArray[np.float32]
+    paths: list[str]
+    labels: list[str]
+
+    def payloads(self) -> Iterator[dict[str, str]]:
+        """Yield what is stored beside each vector."""
+        return ({"path": path, "label": label} for path, label in zip(self.paths, self.labels, strict=True))
+
+
+class _Qdrant:
+    """A server, or a folder; the environment variable QDRANT_API_KEY holds the key that a server asks for."""
+
+    libraries, example, batch_size = ("qdrant_client",), "qdrant:http://localhost:6333", 256
+
+    def __init__(self) -> None:
+        from qdrant_client.common.client_exceptions import QdrantException
+        from qdrant_client.http.exceptions import ApiException
+
+        self.errors = (ApiException, QdrantException, RuntimeError, ValueError)  # a folder in use; a bad address
+
+    def open(self, place: str, collection: str, dimension: int) -> None:
+        from qdrant_client import QdrantClient, models
+
+        options: dict[str, Any] = {"path": str(expand_home(place))}
+        if "://" in place:
+            key = os.environ.get("QDRANT_API_KEY")
+            options = {"url": place, "api_key": key, "timeout": SECONDS, "check_compatibility": False}
+        self._client, self._name = QdrantClient(**options), collection
+        if not self._client.collection_exists(collection):
+            vectors = models.VectorParams(size=dimension, distance=models.Distance.COSINE)
+            self._client.create_collection(collection, vectors_config=vectors)
+
+    def upsert(self, points: Points) -> None:
+        from qdrant_client.models import Batch
+
+        batch = Batch(ids=[*points.ids], vectors=points.vectors.tolist(), payloads=[*points.payloads()])
+        self._client.upsert(self._name, points=batch, wait=True)
+
+    def list_paths(self) -> Iterator[tuple[str, str]]:
+        offset: Any = None
+        while True:
+            page, offset = self._client.scroll(self._name, limit=AT_ONCE, offset=offset, with_payload=["path"])
+            yield from ((str(record.id), (record.payload or {}).get("path", "")) for record in page)
+            if offset is None:
+                return
+
+    def delete(self, ids: list[str]) -> None:
+        self._client.delete(self._name, [*ids], wait=True)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class _LanceDB:
+    """A folder, or an address that LanceDB knows, such as s3://..."""
+
+    libraries, example, batch_size = ("lancedb",), "lancedb:folder", 4096
+    errors = (OSError, RuntimeError, ValueError)
+
+    def open(self, place: str, collection: str, dimension: int) -> None:
+        import lancedb
+        import pyarrow as pa
+
+        vector, text = pa.list_(pa.float32(), dimension), pa.string()
+        self._schema = pa.schema([("id", text), ("vector", vector), ("path", text), ("label", text)])
+        database = lancedb.connect(place if "://" in place else expand_home(place))
+        self._table = database.create_table(collection, schema=self._schema, exist_ok=True)
+
+    def upsert(self, points: Points) -> None:
+        import pyarrow as pa
+
+        columns = [points.ids, [*points.vectors], points.paths, points.labels]
+        rows = pa.Table.from_arrays(columns, schema=self._schema)
+        self._table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(rows)
+
+    def list_paths(self) -> Iterator[tuple[str, str]]:
+        for batch in self._table.search().select(["id", "path"]).to_batches():
+            yield from zip(batch["id"].to_pylist(), batch["path"].to_pylist(), strict=True)
+
+    def delete(self, ids: list[str]) -> None:
+        self._table.delete(f"id IN ({', '.join(map(repr, ids))})")  # UUIDs need no other quoting
+
+    def close(self) -> None:
+        # joins the small files of the batches; versions stay for a week, for those who still read them
+        self._table.optimize(cleanup_older_than=timedelta(days=7))
+
+
+class _Milvus:
+    """A server, or a file that ends with .db; the environment variable MILVUS_TOKEN holds a server's token."""
+
+    libraries, example, batch_size = ("pymilvus", "milvus_lite"), "milvus:http://localhost:19530", 1024
+
+    def __init__(self) -> None:
+        import grpc
+        from pymilvus.exceptions import MilvusException
+
+        for name in ("grpc", "pymilvus"):  # they log the trace of each exception, also of those that they expect
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        self.errors = (MilvusException, grpc.RpcError)
+
+    def open(self, place: str, collection: str, dimension: int) -> None:
+        from pymilvus import DataType, MilvusClient
+
+        uri, token = place if "://" in place else str(expand_home(place)), os.environ.get("MILVUS_TOKEN", "")
+        self._client, self._name = MilvusClient(uri, token=token, timeout=SECONDS), collection
+        if not self._client.has_collection(collection):
+            schema = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
+            schema.add_field("id", DataType.VARCHAR, is_primary=True, max_length=36)
+            schema.add_field("vector", DataType.FLOAT_VECTOR, dim=dimension)
+            for name in ("path", "label"):
+                schema.add_field(name, DataType.VARCHAR, max_length=65_535)  # the most that Milvus allows
+            index = self._client.prepare_index_params()
+            index.add_index("vector", index_type="AUTOINDEX", metric_type="COSINE")
+            self._client.create_collection(collection, schema=schema, index_params=index, consistency_level="Strong")
+        self._client.load_collection(collection)  # a file is opened without its collections
+
+    def upsert(self, points: Points) -> None:
+        rows = zip(points.ids, points.vectors, points.payloads(), strict=True)
+        self._client.upsert(self._name, [{"id": point, "vector": vector, **texts} for point, vector, texts in rows])
+
+    def list_paths(self) -> Iterator[tuple[str, str]]:
+        pages = self._client.query_iterator(self._name, batch_size=AT_ONCE, output_fields=["path"])
+        for page in iter(pages.next, []):
+            yield from ((record["id"], record["path"]) for record in page)
+
+    def delete(self, ids: list[str]) -> None:
+        self._client.delete(self._name, ids=ids)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+KINDS: dict[str, type[_Qdrant | _LanceDB | _Milvus]] = {"qdrant": _Qdrant, "lancedb": _LanceDB, "milvus": _Milvus}
+"""The databases by the beginnings of their addresses, which are also the names of their extras."""
+
+
+def parse_address(text: str) -> tuple[str, str]:
+    """Split an address such as "qdrant:http://localhost:6333" into kind and place.
+
+    Raises:
+        InputError: if the kind is unknown, there is no place, or a library is missing.
+    """
+    name, _, place = text.partition(":")
+    if name not in KINDS or not place:
+        example = KINDS.get(name, _Qdrant).example
+        raise InputError(f"--to {printable(text)}: expected KIND:PLACE, such as {example}{suggest(name, KINDS)}")
+    check_installed(*KINDS[name].libraries, extra=name)
+    return name, place
+
+
+def upload_images(
+    model: ImageEmbedder, address: str, source: str, *, root: str | None = None, prune: bool = False, **options: Any
+) -> tuple[str, int]:
+    """Embed the images of a source, and upload them to the model's collection -> its name, and how many were uploaded.
+
+    Args:
+        model: model that embeds the images.
+        address: kind and place of the database, see `parse_address`.
+        source: folder or archive of images, list of them, or an image.
+        root: folder that the stored paths are relative to; None stores absolute paths.
+        prune: whether images below the folder ``source``, or else below ``root``, that the source lacks are deleted
+            from the collection at the end; a line says before how many these are.
+        **options: further arguments of `ImageEmbedder.embed_in_batches`.
+
+    Raises:
+        InputError: if the database can't be reached or refuses something, the model doesn't compare by cosine, or not
+            one image can be used.
+    """
+    name, place = parse_address(address)
+    if model.ball:
+        raise InputError(f"--to {address}: it compares by cosine similarity, the model by {model.geometry}; use a file")
+    folder = source if expand_home(source).is_dir() else root
+    if prune and folder is None:
+        raise InputError("--prune: deletes what a folder lacks; give a folder of images, or --root")
+    paths, labels = list_source(source)
+    names = name_images(paths, root)
+    check_names(names, labels)
+    ids = _make_ids(IndexItems.number(paths, labels).identities, root)
+    os.environ.update(QUIET)
+    store, collection = KINDS[name](), f"dml_{model.fingerprint}"
+    # a forked process could wait for ever for a lock that a thread of the database's library held
+    batches = model.embed_in_batches(paths, start_method="spawn", **options)
+    is_read = np.zeros(len(paths), dtype=np.bool_)
+    with _one_line(address, store.errors):
+        store.open(place, collection, model.dimension)
+    with closing(store), progress_bar("uploaded", len(paths)) as advance:
+        for rows, vectors in _join_batches(batches, store.batch_size):
+            is_read[rows] = is_kept = ~np.isnan(vectors[:, 0])
+            chosen = np.array(rows)[is_kept].tolist()
+            texts = [[column[row] for row in chosen] for column in (ids, names, labels)]
+            with _one_line(address, store.errors):
+                if chosen:
+                    store.upsert(Points(texts[0], vectors[is_kept], *texts[1:]))
+            advance(len(rows))
+        check_readable(int(is_read.sum()), len(paths))
+        with _one_line(address, store.errors):
+            if prune and folder:
+                stored = dict(store.list_paths())
+                outdated = _find_outdated(stored, {*ids}, folder, root)
+                line = f"{len(outdated):,} of {len(stored):,} images are deleted, those below {folder} that it lacks"
+                console.print(in_markup(f"{address}: {line}"), soft_wrap=True)
+                for first in range(0, len(outdated), AT_ONCE):
+                    store.delete(outdated[first : first + AT_ONCE])
+    return collection, int(is_read.sum())
+
+
+def _make_ids(identities: Sequence[str], root: str | None) -> list[str]:
+    """Return the UUIDs of images by what `identify_images` names them."""
+    if root is not None:
+        base = os.path.realpath(expand_home(root))
+        identities = [Path(os.path.relpath(identity, base)).as_posix() for identity in identities]
+    return [str(uuid.uuid5(NAMESPACE, identity)) for identity in identities]
+
+
+def _find_outdated(stored: dict[str, str], ids: set[str], folder: str, root: str | None) -> list[str]:
+    """Return the ids of the stored images below a folder that aren't among some ids.
+
+    Relative paths are those of the root, and belong to no upload without one.
+    """
+    base, beginning = "" if root is None else os.path.realpath(expand_home(root)), os.path.realpath(expand_home(folder))
+    own = {point: path for point, path in stored.items() if path and os.path.isabs(path) == (root is None)}
+    identities = identify_images(os.path.join(base, path) for path in own.values())
+    below = os.path.join(beginning, "")
+    return [point for point, image in zip(own, identities, strict=True) if image.startswith(below) and point not in ids]
+
+
+@contextmanager
+def _one_line(address: str, errors: tuple[type[Exception], ...]) -> Iterator[None]:
+    """Turn an exception of a database's library into an error line."""
+    try:
+        yield
+    except errors as error:
+        told = printable(" ".join(str(error).split())[:500]) or type(error).__name__
+        raise InputError(f"{address}: {told}; the same command may be repeated") from error
+
+
+def _join_batches(
+    batches: Iterable[tuple[list[int], NDArray[np.float32]]], size: int
+) -> Iterator[tuple[list[int], NDArray[np.float32]]]:
+    """Join batches of positions and vectors, until they have ``size`` images or a few more."""
+    positions: list[int] = []
+    vectors: list[NDArray[np.float32]] = []
+    for batch_positions, batch_vectors in batches:
+        positions += batch_positions
+        vectors.append(batch_vectors)
+        if len(positions) >= size:
+            yield positions, np.concatenate(vectors)
+            positions, vectors = [], []
+    if positions:
+        yield positions, np.concatenate(vectors)
