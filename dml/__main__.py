@@ -33,7 +33,6 @@ COMMANDS = {
     "evaluate": Command(JOB, "run_job", "test a checkpoint again, also on another data set"),
     "prepare": Command(JOB, "run_job", "check a data set, and keep its images decoded"),
     "inspect": Command(JOB, "run_job", "show what a data set holds, and what networks find"),
-    "audit": Command(JOB, "run_job", "find copies and doubtful labels in a data set"),
     "compare": Command(f"{ROOM}.compare", "compare_runs", "print a table of finished runs"),
     "embed": Command(f"{ROOM}.embed", "embed_images", "write the vectors of images to a file"),
     "index": Command(f"{ROOM}.index", "index_images", "make an index of images, or extend one"),

@@ -35,7 +35,6 @@ def test_every_choice_composes(group: str, choice: str) -> None:
         ((), "emoji"),
         (("dataset=folder",), "imagenet"),
         (("dataset=sop",), "imagenet"),
-        (("dataset=digits",), "mnist"),
         (("dataset=folder", "transform=emoji"), "emoji"),
         (("experiment=rll/I/rll_simpler",), "rll"),
         (("experiment=happier/1/baseline_inat_base",), "happier_inat"),  # which holds another data set, too

@@ -91,4 +91,4 @@ def test_a_working_folder_that_is_not_utf8(refused: Refused, tmp_path: Path, mon
     folder = os.path.join(os.fsencode(tmp_path), b"caf\xe9")
     os.mkdir(folder)
     monkeypatch.chdir(folder.decode(errors="surrogateescape"))
-    assert r"caf\xe9: not UTF-8" in refused("dataset=digits")
+    assert r"caf\xe9: not UTF-8" in refused("dataset=emoji")

@@ -24,8 +24,6 @@ OPTIONS = (
     *("--config-path", "--config-name", "--config-dir", "--experimental-rerun", "--info"),
 )
 """Hydra's options; it also takes the beginning of a name."""
-SET = re.compile(r"^(dataset\.sets\.[^.=]+=)")
-"""The beginning of an argument that chooses one of several data sets."""
 WORDS = re.compile(r"""'(?:\\.|[^'])*'|"(?:\\.|[^"])*"|[^\s\[\]{},:'"](?:[^\[\]{},:]|:(?=//))*""")
 """The words in a list or a mapping, with the quotes that some of them have."""
 
@@ -87,15 +85,6 @@ def replace_resize_option(arguments: Sequence[str]) -> list[str]:
     return overrides
 
 
-def replace_set_choices(arguments: Sequence[str]) -> list[str]:
-    """Replace ``dataset.sets.NAME=CHOICE`` by Hydra's ``+dataset@dataset.sets.NAME=CHOICE``.
-
-    >>> replace_set_choices(["dataset.sets.photos=csv", "dataset.sets.photos.root=a.csv"])
-    ['+dataset@dataset.sets.photos=csv', 'dataset.sets.photos.root=a.csv']
-    """
-    return [SET.sub(r"+dataset@\1", argument) for argument in arguments]
-
-
 def check_choices(arguments: Sequence[str]) -> None:
     """Make sure that a group is given the name of a choice: for null and for numbers Hydra raises an exception.
 
@@ -106,8 +95,7 @@ def check_choices(arguments: Sequence[str]) -> None:
     """
     is_sweep = asks_for_sweep(arguments)
     for argument in arguments:
-        key, _, value = argument.partition("=")
-        group = "dataset" if SET.match(argument) else key
+        group, _, value = argument.partition("=")
         if group not in GROUPS:
             continue
         if re.fullmatch(r"null|true|false|[+-]?\d+(\.\d*)?|\{.*", value, re.IGNORECASE):
@@ -117,7 +105,7 @@ def check_choices(arguments: Sequence[str]) -> None:
         names = value.strip("[]").replace(" ", "")
         is_refused = group not in MERGED if value.startswith("[") else not is_sweep
         if "," in names and re.fullmatch(r"[\w/,-]+", names) and is_refused:
-            raise InputError(f"{argument}: must be one choice; -m {key}={names} runs each in turn")
+            raise InputError(f"{argument}: must be one choice; -m {group}={names} runs each in turn")
 
 
 def check_run_folders(arguments: Iterable[str]) -> None:

@@ -18,8 +18,8 @@ Folders are searched for runs at any depth, so a sweep's folder stands for all
 its runs; the unfinished ones are listed on stderr. Runs that differ in the
 seed alone share a row. Runs that a sweep ended early have rows of their own.
 The Markdown table is in percent: mean ± half the 95 % interval over the seeds
-(standard deviation of one run). Below it stand size and geometry of the
-vectors, first weights and choice of checkpoint, and the differences to the
+(standard deviation of one run). Below it stand the size of the vectors,
+ first weights and choice of checkpoint, and the differences to the
 best row with intervals over the test classes."""
 
 EXAMPLES = {

@@ -178,8 +178,6 @@ def _explain_key(error: HydraException | OmegaConfBaseException) -> str | None:
     path = parent._get_full_key(None)
     if path == "trainer" and (line := explain_refusal(key)):
         return line
-    if path == "dataset.sets":
-        return f"{cause.full_key}: no such data set; {cause.full_key}=CHOICE adds one, a file of conf/dataset"
     beside = {str(name) for name in parent if not str(name).startswith("_")}
     if not path:
         beside |= {path.name for path in CONF.iterdir() if path.is_dir()}

@@ -29,7 +29,6 @@ from dml.commands.arguments import (
     quote_paths,
     replace_latest,
     replace_resize_option,
-    replace_set_choices,
     split_help,
 )
 from dml.commands.command_help import format_help
@@ -71,10 +70,9 @@ JOBS = {
     "evaluate": "dml.run.evaluate_job.evaluate",
     "prepare": "dml.run.prepare_job.prepare",
     "inspect": "dml.commands.inspect.inspect",
-    "audit": "dml.commands.audit.audit",
 }
 """The function of each command, which is imported late: --help and --cfg need no torch, preparing no Lightning."""
-WITHOUT_RUN_FOLDER = ("prepare", "inspect", "audit")
+WITHOUT_RUN_FOLDER = ("prepare", "inspect")
 """The commands that write to the data set's cache folder alone."""
 
 
@@ -160,7 +158,6 @@ def main(command: str, *, is_named: bool = False, outcome: Outcome | None = None
         check_run_folders(typed)
         if asks_for_sweep(typed) and (shown := {"--cfg", "-c", "--info", "-i"}.intersection(typed)):
             raise InputError(f"{min(shown)}: shows one configuration, and a sweep has many; leave out --multirun")
-        typed = replace_set_choices(typed)
         arguments = follow(_with_stored_overrides(typed))
         sys.argv[1:] = make_composable(arguments)
         task = Task(command, typed, is_debugged, full_error, os.getpid(), outcome)

@@ -39,7 +39,6 @@ def index_images(arguments: Sequence[str]) -> None:
     parser.add_argument("images", metavar="IMAGES", nargs="?", help="folder of images, list of them, or one image")
     parser.add_argument("--output", metavar="FOLDER", help="folder of the index (default: the index that is extended)")
     parser.add_argument("--factory", metavar="KIND", help="kind of a new index (default: Flat, exact)")
-    parser.add_argument("--separator", metavar="TEXT", help='text between the labels in a cell of a list, such as "|"')
     parser.add_argument("--parameters", help="search parameters of an approximate index, such as nprobe=32")
     parser.add_argument("--check", type=int, metavar="N", help="measure an index by N of its images, or N of IMAGES")
     parser.add_argument("--recall", type=float, metavar="R", help="recall to choose the search parameters by")
@@ -48,7 +47,7 @@ def index_images(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     if options.check is not None:
         with one_line_errors():
-            names = ("output", "factory", "separator", "parameters", "to", "collection", "root", "replace", "shard")
+            names = ("output", "factory", "parameters", "to", "collection", "root", "replace", "shard")
             _refuse(options, names, "not with --check")
             _check(options)
     elif options.images is None:
@@ -60,7 +59,7 @@ def index_images(arguments: Sequence[str]) -> None:
             _write_index(options)
     else:
         with continuing(), one_line_errors():
-            _refuse(options, ("output", "factory", "separator", "parameters"), "not with --to")
+            _refuse(options, ("output", "factory", "parameters"), "not with --to")
             upload(options)
 
 
@@ -94,7 +93,7 @@ def _write_index(options: argparse.Namespace) -> None:
     is_extended = is_index(options.model)
     if is_extended:
         reason = "not for an index to extend, which keeps its own; build a new one"
-        _refuse(options, ("factory", "separator", "parameters"), reason)
+        _refuse(options, ("factory", "parameters"), reason)
     elif options.output is None:
         raise InputError("--output FOLDER: the folder of the index is missing")
     folder = options.output or options.model
@@ -113,7 +112,6 @@ def _write_index(options: argparse.Namespace) -> None:
             index = Index.build(
                 load_for_many_images(options.model, options.device, trust=options.trust),
                 options.images,
-                separator=options.separator or "",
                 factory=options.factory or EXACT,
                 parameters=options.parameters or "",
                 **embedding,

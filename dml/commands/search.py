@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Find the images of an index that are most similar to an image. The score is the
-cosine similarity, at most 1; of a model that was trained in a Poincare ball,
-it is the negative distance, at most 0. An image that is in the index finds
+cosine similarity, at most 1. An image that is in the index finds
 itself first. If the model has a threshold, "same" marks what is surely of the
 query's class; the others may be. The percentage is the probability of it."""
 
@@ -29,6 +28,7 @@ EXAMPLES = {
     "dml search my_index query.jpg": "prints a table of the ten most similar images",
     "dml search my_index a.jpg b.jpg -k 5 --picture found.png": "draws five for each of two images",
     "dml search my_index a.jpg b.jpg --html found.html": "writes a page that needs no other file",
+    "dml search my_index query.jpg#40,60,340,300": "searches by a part, between these edges in pixels",
     "dml search my_index query.jpg --json": "prints them for another program",
 }
 
@@ -40,20 +40,16 @@ def search_images(arguments: Sequence[str]) -> None:
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="images to search by")
     parser.add_argument("--model", help="model that embeds the images to search by (default: the one in the index)")
     parser.add_argument("-k", type=positive_number, default=10, metavar="K", help="number of neighbors (default: 10)")
-    parser.add_argument("--box", default="", metavar="X1,Y1,X2,Y2", help="edges of the part to search by, in pixels")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--picture", type=expand_home, metavar="FILE", help="file to draw the neighbors to, a PNG")
     parser.add_argument("--html", type=expand_home, metavar="FILE", help="file to write a page of the neighbors to")
     add_trust(parser)
     options = parser.parse_args(arguments)
     with one_line_errors():
-        from dml.data.image_files.parts import name_part, parse_edges
         from dml.inference import Index, load  # after --help: it takes seconds
         from dml.inference.certificates import describe
 
         _check_outputs(options)
-        edges = parse_edges(options.box.split(","), f"--box {printable(options.box)}")
-        options.images = [name_part(image, edges) for image in options.images]
         model = None if options.model is None else load(options.model, trust=options.trust)
         index = Index.load(options.index, model, trust=options.trust)
         scores, positions = index.search_positions(options.images, min(options.k, len(index)))
@@ -154,11 +150,9 @@ def _write_page(index: "Index", name: str, results: Sequence[dict[str, Any]], pa
     from dml.report.sheets import FoundImage, ImageSearches
     from dml.runtime.files import write_text
 
-    is_cosine = index.model.geometry == "cosine"
     searches = ImageSearches(
         index=name,
         size=len(index),
-        score="cosine similarity" if is_cosine else "negative distance in the Poincaré ball",
         threshold=index.threshold,
         prior=format_percent(calibration.prior, digits=2) if (calibration := index.calibration) else "",
         choice=describe_choice(index.model.threshold_errors, of_nearest=True),

@@ -1,22 +1,25 @@
-"""Image files of the same content: queries in their gallery, copies between splits, and the traits that find them."""
+"""Image files of the same content: queries in their gallery, copies between splits; small pictures to compare."""
 
-import functools
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
 
 from dml.data.image_files.contents import MISSING, hash_content, read_sizes, read_stamps
-from dml.data.image_files.images import LIMITS, ImageFile, UnreadableImageError
+from dml.data.image_files.images import LIMITS, ImageFile
 from dml.data.image_files.limits import ImageLimits
+from dml.data.image_files.parts import split_part
 from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.verification import CheckedImage, find_copies, read_verified
 from dml.data.table import EVERY_LEVEL, SPLITS, TEST_SPLITS, TRAINING_SPLITS, UNKNOWN, ImageTable, find_equal
-from dml.data.worker_processes import run_in_processes
 from dml.runtime.text import format_count, printable
 
 EXCLUDE_COPIES = "dataset.queries_in_gallery=true excludes each copy from the ranking of its query"
@@ -45,7 +48,7 @@ def assign_content_ids(table: ImageTable, folder: CacheFolder | None, limits: Im
         InputError: if there are links in the folder.
     """
     rows = table.rows("query", "gallery")
-    paths = table.paths[rows].tolist()
+    paths = [split_part(path)[0] for path in table.paths[rows].tolist()]
     sizes = read_sizes(paths)
     query_sizes = {size for size, split in zip(sizes, table.split[rows], strict=True) if split == "query"}
     candidates = [i for i, size in enumerate(sizes) if size in query_sizes - {MISSING[0]}]
@@ -72,7 +75,6 @@ def count_queries_in_gallery(table: ImageTable) -> tuple[int, int]:
     pairs = find_equal(table.content[queries], table.content[gallery])
     lists, gallery_lists = table.benchmark[queries[pairs[:, 0]]], table.benchmark[gallery[pairs[:, 1]]]
     is_in_list = (lists == gallery_lists) | (lists == EVERY_LEVEL) | (gallery_lists == EVERY_LEVEL)
-    is_in_list &= table.domain[queries[pairs[:, 0]]] == table.domain[gallery[pairs[:, 1]]]
     return len(np.unique(pairs[is_in_list, 0])), len(queries)
 
 
@@ -130,7 +132,7 @@ def _advise(first: str, second: str) -> str:
 
 def _describe_double_labels(table: ImageTable, images: Mapping[str, CheckedImage]) -> Iterator[str]:
     labels_by_content: dict[str, set[int]] = {}
-    for path, label in zip(table.locations.tolist(), table.labels[:, 0].tolist(), strict=True):
+    for path, label in zip(table.paths.tolist(), table.labels[:, 0].tolist(), strict=True):
         if images[path].sha256 and label != UNKNOWN:
             labels_by_content.setdefault(images[path].sha256, set()).add(label)
     doubtful = [path for path in images if len(labels_by_content.get(images[path].sha256, ())) > 1]
@@ -140,43 +142,24 @@ def _describe_double_labels(table: ImageTable, images: Mapping[str, CheckedImage
 
 
 SIDE = 32
-"""Height and width of the small pictures."""
-CHUNK = 64
-"""Number of images that a process reads at a time."""
-FORMAT = 2
-"""Version of the traits; it goes up when they change, so that stored ones are computed anew."""
+"""Height and width of the small pictures by which near duplicates are found."""
 
 
-def measure_traits(
-    paths: Sequence[str],
-    *,
-    processes: int | None,
-    advance: Callable[[int], None],
-    limits: ImageLimits = LIMITS,
-) -> NDArray[np.float32]:
-    """Compute the traits of pictures -> (N, 1025) float32: the gray values of 32 x 32 pixels, and then the contrast.
+def read_small_pictures(paths: Sequence[str], advance: Callable[[int], None], limits: ImageLimits = LIMITS) -> Tensor:
+    """Read images, and scale each to a square of 32 x 32 gray values, whatever its proportions -> (N, 32, 32) float32.
 
-    Whatever its proportions, a picture is scaled to a square. The contrast is the standard deviation of its gray values
-    from 0 to 255 before that. An image that can't be read has NaN.
+    Raises:
+        UnreadableImageError: if one can't be read.
     """
-    traits = np.full((len(paths), SIDE * SIDE + 1), np.nan, dtype=np.float32)
-    chunks = [(start, [*paths[start : start + CHUNK]]) for start in range(0, len(paths), CHUNK)]
-    for start, rows in run_in_processes(functools.partial(_measure_chunk, limits), chunks, processes):
-        traits[start : start + len(rows)] = rows
-        advance(len(rows))
-    return traits
 
+    def read(path: str) -> NDArray[np.float32]:
+        pixels = ImageFile(path, limits).pixels().permute(1, 2, 0).contiguous()
+        picture = Image.fromarray(pixels.numpy()).convert("L").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+        return np.array(picture, dtype=np.float32)
 
-def _measure_chunk(limits: ImageLimits, chunk: tuple[int, list[str]]) -> tuple[int, NDArray[np.float32]]:
-    start, paths = chunk
-    return start, np.stack([_measure(path, limits) for path in paths])
-
-
-def _measure(path: str, limits: ImageLimits) -> NDArray[np.float32]:
-    try:
-        pixels = ImageFile(path, limits).pixels()
-    except UnreadableImageError:
-        return np.full(SIDE * SIDE + 1, np.nan, dtype=np.float32)
-    picture = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy()).convert("L")
-    small = np.asarray(picture.resize((SIDE, SIDE), Image.Resampling.BILINEAR))
-    return np.append(small, np.asarray(picture, dtype=np.float32).std()).astype(np.float32)
+    pictures = torch.empty(len(paths), SIDE, SIDE)
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        for row, picture in enumerate(threads.map(read, paths)):
+            pictures[row] = torch.from_numpy(picture)
+            advance(1)
+    return pictures

@@ -23,9 +23,9 @@ logger = logging.getLogger(__name__)
 Draw = tuple[int, tuple[int, ...]]
 """A row of the table, and the numbers that seed the random steps of the image's transform."""
 Item = tuple[Tensor, Tensor, int]
-"""An image (3, H, W) uint8, its labels (L,), or (L, W) if images have several, and its row."""
+"""An image (3, H, W) uint8, its labels (L,), and its row."""
 Batch = tuple[Tensor, Tensor, Tensor]
-"""Images (B, 3, H, W) uint8, labels (B, L) or (B, L, W), and rows (B,)."""
+"""Images (B, 3, H, W) uint8, labels (B, L), and rows (B,)."""
 
 
 class BatchDataset(Dataset[Any]):
@@ -65,8 +65,8 @@ class ImageDataset(BatchDataset):
         cache: ImageCache | None = None,
         limits: ImageLimits = LIMITS,
     ) -> None:
-        self.paths = table.locations
-        self.labels, self.label_sets = torch.from_numpy(table.labels), torch.from_numpy(table.label_sets)
+        self.paths = table.paths
+        self.labels = torch.from_numpy(table.labels)
         self.class_names = table.names[0] if table.names else ()
         self.transform = transform if isinstance(transform, Pipeline) else Pipeline([transform])
         self.on_corrupt = on_corrupt
@@ -84,7 +84,7 @@ class ImageDataset(BatchDataset):
         for candidate in self._candidates(int(row)):
             try:
                 with _seed_generator(seed):
-                    return self._load(candidate), self.label_sets[candidate], candidate
+                    return self._load(candidate), self.labels[candidate], candidate
             except UnreadableImageError as error:
                 if self._is_reported is None:
                     raise

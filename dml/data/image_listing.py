@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from dml.data.image_files.contents import ARCHIVES, UNREADABLE, list_members
+from dml.data.image_files.contents import ARCHIVE, UNREADABLE, list_members
 from dml.data.image_files.decoding import HEIF_SUFFIXES, reads_heif
 from dml.runtime.errors import InputError
 from dml.runtime.text import format_count, printable
@@ -55,7 +55,7 @@ def is_passed_over(path: str) -> bool:
 
 
 def list_images(folder: Path) -> list[str]:
-    """List the image files in a folder and in the folders below it, or in an archive (.tar, .zip), sorted by path.
+    """List the image files in a folder and in the folders below it, or in an archive (.zip), sorted by path.
 
     Archives in a folder aren't opened. `SYSTEM_NAMES` and the folders of saved models are passed over. Warnings count
     the files that aren't read but may be images, the links to folders that are read anyway, and those that lead
@@ -64,7 +64,7 @@ def list_images(folder: Path) -> list[str]:
     Raises:
         InputError: if the folder has no image that can be read, or can't be listed.
     """
-    is_archive = folder.suffix in ARCHIVES and not os.path.isdir(folder)
+    is_archive = folder.suffix == ARCHIVE and not os.path.isdir(folder)
     paths_read, unread, dangling = sort_files(_list_archive(folder) if is_archive else _list_below(folder))
     left_out = [describe_unread(unread)] if unread else []
     if dangling:

@@ -3,14 +3,13 @@
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dml.data.image_files.parts import WHOLE, Edges
+from dml.data.image_files.parts import split_part
 from dml.data.splits import number_classes
 from dml.data.table import EVERY_LEVEL, UNKNOWN, ImageTable, find_equal
 from dml.runtime.errors import InputError
@@ -56,13 +55,12 @@ def make_camera_table(
 
 
 class Query(NamedTuple):
-    """A query of a benchmark list, its box, and the images, rising, that are its positives or aren't in its ranking."""
+    """A query of a benchmark list, and the images, rising, that are its positives or aren't in its ranking."""
 
     path: str
     level: int
     positives: Indices
     ignored: Indices
-    box: Edges = WHOLE
 
 
 def make_judged_table(
@@ -79,10 +77,10 @@ def make_judged_table(
     query_labels = np.full((len(queries), len(levels)), UNKNOWN)
     labels = np.full((len(gallery), len(levels)), UNKNOWN)
     further = [np.empty((0, 3), dtype=np.int64)]  # level, image and class
-    for row, (path, level, positives, *_) in enumerate(queries):
+    for row, (path, level, positives, _) in enumerate(queries):
         query_labels[row, level] = label = numbers[level].setdefault(positives.tobytes(), len(numbers[level]))
         if label == len(names[level]):
-            names[level].append(path.rpartition("/")[2])
+            names[level].append(split_part(path)[0].rpartition("/")[2])
             taken = positives[labels[positives, level] != UNKNOWN]
             labels[np.setdiff1d(positives, taken), level] = label
             further.append(np.stack([np.full(len(taken), level), taken, np.full(len(taken), label)], axis=1))
@@ -104,28 +102,6 @@ def make_judged_table(
         names=tuple((*level_names, "no positive") for level_names in names),
         benchmark=np.array([*(query.level for query in queries), *[EVERY_LEVEL] * len(gallery), *further_levels]),
         source=source,
-        boxes=np.array([*(query.box for query in queries), *[WHOLE] * (len(gallery) + len(rows))], dtype=np.int64),
         excluded=np.concatenate(pairs),
         is_tree=False,
-    )
-
-
-def add_training(test: ImageTable, images: Sequence[tuple[str, str, str]]) -> ImageTable:
-    """Return a test behind images (path, class, split), whose classes, at level 0, are others than the test's."""
-    paths, classes, split = np.array(images, dtype=object).reshape(-1, 3).T
-    numbers, names = number_classes(classes)
-    labels = np.full((len(paths), len(test.levels)), UNKNOWN)
-    labels[:, 0] = numbers
-    shift = np.eye(len(test.levels), dtype=np.int64)[0] * len(names)
-    return replace(
-        test,
-        paths=np.concatenate([paths.astype(np.str_), test.paths]),
-        labels=np.concatenate([labels, np.where(test.labels == UNKNOWN, UNKNOWN, test.labels + shift)]),
-        split=np.concatenate([split.astype(np.str_), test.split]),
-        names=((*names, *test.names[0]), *test.names[1:]),
-        benchmark=np.concatenate([np.full(len(paths), 0 if len(test.levels) > 1 else EVERY_LEVEL), test.benchmark]),
-        content=np.empty(0, dtype=np.int64),
-        domain=np.empty(0, dtype=np.str_),
-        boxes=np.concatenate([np.full((len(paths), 4), UNKNOWN), test.boxes]),
-        excluded=test.excluded + len(paths),
     )

@@ -5,7 +5,7 @@ import csv
 import difflib
 import io
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dml.data.image_files.limits import read_list_bytes
-from dml.data.table import compose_name
 from dml.runtime.errors import InputError
 from dml.runtime.paths import expand_home
 from dml.runtime.text import printable
 
-PATH_COLUMNS = ("path", "other_path", "path_1", "path_2")
 SEPARATORS = ",;\t"
 """The characters that may stand between the cells of a .csv file."""
 
@@ -124,24 +122,6 @@ def read_csv_rows(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, li
                 yield reader.line_num, row
     except csv.Error as error:
         raise InputError(f"{path}, line {reader.line_num}: {error}") from error
-
-
-def iterate_rows(path: Path, columns: Iterable[str], remedy: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the file and line, and the cells by column, of each line below the header that isn't empty."""
-    rows = read_csv_rows(path)
-    _, header = next(rows)
-    for column in columns:
-        if column not in header:
-            raise InputError(f"{path}, line 1: no column {column!r}; {remedy}")
-    for line, row in rows:
-        if len(row) != len(header):
-            raise InputError(f"{path}, line {line}: {len(row)} cells, the header has {len(header)}")
-        yield f"{path}, line {line}", dict(zip(header, map(_strip, header, row), strict=True))
-
-
-def _strip(column: str, cell: str) -> str:
-    """Return a cell, composed and without spaces around it, unless it is the name of a file."""
-    return cell if column in PATH_COLUMNS and cell.strip() else compose_name(cell.strip())
 
 
 def _read_parquet_rows(path: Path) -> Iterator[list[str]]:

@@ -56,7 +56,7 @@ def check_readability(
     if not images_per_split:
         return
     table = table.subset(*SPLITS)
-    paths = [*dict.fromkeys(table.paths.tolist())]
+    paths = [*dict.fromkeys(split_part(path)[0] for path in table.paths.tolist())]
     missing = set(find_missing(paths))
     drawn = _draw_paths(table, images_per_split, seed)
     faults = [*_describe_missing(missing, paths), *_describe_unreadable(missing, paths, drawn, limits)]
@@ -146,7 +146,7 @@ def _draw_paths(table: ImageTable, images_per_split: int, seed: int) -> list[str
         rows = table.rows(split)
         rng = np.random.default_rng((seed, number))
         chosen = rng.choice(len(rows), min(images_per_split, len(rows)), replace=False)
-        drawn += table.locations[rows[np.sort(chosen)]].tolist()
+        drawn += table.paths[rows[np.sort(chosen)]].tolist()
     return [*dict.fromkeys(drawn)]
 
 

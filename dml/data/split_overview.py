@@ -8,7 +8,7 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from dml.data.image_files.contents import ARCHIVES
+from dml.data.image_files.contents import ARCHIVE
 from dml.data.prepared.verification import NO_FILE, CheckedImage
 from dml.data.table import SPLITS, UNKNOWN, ImageTable
 from dml.runtime.paths import expand_home
@@ -33,8 +33,8 @@ def summarize_split(part: ImageTable, images: Mapping[str, CheckedImage]) -> dic
     The smallest image is the one with the fewest pixels; sizes are width x height, 0x0 if no image can be read. A copy
     is a file whose content an earlier file of the split has.
     """
-    rows = np.sort(np.unique(part.locations, return_index=True)[1])  # an image may be in several benchmark lists
-    files = [images[path] for path in part.locations[rows].tolist()]
+    rows = np.sort(np.unique(part.paths, return_index=True)[1])  # an image may be in several benchmark lists
+    files = [images[path] for path in part.paths[rows].tolist()]
     labels = part.labels[rows, 0]
     _, counts = np.unique(labels[labels != UNKNOWN], return_counts=True)
     readable = [image for image in files if not image.error]
@@ -98,7 +98,7 @@ def find_base_folder(root: str | None, table: ImageTable) -> str | None:
     Without a root, the source that the table names tells it.
     """
     base = str(expand_home(root)) if root else table.source
-    if os.path.isfile(base) and not base.endswith(ARCHIVES):  # a list of images, such as a .csv file
+    if os.path.isfile(base) and not base.endswith(ARCHIVE):  # a list of images, such as a .csv file
         return os.path.dirname(base) or "."
     return base if os.path.exists(base) else None
 
@@ -113,7 +113,7 @@ def checksum_splits(table: ImageTable, folder: str | None = None) -> dict[str, d
         folder: folder that the paths are taken relative to, so that a data set may be moved as a whole; None takes the
             paths as they are.
     """
-    paths = make_relative(table.locations.tolist(), folder)
+    paths = make_relative(table.paths.tolist(), folder)
     summary: dict[str, dict[str, str]] = {}
     for split in SPLITS:
         rows = table.rows(split)

@@ -35,7 +35,7 @@ _SPLIT_WORD = re.compile(
 )
 _PLAIN_WORD = re.compile(
     "bbox|bounding|box(es)?|crop(s|ped)?|data(sets?)?|files?|for|images?|imgs?|in|is|list|names?|of|photos?|"
-    "pictures?|sets?|shards?|splits?|the"
+    "pictures?|sets?|splits?|the"
 )
 """Words that change nothing beside that of a split."""
 SPLIT_COLUMN = re.compile(
@@ -308,7 +308,6 @@ def _draw_classes(
     """Draw at least ``fewest`` training classes, so that ``to_keep`` remain -> the mask (N,) of their rows."""
     if not 0 < fraction < 1:
         raise InputError(f"dataset.reader.{option}={fraction}: expected a number between 0 and 1")
-    table.check_single_labels(f"dataset.reader.{option}={fraction}")
     is_training = split == "train"
     labels = np.unique(table.labels[is_training, 0])
     count = len(labels)

@@ -1,7 +1,5 @@
 """Parts of a table with fewer images: some classes of each split, or a share of every class."""
 
-from itertools import product
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,12 +14,12 @@ def take_some_classes(table: ImageTable, *, classes: int, images: int) -> ImageT
     Test images, queries and galleries keep the same classes, so that a query still finds its positives. A row that is
     evaluated at one level alone counts by its class of that level.
 
-    At most ``classes`` of each data set and benchmark list are kept of train, of val, and of the test splits together.
+    At most ``classes`` of each benchmark list are kept of train, of val, and of the test splits together.
     """
     labels_by_level = table.labels.T
     is_kept = np.zeros(len(table), dtype=np.bool_)
-    for splits, domain in product((("train",), ("val",), TEST_SPLITS), table.domains):
-        is_candidate = np.isin(table.split, splits) & (table.domain == domain)
+    for splits in (("train",), ("val",), TEST_SPLITS):
+        is_candidate = np.isin(table.split, splits)
         for level in {*table.benchmark[is_candidate].tolist()} - {EVERY_LEVEL} or {EVERY_LEVEL}:
             labels, in_list = labels_by_level[max(level, 0)], np.isin(table.benchmark, (EVERY_LEVEL, level))
             present = np.unique(labels[is_candidate & in_list])

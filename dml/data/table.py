@@ -4,14 +4,12 @@ import logging
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dml.data.image_files import parts
+from dml.data.image_files.parts import split_part
 from dml.runtime.configuration import dotted_name
 from dml.runtime.errors import InputError
 from dml.runtime.text import printable
@@ -26,7 +24,7 @@ EVERY_LEVEL = -1
 UNKNOWN = -1
 """A label or a ``content`` that isn't known."""
 
-COLUMNS = ("paths", "labels", "split", "benchmark", "content", "boxes", "domain")
+COLUMNS = ("paths", "labels", "split", "benchmark", "content")
 """The attributes of a table that have a value for each row."""
 
 RESERVED_LEVELS = frozenset(
@@ -42,8 +40,9 @@ class ImageTable:
     """The table of a data set, with one row for each image.
 
     Args:
-        paths: (N,) strings, paths of the image files. A member of a zip file is written ``archive.zip/member``. Boxes
-            make a path repeat: `locations` tells the rows apart, and is what functions open.
+        paths: (N,) strings, locations of the images: paths of their files, where a member of a zip file is written
+            ``archive.zip/member`` and the part of an image in a box ``photo.jpg#x1,y1,x2,y2``: left, top, right and
+            bottom edge in pixels of the upright image.
         labels: (N, L) int64 labels, level 0 the finest. A row that is evaluated at one level alone may have the label
             `UNKNOWN` at the others, and a row of ``train`` at all of them.
         split: (N,) strings out of `SPLITS`; an empty string puts the row into no split.
@@ -54,17 +53,11 @@ class ImageTable:
         source: the files that list the images, for error lines.
         content: (N,) int64, a number that rows share if their image files have the same content, or `UNKNOWN` for a
             row whose content isn't compared. An empty array makes it unknown, or the number of the file if there are
-            boxes, as the parts of an image exclude each other.
+            parts, as those of an image exclude each other.
         excluded: (E, 2) int64, pairs of rows: the query in the first row excludes the gallery item in the second one
             from its ranking, as the protocol of the data set says. An empty array excludes nothing.
-        domain: (N,) strings, name of the data set of a row, where the table joins several (`dml.data.joined_sets`); an
-            empty array puts all rows into one data set, without a name.
         is_tree: whether all images of a class have to share their classes at the coarser levels.
         val_fraction: probability with which each class was drawn for ``val`` by its name; 0 if none was drawn so.
-        boxes: (N, 4) int64, left, top, right and bottom edge of the part that is meant, in pixels of the upright image;
-            -1 four times is the whole image. An empty array makes all images whole.
-        separator: text between the labels of an image in the name of its class, which is then the class of all images
-            with these labels; "" where an image has a single label.
 
     Raises:
         InputError: if the columns have different lengths, a split or a level is unknown, a label is negative or has no
@@ -80,19 +73,14 @@ class ImageTable:
     source: str = ""
     content: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     excluded: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), dtype=np.int64))
-    domain: NDArray[np.str_] = field(default_factory=lambda: np.empty(0, dtype=np.str_))
     is_tree: bool = True
     val_fraction: float = 0.0
-    boxes: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 4), dtype=np.int64))
-    separator: str = ""
 
     def __post_init__(self) -> None:
         self._fill_columns()
         lengths = {f"{name.rstrip('s')}s": len(getattr(self, name)) for name in COLUMNS}
         if len({*lengths.values()}) > 1:
             raise InputError(f"image table: {', '.join(f'{length} {column}' for column, length in lengths.items())}")
-        if self.boxes.shape != (len(self.paths), 4) or self.boxes.dtype.kind != "i":
-            raise InputError(f"image table: boxes {self.boxes.shape} of {self.boxes.dtype}, expected (N, 4) integers")
         if self.excluded.shape[1:] != (2,) or not np.isin(self.excluded, np.arange(len(self.paths))).all():
             raise InputError(f"image table: excluded {(*self.excluded.shape,)} isn't pairs of rows of the table")
         if self.labels.ndim != 2 or self.labels.shape[1] != len(self.levels) or not self.levels:
@@ -113,29 +101,29 @@ class ImageTable:
                 )
 
     @classmethod
-    def from_frame(cls, frame: Any, separator: str = "") -> "ImageTable":
+    def from_frame(cls, frame: Any) -> "ImageTable":
         """Make a table of a pandas DataFrame.
 
         Its columns and values are read as those of the .csv file that ``frame.to_csv`` writes, see
         `dml.data.readers.csv.read`; paths are relative to the working folder. Without splits, a training draws classes
-        for test and validation, as it does. The separator is the text between the labels of an image that has several.
+        for test and validation, as it does.
 
         Raises:
             InputError: if a column is missing, or a value can't be used.
         """
         from dml.data.readers.csv import read_frame  # late: it imports this module
 
-        return read_frame(frame, separator)
+        return read_frame(frame)
 
     def _fill_columns(self) -> None:
         """Give empty columns the values that stand for none."""
-        files = [] if len(self.content) else [parts.split_part(path)[0] for path in self.paths.tolist()]
-        if files and ((self.boxes != UNKNOWN).any() or files != self.paths.tolist()):
+        files = [] if len(self.content) else [split_part(path)[0] for path in self.paths.tolist()]
+        if files and files != self.paths.tolist():
             object.__setattr__(self, "content", np.unique(files, return_inverse=True)[1])
-        none: dict[str, Any] = {"boxes": [UNKNOWN] * 4, "content": UNKNOWN, "benchmark": EVERY_LEVEL, "domain": ""}
+        none: dict[str, Any] = {"content": UNKNOWN, "benchmark": EVERY_LEVEL}
         for column, value in none.items():
             if not len(getattr(self, column)):
-                object.__setattr__(self, column, np.full((len(self.paths), *np.shape(value)), value))
+                object.__setattr__(self, column, np.full(len(self.paths), value))
 
     def _check_labels(self) -> None:
         if (
@@ -164,24 +152,6 @@ class ImageTable:
     def __len__(self) -> int:
         return len(self.paths)
 
-    @cached_property
-    def label_sets(self) -> NDArray[np.int64]:
-        """The labels (N, L), or the numbers of all labels of an image (N, L, W), see `dml.ops.pairs.related`."""
-        return number_label_sets(self.labels, self.names, self.separator)
-
-    @cached_property
-    def locations(self) -> NDArray[np.str_]:
-        """The images (N,) of the rows as functions open them: paths, and parts of images such as ``a.jpg#4,0,9,8``."""
-        if (self.boxes == UNKNOWN).all():
-            return self.paths
-        return np.array([*map(parts.name_part, self.paths.tolist(), self.boxes.tolist())], dtype=np.str_)
-
-    def check_single_labels(self, option: str) -> None:
-        """Make sure that images have a single label, so that an option can give whole classes to a split."""
-        if self.label_sets.ndim > 2:
-            line = f"{option}: {printable(self.source)} has images of several labels, whose classes can't be divided"
-            raise InputError(f"{line}; give the split of each image, val too, in a column split")
-
     def rows(self, *splits: str) -> NDArray[np.int64]:
         """Return the indices of the rows of the splits, in the order of the table."""
         _check_splits(splits)
@@ -190,11 +160,6 @@ class ImageTable:
     def subset(self, *splits: str) -> "ImageTable":
         """Return a table of the rows of the splits; the labels stay the same."""
         return self.take(self.rows(*splits))
-
-    @property
-    def domains(self) -> tuple[str, ...]:
-        """The names of the data sets that have rows in the table, in their order: ("",) for one without a name."""
-        return (*dict.fromkeys(self.domain.tolist()),) or ("",)
 
     def name_class(self, label: int, level: int = 0) -> str:
         """Return the name of a class of a level; its number if it has none, "" for `UNKNOWN`."""
@@ -233,7 +198,7 @@ class ImageTable:
         """
         return {
             split: {"images": len({*self.paths[rows].tolist()}) if len(self.excluded) else len(rows)}
-            | {level: len(np.setdiff1d(self.label_sets[rows, i], UNKNOWN)) for i, level in enumerate(self.levels)}
+            | {level: len(np.setdiff1d(self.labels[rows, i], UNKNOWN)) for i, level in enumerate(self.levels)}
             for split in SPLITS
             if len(rows := self.rows(split))
         }
@@ -267,31 +232,6 @@ def renumber_pairs(
     renumbered = np.stack([places[0, pairs[:, 0]], places[1, pairs[:, 1]]], axis=1)
     inside: NDArray[np.int64] = renumbered[(renumbered != UNKNOWN).all(axis=1)]
     return inside
-
-
-def number_label_sets(labels: NDArray[np.int64], names: Sequence[Sequence[str]], separator: str) -> NDArray[np.int64]:
-    """Number the single labels in the names of classes (..., L) -> (..., L, W), or the classes if no name has several.
-
-    >>> number_label_sets(np.array([[0], [1]]), [["a|b", "b"]], "|").tolist()
-    [[[0, 1]], [[1, -1]]]
-    """
-    split = [[name.split(separator) for name in level_names] for level_names in names if separator]
-    if not (width := max((len(row) for rows in split for row in rows), default=0)) > 1:
-        return labels
-    columns = []
-    for level, rows in enumerate(split):
-        numbers = {label: number for number, label in enumerate(sorted({label for row in rows for label in row}))}
-        padded = [*([numbers[label] for label in row] for row in rows), [UNKNOWN] * width]  # the last is of UNKNOWN
-        columns.append(np.array([*zip_longest(*padded, fillvalue=UNKNOWN)]).T[labels[..., level]])
-    return np.stack(columns, axis=-2)
-
-
-def join_labels(cell: str, separator: str, place: str) -> str:
-    """Return the labels in a cell, each once and sorted, around the separator, or the cell itself if that is ""."""
-    labels = {compose_name(label.strip()) for label in cell.split(separator)} if separator else {cell}
-    if separator and "" in labels:
-        raise InputError(f"{place}: an empty label in {printable(cell)!r}, beside the separator {separator!r}")
-    return separator.join(sorted(labels))
 
 
 def compose_name(name: str) -> str:
@@ -358,7 +298,6 @@ def hold_out_classes(table: ImageTable, *, folds: int = 5, fold: int = 0, seed: 
     """
     if folds < 2:  # the only fold would leave nothing to train on
         raise InputError(f"dataset.folds={folds}: must be 2 or more, or null")
-    table.check_single_labels(f"dataset.folds={folds}")
     rows, classes = table.rows(*TRAINING_SPLITS), list_training_classes(table)
     if not 0 <= fold < folds:
         raise InputError(f"dataset.fold={fold}: with {folds} folds it is one of 0 to {folds - 1}")
@@ -441,14 +380,14 @@ def find_faults(
 
 def _find_repeated_images(table: ImageTable) -> Iterator[str]:
     # Rows of the same hash are only candidates; the loop below compares their paths and lists.
-    keys = np.fromiter(map(hash, zip(table.locations, table.benchmark, strict=True)), np.int64, len(table))
+    keys = np.fromiter(map(hash, zip(table.paths, table.benchmark, strict=True)), np.int64, len(table))
     _, first, number = np.unique(keys, return_index=True, return_counts=True)
     for i in first[number > 1]:
         rows = np.flatnonzero(keys == keys[i])
-        rows = rows[(table.locations[rows] == table.locations[i]) & (table.benchmark[rows] == table.benchmark[i])]
+        rows = rows[(table.paths[rows] == table.paths[i]) & (table.benchmark[rows] == table.benchmark[i])]
         if len(rows) > 1 and not _is_met_once(table, rows):
             splits = " and ".join(sorted({split or "no" for split in table.split[rows].tolist()}))
-            yield f"image {printable(table.locations[i])} is there {len(rows)} times, in the {splits} split"
+            yield f"image {printable(table.paths[i])} is there {len(rows)} times, in the {splits} split"
 
 
 def _is_met_once(table: ImageTable, rows: NDArray[np.int64]) -> bool:
@@ -471,9 +410,8 @@ def _find_shared_classes(table: ImageTable) -> Iterator[str]:
 
 def find_shared_classes(table: ImageTable, first: NDArray[Any], second: NDArray[Any]) -> NDArray[np.int64]:
     """Return the finest classes (C,) of the second rows that have a label of the first rows, rising."""
-    labels = table.label_sets[:, 0] if table.label_sets.ndim > 2 else table.labels[:, :1]
-    is_shared = np.isin(labels[second], np.setdiff1d(labels[first], UNKNOWN)).any(axis=1)
-    classes: NDArray[np.int64] = np.unique(table.labels[second, 0][is_shared])
+    known = np.setdiff1d(table.labels[first, 0], UNKNOWN)
+    classes: NDArray[np.int64] = np.intersect1d(table.labels[second, 0], known)
     return classes
 
 

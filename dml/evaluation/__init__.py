@@ -1,12 +1,10 @@
 """Evaluation: embeddings and labels become metrics, tables, pictures and a report."""
 
-from dml.evaluation.distractor_folder import DistractorFolder
 from dml.evaluation.evaluator import Evaluation, Evaluator, evaluate, evaluate_table
 from dml.evaluation.metric import Kind, Metric, MetricConfig
 from dml.evaluation.ranking import PerQuery, query_share, rank_queries
 
 __all__ = [
-    "DistractorFolder",
     "Evaluation",
     "Evaluator",
     "Kind",

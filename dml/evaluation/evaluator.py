@@ -1,6 +1,6 @@
 """Evaluation of embeddings: of two arrays, or of the rows of an image table."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -11,11 +11,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dml.data.table import ImageTable
-from dml.evaluation.distractors import Distractors
 from dml.evaluation.geometry import UnitEmbeddings
-from dml.evaluation.items import BenchmarkList, Items, Labels, benchmark_lists, check_copies, check_query_and_gallery
+from dml.evaluation.items import (
+    BenchmarkList,
+    Items,
+    Labels,
+    benchmark_lists,
+    check_copies,
+    check_query_and_gallery,
+    has_level_lists,
+)
 from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES, Kind, MetricConfig
-from dml.evaluation.names import select_prefix
 from dml.evaluation.ranking import PerQuery, rank_items
 from dml.metrics.pairs import LabeledPairs
 from dml.metrics.verification import PairVerification
@@ -32,19 +38,16 @@ def evaluate(
     query_labels: Labels,
     gallery: Embeddings | None = None,
     gallery_labels: Labels | None = None,
-    *,
-    distractors: Distractors | None = None,
     **settings: Any,
 ) -> Metrics:
     """Compute retrieval and clustering metrics of embeddings, at each level. -> {metric: fraction}
 
     Items are ranked by cosine similarity in float32, whatever the length of their embeddings; a zero embedding has
-    cosine 0 to all. With a `curvature`, embeddings are points of a Poincare ball, ranked by their Poincare distance.
-    Ties stand in the order of the gallery; equal embeddings always tie. Without a gallery the queries are their own
-    gallery, and each query is excluded from its ranking by its index. At level i the positives of a query are the
-    gallery items with its label in column i; for the hierarchical metrics the level of an item is the number of labels
-    that it shares with the query, whether or not the labels form a tree. A metric is a mean over the queries that have
-    a positive.
+    cosine 0 to all. Ties stand in the order of the gallery; equal embeddings always tie. Without a gallery the queries
+    are their own gallery, and each query is excluded from its ranking by its index. At level i the positives of a query
+    are the gallery items with its label in column i; for the hierarchical metrics the level of an item is the number of
+    labels that it shares with the query, whether or not the labels form a tree. A metric is a mean over the queries
+    that have a positive.
 
     - level{i}/recall@{k}, ap, map@r, r_precision, and on request trapezoid_ap, mmp5: `dml.metrics.binary`; AP is over
       the whole ranking.
@@ -55,7 +58,7 @@ def evaluate(
     - level{i}/queries_without_positives: how many queries have no positive at the level; without "level{i}/", how
       many share no level with any item.
     - level{i}/nmi, ami, f1: k-means of the queries' unit embeddings into as many clusters as they have labels at
-      the level. All queries count; the gallery does not. There are none if images have several labels at a level.
+      the level. All queries count; the gallery does not.
     - level{i}/eer, fnmr@1e-2, fnmr@1e-3, fnmr@1e-4, opis, only if `metrics` names them: how well a threshold on the
       similarity tells pairs of one class from others (`dml.metrics.verification`).
 
@@ -70,12 +73,9 @@ def evaluate(
 
     Args:
         query: embeddings (Q, D).
-        query_labels: (Q,) or (Q, L) integers, column 0 the finest level; or (Q, L, W), several labels padded with -1,
-            of which positives share one.
+        query_labels: (Q,) or (Q, L) integers, column 0 the finest level.
         gallery: embeddings (G, D) on the device of the queries' embeddings.
         gallery_labels: (G,) or (G, L) integers.
-        distractors: further items of the gallery, behind all others, that are relevant to no query: blocks (n, D),
-            which are read once, or a `DistractorFolder`. Rankings have them, clusters and pairs don't.
         **settings: fields of `dml.evaluation.MetricConfig`, such as metrics=("recall", "nmi"), recall_at=(1, 2, 4, 8),
             alpha=1.0, clustering=True or seed=0.
 
@@ -86,10 +86,10 @@ def evaluate(
             under another row, with an equal vector and finest label, so that it finds itself (some get a warning).
     """
     config = MetricConfig(**settings)
-    queries, items = check_query_and_gallery(query, query_labels, gallery, gallery_labels, config.curvature)
+    queries, items = check_query_and_gallery(query, query_labels, gallery, gallery_labels)
     if items is not None and not config.exclude_nearest:
         check_copies(queries, items, "leave them out of it, or call evaluate(query, query_labels) without a gallery")
-    ranked, cluster_metrics = _rank_and_cluster(queries, items, config, distractors=distractors)
+    ranked, cluster_metrics = _rank_and_cluster(queries, items, config)
     return ranked.compute_means() | cluster_metrics
 
 
@@ -115,9 +115,6 @@ class Evaluator:
     - Rows that are evaluated at level b alone (`ImageTable.benchmark`) are a separate list, in which an item is a
       positive or not. All metrics of the list are named level{b}/..., the hierarchical ones too, and mean/... is the
       mean of each metric over the levels (HAPPIER's protocol for DyML). Rows of every level are in each of these lists.
-    - Each data set of a joined table (`ImageTable.domain`) is evaluated by itself, as birds/level0/recall@1 and so on.
-      The usual names are the plain means over those data sets, of the metrics that all have; numbers of queries are
-      sums.
 
     On several processes, each of which has all embeddings, each process ranks a share of the queries, and the first
     one alone clusters; every process gets the result that a single process would have.
@@ -141,7 +138,7 @@ class Evaluator:
 
     def check_copies(self, embeddings: UnitEmbeddings, remedy: str) -> None:
         """Check that queries aren't in their gallery under another row, see `dml.evaluation.items.check_copies`."""
-        items = Items(embeddings.rows, self.table.label_sets, embeddings.geometry)
+        items = Items(embeddings.rows, self.table.labels)
         for part in self.benchmark_lists:
             if part.gallery is not None and not self.config.exclude_nearest:
                 check_copies(items.take(part.queries, part.level), items.take(part.gallery, part.level), remedy)
@@ -154,7 +151,6 @@ class Evaluator:
         gallery: Embeddings | UnitEmbeddings | None = None,
         neighbors: int = 0,
         reranker: Reranker | None = None,
-        distractors: Distractors | None = None,
     ) -> Evaluation:
         """Rank and cluster embeddings.
 
@@ -165,31 +161,28 @@ class Evaluator:
                 ``embeddings``. Where queries are their own gallery, each excludes the other embedding of its image.
             neighbors: number of nearest items to return for each query.
             reranker: steps that change the ranking, see `rerankings`; None for the plain one.
-            distractors: further items of every gallery, see `dml.evaluation.evaluate`; each benchmark list reads them.
 
         Raises:
             InputError: if the splits are not one evaluation, the number of embeddings is not that of the rows, those
                 of the gallery have another shape, or `dml.evaluation.evaluate` raises one for such embeddings and
                 labels.
         """
-        options: dict[str, Any] = {"neighbors": neighbors, "reranker": reranker, "distractors": distractors}
+        options: dict[str, Any] = {"neighbors": neighbors, "reranker": reranker}
         if rows is not None and not np.array_equal(rows, np.arange(len(self.table))):
             evaluator = replace(self, table=self.table.take(rows.numpy()))
             return evaluator.evaluate(embeddings, gallery=gallery, **options)
         if len(embeddings) != len(self.table):
             raise InputError(f"{len(embeddings)} embeddings for a table of {len(self.table)} rows")
-        unit = UnitEmbeddings.normalize(embeddings, curvature=self.config.curvature)
-        items = Items(unit.rows, self.table.label_sets, unit.geometry)
+        unit = UnitEmbeddings.normalize(embeddings)
+        items = Items(unit.rows, self.table.labels)
         searched, benchmark_lists = items, self.benchmark_lists
         if gallery is not None:
-            other = UnitEmbeddings.normalize(gallery, "gallery", self.config.curvature).rows
+            other = UnitEmbeddings.normalize(gallery, "gallery").rows
             if other.shape != unit.rows.shape:
                 raise InputError(f"embeddings {(*unit.rows.shape,)} and gallery {(*other.shape,)}: expected one shape")
             searched = items._replace(embeddings=other)
             benchmark_lists = [part.name_gallery() for part in benchmark_lists]
         share = (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
-        if isinstance(distractors, Iterator) and len(benchmark_lists) > 1:
-            raise InputError("distractors: each of several lists reads them; give a list of blocks, not an iterator")
         lists: list[PerQuery] = []
         ranking_metrics: Metrics = {}
         cluster_metrics: Metrics = {}
@@ -209,7 +202,8 @@ class Evaluator:
             lists.append(ranked)
             ranking_metrics |= ranked.compute_means()
             cluster_metrics |= {part.metric_name(name): value for name, value in clusters.items()}
-        return Evaluation(lists, add_means(ranking_metrics | cluster_metrics, benchmark_lists))
+        metrics = ranking_metrics | cluster_metrics
+        return Evaluation(lists, metrics | (_level_means(metrics) if has_level_lists(self.table) else {}))
 
 
 def _rank_and_cluster(
@@ -229,8 +223,7 @@ def _rank_and_cluster(
     ranked = rank_items(queries, gallery, config, share=share, excluded=excluded, **options)
     rank, world = share
     clusters: Metrics = {}
-    has_classes = queries.labels.ndim == 2 and len(queries.labels)
-    metrics = config.select_kind(Kind.CLUSTERS) if rank == 0 and has_classes else ()
+    metrics = config.select_kind(Kind.CLUSTERS) if rank == 0 and len(queries.labels) else ()
     for level, labels in enumerate(queries.labels.T if metrics else ()):
         assignment = kmeans(queries.embeddings, len(np.unique(labels)), config.seed)
         for metric in metrics:
@@ -257,23 +250,6 @@ def _evaluate_pairs(
         verification = PairVerification(pairs)
         metrics |= {f"level{level}/{metric.name}": metric.compute_value(verification) for metric in selected}
     return metrics
-
-
-def add_means(metrics: Metrics, lists: Sequence[BenchmarkList]) -> Metrics:
-    """Return the metrics of all lists with the means over the levels of each data set, and over the data sets."""
-    by_domain: dict[str, Metrics] = {}
-    for part in lists:
-        values = select_prefix(metrics, part.prefix)
-        by_domain[part.domain] = values if part.level is None else values | _level_means(values)
-    if [*by_domain] == [""]:
-        return by_domain[""]
-    first, *further = by_domain.values()
-    means: Metrics = {}
-    for name in first:
-        if all(name in other for other in further):
-            reduce = np.sum if name.endswith(QUERIES_WITHOUT_POSITIVES) else np.mean
-            means[name] = float(reduce([values[name] for values in (first, *further)]))
-    return means | {f"{domain}/{name}": value for domain, part in by_domain.items() for name, value in part.items()}
 
 
 def _level_means(metrics: Mapping[str, float]) -> Metrics:

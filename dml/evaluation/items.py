@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from dml.data.table import EVERY_LEVEL, ImageTable, find_equal, renumber_pairs
-from dml.evaluation.geometry import COSINE, Geometry, UnitEmbeddings
-from dml.ops.pairs import related
+from dml.evaluation.geometry import UnitEmbeddings
 from dml.retrieval.gallery import Gallery
 from dml.retrieval.rows import Embeddings
 from dml.runtime.errors import InputError
@@ -24,45 +23,33 @@ Labels = Tensor | npt.NDArray[Any]
 
 
 class Items(NamedTuple):
-    """Embeddings (N, D) float32 of unit length, and labels (N, L) or (N, L, W) integers, column 0 the finest level.
-
-    The embeddings are those of `UnitEmbeddings`, and `geometry` says how they are compared.
-    """
+    """Embeddings (N, D) float32 of unit length, and labels (N, L) integers, column 0 the finest level."""
 
     embeddings: Tensor
     labels: npt.NDArray[Any]
-    geometry: Geometry = COSINE
-
-    def query_vectors(self, rows: slice) -> Tensor:
-        """Return vectors of some items as queries, whose largest inner product is with the nearest gallery item."""
-        return self.geometry.query_vectors(self.embeddings[rows])
-
-    def gallery_vectors(self) -> Tensor:
-        """Return the vectors of all items as a gallery, for the inner products with `query_vectors`."""
-        return self.geometry.gallery_vectors(self.embeddings)
 
     def take(self, rows: npt.NDArray[np.int64], level: int | None = None) -> "Items":
         """Return the items of some rows, with the labels of one level or of all levels."""
         if level is None and len(rows) == len(self.labels) and (rows == np.arange(len(rows))).all():
             return self  # without a copy of the embeddings
         labels = self.labels[rows] if level is None else self.labels[rows, level, None]
-        return Items(self.embeddings[torch.from_numpy(rows).to(self.embeddings.device)], labels, self.geometry)
+        return Items(self.embeddings[torch.from_numpy(rows).to(self.embeddings.device)], labels)
 
 
-def check_items(embeddings: Embeddings, labels: Labels, name: str, curvature: float = 0.0) -> Items:
+def check_items(embeddings: Embeddings, labels: Labels, name: str) -> Items:
     """Check embeddings and labels, and scale the embeddings to unit length.
 
     Raises:
         InputError: if the lengths differ, the labels are not integers, or embeddings are not finite.
     """
-    unit, columns = UnitEmbeddings.normalize(embeddings, name, curvature), check_labels(labels, name)
+    unit, columns = UnitEmbeddings.normalize(embeddings, name), check_labels(labels, name)
     if len(unit) != len(columns):
         raise InputError(f"{name}: {len(unit)} embeddings, {len(columns)} labels")
-    return Items(unit.rows, columns, unit.geometry)
+    return Items(unit.rows, columns)
 
 
 def check_labels(labels: Labels, name: str) -> npt.NDArray[Any]:
-    """Check labels. (N,) or (N, L) -> (N, L); (N, L, W), several of an image, stay so
+    """Check labels. (N,) or (N, L) -> (N, L)
 
     ``name`` is that of the embeddings, for error messages.
 
@@ -72,7 +59,7 @@ def check_labels(labels: Labels, name: str) -> npt.NDArray[Any]:
     columns = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
     if columns.ndim == 1:
         columns = columns[:, None]
-    if columns.ndim not in (2, 3) or not columns.shape[1]:
+    if columns.ndim != 2 or not columns.shape[1]:
         raise InputError(f"{name}_labels: shape {tuple(columns.shape)}, expected (N,) or (N, L) with L >= 1")
     if columns.dtype.kind not in "biu":  # floats would let NaN be a class unequal to itself
         raise InputError(f"{name}_labels: {columns.dtype}, expected integers")
@@ -80,11 +67,7 @@ def check_labels(labels: Labels, name: str) -> npt.NDArray[Any]:
 
 
 def check_query_and_gallery(
-    query: Embeddings,
-    query_labels: Labels,
-    gallery: Embeddings | None,
-    gallery_labels: Labels | None,
-    curvature: float = 0.0,
+    query: Embeddings, query_labels: Labels, gallery: Embeddings | None, gallery_labels: Labels | None
 ) -> tuple[Items, Items | None]:
     """Check queries and a gallery; without a gallery the queries are their own.
 
@@ -92,17 +75,16 @@ def check_query_and_gallery(
         InputError: if `check_items` raises one, widths, levels or devices differ, or only one of the gallery and the
             gallery's labels is there.
     """
-    queries = check_items(query, query_labels, "query", curvature)
+    queries = check_items(query, query_labels, "query")
     if gallery is None and gallery_labels is None:
         return queries, None
     if gallery is None or gallery_labels is None:
         present, missing = ("gallery", "gallery_labels") if gallery_labels is None else ("gallery_labels", "gallery")
         raise InputError(f"{present} is given without {missing}: a gallery needs both")
-    items = check_items(gallery, gallery_labels, "gallery", curvature)
+    items = check_items(gallery, gallery_labels, "gallery")
     for property_name, in_queries, in_gallery in (
         ("embedding dimensions", queries.embeddings.shape[1], items.embeddings.shape[1]),
         ("label levels", queries.labels.shape[1], items.labels.shape[1]),
-        ("label dimensions", queries.labels.ndim, items.labels.ndim),
         ("device", queries.embeddings.device, items.embeddings.device),
     ):
         if in_queries != in_gallery:
@@ -142,7 +124,7 @@ def _hash_rows(items: Items) -> npt.NDArray[np.int64]:
     """Return numbers of the vectors, of the vectors with their finest labels, and of these labels. -> (3, N)"""
     blocks = (block.cpu() + 0.0 for block in torch.split(items.embeddings, 2**14))  # -0 becomes 0
     vectors = np.array([hash(vector.tobytes()) for block in blocks for vector in block.numpy()], dtype=np.int64)
-    classes = items.labels.reshape(len(vectors), -1)[:, 0].astype(np.int64)
+    classes = items.labels[:, 0].astype(np.int64)
     return np.stack([vectors, vectors * 3 + classes, classes])
 
 
@@ -170,11 +152,11 @@ def find_nearest_items(queries: Items, gallery: Items, rows: range, block_size: 
 
     Queries that aren't in ``rows`` exclude nothing. -> indices (Q, 1) of gallery items, `NONE` for the other queries
     """
-    items = Gallery(gallery.gallery_vectors())
+    items = Gallery(gallery.embeddings)
     nearest = torch.full((len(queries.labels), 1), NONE)
     for start in range(rows.start, rows.stop, block_size):
         block = slice(start, min(start + block_size, rows.stop))
-        nearest[block, 0] = items.distances(queries.query_vectors(block)).argmin(dim=1).cpu()
+        nearest[block, 0] = items.distances(queries.embeddings[block]).argmin(dim=1).cpu()
     return nearest.numpy()
 
 
@@ -185,8 +167,8 @@ class Positives:
     """The gallery items that share levels with each query; without a gallery the queries are their own.
 
     Args:
-        queries: labels (Q, L) of the queries, or (Q, L, W) if items have several at a level, see `related`.
-        gallery: labels (G, L) or (G, L, W) of the gallery; None if the queries are their own gallery.
+        queries: labels (Q, L) of the queries.
+        gallery: labels (G, L) of the gallery; None if the queries are their own gallery.
         excluded: (Q, M) the gallery items, no two equal, that each query excludes, padded with -1; None excludes
             the query itself from a gallery of the queries, and nothing from another one.
     """
@@ -202,34 +184,20 @@ class Positives:
         has_item, items = excluded >= 0, np.maximum(excluded, 0)
         self._order, self._bounds, self._counts = list[Integers](), list[Integers](), list[Integers]()
         for level in range(self.depth):
-            # an item is in the order once for each of its labels, and a query has bounds there for each of its own
-            column, query_column = (
-                part[:, level] if part.ndim > 2 else part[:, level, None] for part in (labels, queries)
-            )
-            order = np.argsort(column, axis=None, kind="stable")
-            bounds = np.stack(
-                [np.searchsorted(column.ravel()[order], query_column, side) for side in ("left", "right")]
-            )
-            if queries.ndim > 2:
-                bounds[:, query_column < 0] = 0  # padding finds nothing
-            self._order.append(order // column.shape[1])
-            self._bounds.append(bounds.transpose(1, 2, 0))
-            counts = bounds[1, :, 0] - bounds[0, :, 0]
-            if queries.ndim > 2:  # an item may be found by several of a query's labels
-                _, queries_of_sets, sets = np.unique(query_column, axis=0, return_index=True, return_inverse=True)
-                sizes = [len(np.unique(self._find(level, query))) for query in queries_of_sets.tolist()]
-                counts = np.array(sizes)[sets.ravel()]
-            excluded_positives = related(queries[:, level], labels[:, level][items]) & has_item
-            self._counts.append(counts - excluded_positives.sum(axis=1))
-        self.is_tree = queries.ndim == 2 and _is_tree(
-            queries if gallery is None else np.concatenate([queries, gallery])
-        )
+            column, query_column = labels[:, level], queries[:, level]
+            order = np.argsort(column, kind="stable")
+            first, last = (np.searchsorted(column[order], query_column, side) for side in ("left", "right"))
+            self._order.append(order)
+            self._bounds.append(np.stack([first, last], axis=1))
+            excluded_positives = (query_column[:, None] == column[items]) & has_item
+            self._counts.append(last - first - excluded_positives.sum(axis=1))
+        self.is_tree = _is_tree(queries if gallery is None else np.concatenate([queries, gallery]))
         """Whether items that share a level share all coarser ones."""
 
     def _find(self, level: int, query: int) -> Integers:
-        """Find the items (P,) that share a level with a query, once for each shared label, also the excluded ones."""
-        parts = [self._order[level][first:last] for first, last in self._bounds[level][query]]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        """Find the items (P,) that share a level with a query, also the excluded ones."""
+        first, last = self._bounds[level][query]
+        return self._order[level][first:last]
 
     def count(self, level: int) -> Integers:
         """Count the positives of each query at a level. -> (Q,)"""
@@ -298,14 +266,12 @@ class BenchmarkList(NamedTuple):
         level: the only level at which the list is evaluated; None for all levels.
         excluded: (Q, M) items of the gallery that each query excludes, padded with -1; None excludes the query itself
             if the queries are their own gallery, and otherwise nothing.
-        domain: name of the data set of the list, where a table joins several; else empty.
     """
 
     queries: Rows
     gallery: Rows | None
     level: int | None
     excluded: Rows | None
-    domain: str = ""
 
     @property
     def searched(self) -> Rows:
@@ -320,16 +286,11 @@ class BenchmarkList(NamedTuple):
 
     def metric_name(self, metric: str) -> str:
         """Return the name that a metric of the list has in metrics.json, which holds those of all lists."""
-        return self.prefix + (metric if self.level is None else f"level{self.level}/{metric.rpartition('/')[2]}")
+        return metric if self.level is None else f"level{self.level}/{metric.rpartition('/')[2]}"
 
     def level_name(self, level: str) -> str:
         """Return what stands before the / in the name that a metric of a level has in metrics.json."""
-        return (self.prefix + (level if self.level is None else f"level{self.level}")).rstrip("/")
-
-    @property
-    def prefix(self) -> str:
-        """What stands before the names of the metrics of a data set, among those of several."""
-        return f"{self.domain}/" if self.domain else ""
+        return level if self.level is None else f"level{self.level}"
 
 
 def has_level_lists(table: ImageTable) -> bool:
@@ -343,26 +304,25 @@ def benchmark_lists(table: ImageTable) -> Iterator[BenchmarkList]:
     Raises:
         InputError: if the splits are not one evaluation.
     """
-    for domain in table.domains:
-        in_domain = table.domain == domain
-        splits = {str(split) for split in np.unique(table.split[in_domain])}
-        paired = splits == {"query", "gallery"}
-        if not paired and (len(splits) != 1 or splits & {"query", "gallery", ""}):
-            expected = "expected query and gallery, or one of the others"
-            place = printable(domain or table.source or "dataset")
-            raise InputError(f"{place}: evaluation of the splits {sorted(splits)}: {expected}")
-        for level in sorted({*table.benchmark[in_domain].tolist()} - {EVERY_LEVEL}) or [EVERY_LEVEL]:
-            inside = in_domain & np.isin(table.benchmark, (EVERY_LEVEL, level))
-            queries = gallery = np.flatnonzero(inside)
-            listed_level = None if level == EVERY_LEVEL else level
-            if paired:
-                queries, gallery = (np.flatnonzero(inside & (table.split == split)) for split in ("query", "gallery"))
-            copies = find_equal(table.content[queries], table.content[gallery])
-            if paired or len(copies) > len(queries):  # some of which are parts of one image
-                pairs = np.concatenate([copies, renumber_pairs(table.excluded, len(table), queries, gallery)])
-                yield BenchmarkList(queries, gallery, listed_level, pad_pairs(pairs, len(queries)), domain)
-            else:
-                yield BenchmarkList(queries, None, listed_level, None, domain)
+    splits = {str(split) for split in np.unique(table.split)}
+    paired = splits == {"query", "gallery"}
+    if not paired and (len(splits) != 1 or splits & {"query", "gallery", ""}):
+        expected = "expected query and gallery, or one of the others"
+        raise InputError(
+            f"{printable(table.source or 'dataset')}: evaluation of the splits {sorted(splits)}: {expected}"
+        )
+    for level in sorted({*table.benchmark.tolist()} - {EVERY_LEVEL}) or [EVERY_LEVEL]:
+        inside = np.isin(table.benchmark, (EVERY_LEVEL, level))
+        queries = gallery = np.flatnonzero(inside)
+        listed_level = None if level == EVERY_LEVEL else level
+        if paired:
+            queries, gallery = (np.flatnonzero(inside & (table.split == split)) for split in ("query", "gallery"))
+        copies = find_equal(table.content[queries], table.content[gallery])
+        if paired or len(copies) > len(queries):  # some of which are parts of one image
+            pairs = np.concatenate([copies, renumber_pairs(table.excluded, len(table), queries, gallery)])
+            yield BenchmarkList(queries, gallery, listed_level, pad_pairs(pairs, len(queries)))
+        else:
+            yield BenchmarkList(queries, None, listed_level, None)
 
 
 def check_queries(part: ImageTable) -> None:
@@ -374,8 +334,8 @@ def check_queries(part: ImageTable) -> None:
         InputError: if no query has a positive at some level, or the splits are not one evaluation.
     """
     for benchmark in benchmark_lists(part) if len(part) else ():
-        gallery = None if benchmark.gallery is None else part.label_sets[benchmark.gallery]
-        positives = Positives(part.label_sets[benchmark.queries], gallery, benchmark.excluded)
+        gallery = None if benchmark.gallery is None else part.labels[benchmark.gallery]
+        positives = Positives(part.labels[benchmark.queries], gallery, benchmark.excluded)
         levels = range(len(part.levels)) if benchmark.level is None else (benchmark.level,)
         for level in levels:
             if not positives.count(level).any():
@@ -402,7 +362,7 @@ def check_validation_classes(part: ImageTable) -> None:
 
 
 def _describe(part: ImageTable, benchmark: BenchmarkList, level: int) -> str:
-    source, name = printable(benchmark.domain or part.source or "dataset"), part.levels[level]
+    source, name = printable(part.source or "dataset"), part.levels[level]
     number, split = len(benchmark.queries), part.split[benchmark.queries[0]]
     if split == "query":
         return (

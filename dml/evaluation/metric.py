@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import Tensor
 
-from dml.evaluation.geometry import Geometry
 from dml.metrics.binary import (
     average_precision,
     map_at_k,
@@ -31,7 +30,7 @@ QUERIES_WITHOUT_POSITIVES = "queries_without_positives"
 """The end of the names of counts in metrics.json, such as level0/queries_without_positives."""
 
 RESERVED_NAMES = (
-    *(QUERIES_WITHOUT_POSITIVES, "images_skipped", "queries_in_gallery", "distractors", "configuration", "checksums"),
+    *(QUERIES_WITHOUT_POSITIVES, "images_skipped", "queries_in_gallery", "configuration", "checksums"),
     *("epoch", "step", "selection", "vector", "chosen_heads", "split", "device"),
     *("path", "labels", "neighbors", "neighbor_labels", "similarities", "map_x", "map_y"),
 )
@@ -233,8 +232,6 @@ class MetricConfig:
         clustering: False skips the metrics of clusters, even if `metrics` names them.
         nmi_average: the mean of the two entropies that NMI and AMI divide by: "arithmetic" or "geometric".
         seed: seed of k-means.
-        curvature: curvature of the Poincare ball whose points the embeddings are, which are ranked by Poincare
-            distance; 0 ranks by cosine.
         memory: bytes that the distances of one block of queries may take. A block has at least 64 queries, or as many
             as 2^23 distances if the gallery has more than 131,072 items. Rankings of all items on a GPU take 4 times
             as much, or an eighth of its memory if that is more.
@@ -253,7 +250,6 @@ class MetricConfig:
     clustering: bool = True
     nmi_average: Average = "arithmetic"
     seed: int = 0
-    curvature: float = 0.0
     memory: int = 2**29
 
     def __post_init__(self) -> None:
@@ -270,9 +266,6 @@ class MetricConfig:
                 raise InputError(f"recall_at = {self.recall_at}: expected a list, such as [{self.recall_at}]")
             for k in self.recall_at:
                 check_whole("recall_at", k, least=1)
-        check_number("curvature", self.curvature, least=0)
-        for metric in self.select_kind(Kind.PAIRS):
-            Geometry(self.curvature).check_cosine(f"metrics: {metric.name}")
 
     def _check_entries(self) -> None:
         """Make sure that each entry of ``metrics`` is the name of a packaged metric, or a metric."""

@@ -59,7 +59,7 @@ def describe_clustering(validation: Evaluator, dimension: int) -> str:
     """
     table, metrics = validation.table, validation.config.selected
     clustered = [metric.name for metric in metrics if metric.kind == Kind.CLUSTERS]
-    if not clustered or table.label_sets.ndim > 2:
+    if not clustered:
         return ""
     sizes = []
     for part in validation.benchmark_lists:

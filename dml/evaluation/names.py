@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,11 +30,8 @@ ASYMMETRIC = "asymmetric"
 ASYMMETRIC_LABELS = {"old_old": "other model", "new_old": "in its gallery"}
 """The labels of what is compared: the queries of the other ("old") or the tested ("new") model in an old gallery."""
 
-DISTRACTORS = "distractors"
-"""The first part of the name of a metric of a gallery with distractors: distractors/level0/recall@1."""
-
-SCOPE = re.compile(rf"level\d+|mean|raw|fixed|threshold|{'|'.join((HEADS, PCA, RERANKED, ASYMMETRIC, DISTRACTORS))}")
-"""The first part of a metric's name, where it isn't the name of a data set."""
+SCOPE = re.compile(rf"level\d+|mean|raw|fixed|threshold|{'|'.join((HEADS, PCA, RERANKED, ASYMMETRIC))}")
+"""The first part of a metric's name, where it isn't a name in ``evaluation.other_labels``."""
 
 JOINT = "+"
 """The character between the names of heads whose embeddings are concatenated."""
@@ -74,7 +71,7 @@ def select_prefix(metrics: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 def split_parts(metrics: Mapping[str, Any], before: str, whole_label: str) -> dict[str, dict[str, Any]]:
     """Return the metrics of each part of a test, named without the part, by the label that tables give it.
 
-    Data sets that are evaluated each by itself are parts too, and so are ``evaluation.other_labels``.
+    The ``evaluation.other_labels`` are parts too.
 
     >>> split_parts({"raw/h_ap": 0.1, "heads/L+M/h_ap": 0.2, "reranked/dba/h_ap": 0.4}, "before", "all heads").keys()
     dict_keys(['before', 'heads L, M', 'all heads', '+ DBA'])
@@ -91,7 +88,6 @@ def split_parts(metrics: Mapping[str, Any], before: str, whole_label: str) -> di
     chosen = metrics.get("chosen_heads")
     labels[""] = f"chosen: {', '.join(split_head_names(chosen))}" if chosen else whole_label
     labels |= {f"{ASYMMETRIC}/{pair}/": label for pair, label in ASYMMETRIC_LABELS.items()}
-    labels[f"{DISTRACTORS}/"] = "with distractors"
     for name in metrics:
         prefix, _, steps = name.rpartition("/")[0].partition("/")
         if re.match(r"level\d", steps) and not SCOPE.fullmatch(prefix):
@@ -153,18 +149,11 @@ def full_metric_name(name: str, custom: Container[str] = ()) -> str:
 
 def metric_names(table: ImageTable, config: MetricConfig) -> list[str]:
     """Return the names of all metrics, packaged and custom, that an evaluation of a table can compute."""
-    if table.domains != ("",):
-        names: dict[str, list[str]] = {}
-        for domain in table.domains:
-            part = table.take(np.flatnonzero(table.domain == domain))
-            names[domain] = metric_names(replace(part, domain=np.full(len(part), "")), config)
-        shared = [name for name in names[table.domains[0]] if all(name in part for part in names.values())]
-        return shared + [f"{domain}/{name}" for domain, part in names.items() for name in part]
     metrics = {**METRICS_BY_NAME, **{metric.name: metric for metric in config.selected}}.values()
     level_metrics = [
         name
         for metric in metrics
-        if metric.kind != Kind.HIERARCHY and not (metric.kind == Kind.CLUSTERS and table.label_sets.ndim > 2)
+        if metric.kind != Kind.HIERARCHY
         for name in ([f"{metric.name}@{k}" for k in config.recall_at] if metric.kind == Kind.AT_K else [metric.name])
     ]
     hierarchical = [metric.name for metric in metrics if metric.kind == Kind.HIERARCHY]
@@ -232,7 +221,7 @@ ASYMMETRIC_METRICS = {
 }
 """The mean distances of pairs by the second part of their names in metrics.json: asymmetric/same_class/new_old."""
 
-COUNTS = (QUERIES_WITHOUT_POSITIVES, "images_skipped", "queries_in_gallery", DISTRACTORS)
+COUNTS = (QUERIES_WITHOUT_POSITIVES, "images_skipped", "queries_in_gallery")
 """The ends of the names of numbers in metrics.json that are no metrics."""
 
 

@@ -4,7 +4,6 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dml.data.table import ImageTable, number_label_sets
+from dml.data.table import ImageTable
 from dml.evaluation.ranking import PerQuery
-from dml.ops.pairs import related
 from dml.runtime.errors import InputError
 from dml.runtime.files import replacing
 from dml.runtime.reading import parse_json
@@ -42,7 +40,6 @@ class QueryTable:
         similarities: (Q, k) float32, cosine similarities of the nearest images.
         levels: names of the L levels.
         names: class names of each level, indexed by label; empty if the classes have no names.
-        separator: text between the labels of an image in the name of its class, see `ImageTable`.
         positions: (Q, 2) float32, places of the queries on the map, NaN for queries that are not on it.
         made_with: {library or "platform": version}, of the machine that ran the test.
 
@@ -58,7 +55,6 @@ class QueryTable:
     similarities: npt.NDArray[np.float32]
     levels: tuple[str, ...]
     names: tuple[tuple[str, ...], ...] = ()
-    separator: str = ""
     positions: npt.NDArray[np.float32] | None = None
     made_with: Mapping[str, str] = field(default_factory=dict)
 
@@ -100,12 +96,8 @@ class QueryTable:
 
         The levels are counted from the first that is looked at; their number stands for an image that shares none.
         """
-        sets = partial(number_label_sets, names=self.names, separator=self.separator)
-        queries, items = sets(self.labels), sets(self.neighbor_labels[:, :neighbors])
-        columns = [
-            related(queries[:, i], items[:, :, i]) & (self.labels[:, i, None] >= 0) for i in range(len(self.levels))
-        ]
-        is_shared = np.stack(columns[levels], axis=2)
+        queries = self.labels[:, None, levels]
+        is_shared = (queries == self.neighbor_labels[:, :neighbors, levels]) & (queries >= 0)
         no_level = np.ones_like(is_shared[:, :, :1])
         shared: npt.NDArray[np.int64] = np.concatenate([is_shared, no_level], axis=2).argmax(axis=2)
         return shared
@@ -159,9 +151,9 @@ def join_lists(table: ImageTable, lists: Sequence[PerQuery], neighbors: int, **d
     )
     return QueryTable.from_rankings(
         joined,
-        table.locations[joined.queries],
+        table.paths[joined.queries],
         table.labels[joined.queries],
-        gallery_paths=table.locations,
+        gallery_paths=table.paths,
         gallery_labels=table.labels,
         **described,
     )
@@ -186,7 +178,6 @@ def write_queries(path: Path, table: QueryTable) -> None:
         "map_y": pa.array(positions[:, 1], pa.float32(), from_pandas=True),
     }
     described = {"levels": table.levels, "names": table.names, "made_with": dict(table.made_with)}
-    described |= {"separator": table.separator} if table.separator else {}
     metadata = {METADATA: json.dumps(described, ensure_ascii=False).encode()}
     with replacing(path) as partial:
         pq.write_table(pa.table(columns, metadata=metadata), partial, compression="zstd", write_page_checksum=True)
@@ -246,7 +237,6 @@ def _read(path: Path) -> QueryTable:
         similarities=_read_column(table, "similarities", neighbors.shape),
         levels=levels,
         names=tuple(tuple(names) for names in described["names"]),
-        separator=str(described.get("separator", "")),
         positions=None if np.isnan(positions).all() else positions,
         made_with=described["made_with"],
     )

@@ -13,13 +13,10 @@ import torch
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
-from dml.evaluation.distractors import Distractors, count_nearer
 from dml.evaluation.items import Items, Labels, Positives, check_query_and_gallery, find_nearest_items
 from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES, Kind, MetricConfig
 from dml.evaluation.ranks import Rankings, compute_scores, rank_block, rank_rows
 from dml.metrics.binary import positive_ranks
-from dml.ops.pairs import related
-from dml.ops.poincare import pair_distances
 from dml.retrieval.gallery import Gallery, k_nearest
 from dml.retrieval.reranking import Comparison, Reranker
 from dml.retrieval.rows import Embeddings
@@ -66,7 +63,6 @@ class Ranking:
         config: metrics to compute.
         neighbors: number of nearest items to return for each query.
         comparison: distances that rank the gallery in place of those of the items; None for a plain ranking.
-        nearer: (Q, P) the distractors before each item that shares a level, see `count_nearer`; None without any.
     """
 
     queries: Items
@@ -75,7 +71,6 @@ class Ranking:
     config: MetricConfig
     neighbors: int
     comparison: Comparison | None = None
-    nearer: npt.NDArray[np.int64] | None = None
 
     def rank_blocks(self, rows: range, size: int) -> Iterator[Block]:
         """Rank the queries ``rows``, in blocks of ``size`` queries; FAISS searches if the nearest items are enough."""
@@ -93,7 +88,7 @@ class Ranking:
     @property
     def _needs_only_nearest(self) -> bool:
         """Whether the nearest items are enough for all metrics, and few enough to be searched for."""
-        return not (self.config.needs_whole_ranking or self.nearer is not None) and self._largest_r <= MOST_SEARCHED
+        return not self.config.needs_whole_ranking and self._largest_r <= MOST_SEARCHED
 
     @property
     def _needs_only_search(self) -> bool:
@@ -108,18 +103,18 @@ class Ranking:
         return max(self.config.largest_k, self.neighbors, self._largest_r)
 
     def _rank_by_search(self, rows: range, size: int) -> Iterator[Block]:
-        search = Search(self.gallery.gallery_vectors(), self._num_nearest, self.positives.excluded)
+        search = Search(self.gallery.embeddings, self._num_nearest, self.positives.excluded)
         for block in _split_range(rows, size):
-            similarities, neighbors = search(self.queries.query_vectors(slice(block.start, block.stop)), block.start)
+            similarities, neighbors = search(self.queries.embeddings[block.start : block.stop], block.start)
             labels = self.queries.labels[block.start : block.stop]
             is_same_by_level = [
-                torch.from_numpy(related(labels[:, level], self.gallery.labels[:, level][neighbors.numpy()]))
+                torch.from_numpy(labels[:, level, None] == self.gallery.labels[:, level][neighbors.numpy()])
                 for level in range(self.positives.depth)
             ]
             yield self._score_nearest(block, is_same_by_level, neighbors, similarities)
 
     def _rank_by_top_k(self, rows: range, size: int) -> Iterator[Block]:
-        gallery = Gallery(self.gallery.gallery_vectors())
+        gallery = Gallery(self.gallery.embeddings)
         labels, gallery_labels = self._copy_labels_to_device()
         k = min(self._num_nearest, len(gallery))
         for block in _split_range(rows, size):
@@ -127,7 +122,7 @@ class Ranking:
             nearest, neighbors = k_nearest(distances, k, rows_at_once=max(size // SORT_FACTOR, 1))
             is_ranked = nearest < torch.inf  # excluded items have an infinite distance
             is_same_by_level = [
-                related(labels[block.start : block.stop, level], gallery_labels[:, level][neighbors]) & is_ranked
+                (labels[block.start : block.stop, level, None] == gallery_labels[:, level][neighbors]) & is_ranked
                 for level in range(self.positives.depth)
             ]
             yield self._score_nearest(block, is_same_by_level, neighbors, 0 - nearest)
@@ -146,11 +141,11 @@ class Ranking:
         return Block(queries, values, neighbors[:, : self.neighbors], similarities[:, : self.neighbors])
 
     def _rank_by_threads(self, rows: range, size: int) -> Iterator[Block]:
-        gallery = Gallery(self.gallery.gallery_vectors())
+        gallery = Gallery(self.gallery.embeddings)
         memory = torch.empty(min(size, len(rows)), len(gallery))
 
         def rank_group(group: range, part: Tensor) -> Block:
-            ranked = rank_rows(part, self.positives, group.start, self.neighbors, self._select_nearer(group))
+            ranked = rank_rows(part, self.positives, group.start, self.neighbors)
             return self._score_ranking(group, part, ranked)
 
         with ThreadPoolExecutor(torch.get_num_threads(), initializer=_limit_to_one_thread) as threads:
@@ -161,12 +156,11 @@ class Ranking:
                 yield from threads.map(rank_group, groups, parts)
 
     def _rank_by_sort(self, rows: range, size: int) -> Iterator[Block]:
-        gallery = Gallery(self.gallery.gallery_vectors())
+        gallery = Gallery(self.gallery.embeddings)
         labels, gallery_labels = self._copy_labels_to_device()
         for block in _split_range(rows, self._count_ranked_together(size)):
             distances = self._compute_distances(gallery, block)
-            nearer = self._select_nearer(block)
-            ranked = rank_block(distances, labels[block.start : block.stop], gallery_labels, self.neighbors, nearer)
+            ranked = rank_block(distances, labels[block.start : block.stop], gallery_labels, self.neighbors)
             yield self._score_ranking(block, distances, ranked)
 
     def _count_ranked_together(self, size: int) -> int:
@@ -176,9 +170,6 @@ class Ranking:
         allowed = int(GPU_SHARE * total) // (64 * len(self.gallery.labels))
         return max(size // SORT_FACTOR, min(size, allowed), 1)
 
-    def _select_nearer(self, block: range) -> npt.NDArray[np.int64] | None:
-        return None if self.nearer is None else (rows := self.nearer[block.start : block.stop])[rows >= 0]
-
     def _copy_labels_to_device(self) -> tuple[Tensor, Tensor]:
         device = self.gallery.embeddings.device
         return torch.tensor(self.queries.labels, device=device), torch.tensor(self.gallery.labels, device=device)
@@ -186,7 +177,7 @@ class Ranking:
     def _compute_distances(self, gallery: Gallery, block: range, out: Tensor | None = None) -> Tensor:
         if self.comparison is not None:
             return self.comparison.distances(block, out)
-        queries = self.queries.query_vectors(slice(block.start, block.stop))
+        queries = self.queries.embeddings[block.start : block.stop]
         excluded = torch.from_numpy(self.positives.excluded[block.start : block.stop]).to(queries.device)
         return gallery.distances(queries, excluded, out)
 
@@ -230,8 +221,7 @@ class PerQuery:
         queries: (Q,) indices among all queries.
         values: {metric: (Q,) float64}, NaN where the query has no positive.
         neighbors: (Q, k) gallery indices of the nearest items, nearest first, ties by index.
-        similarities: (Q, k) float32, cosine similarities of the neighbors; in a Poincare ball, their distances with a
-            negative sign.
+        similarities: (Q, k) float32, cosine similarities of the neighbors.
         has_positive: {"level0", ...: (Q,) whether the query has a positive at the level, "": whether at any}.
     """
 
@@ -292,7 +282,7 @@ def rank_queries(
 
     Args:
         query: embeddings (Q, D).
-        query_labels: (Q,) or (Q, L) integers, or (Q, L, W) as for `evaluate`.
+        query_labels: (Q,) or (Q, L) integers.
         gallery: embeddings (G, D); None if the queries are their own gallery.
         gallery_labels: (G,) or (G, L) integers.
         neighbors: number of nearest items to return for each query; a smaller gallery gives all its items.
@@ -306,7 +296,7 @@ def rank_queries(
             query excludes the whole gallery.
     """
     config = MetricConfig(**settings)
-    queries, items = check_query_and_gallery(query, query_labels, gallery, gallery_labels, config.curvature)
+    queries, items = check_query_and_gallery(query, query_labels, gallery, gallery_labels)
     return rank_items(queries, items, config, neighbors=neighbors, share=share, excluded=excluded)
 
 
@@ -335,16 +325,12 @@ def rank_items(
     share: tuple[int, int] = (0, 1),
     excluded: npt.NDArray[np.int64] | None = None,
     reranker: Reranker | None = None,
-    distractors: Distractors | None = None,
 ) -> PerQuery:
-    """Rank checked items, see `rank_queries`; a reranker changes the distances before, distractors the ranks after.
+    """Rank checked items, see `rank_queries`; a reranker changes the distances before.
 
     Raises:
-        InputError: if a single item is its own gallery, a query excludes the whole gallery, items of a Poincare ball
-            should be re-ranked, or distractors are no embeddings, or not to be ranked so.
+        InputError: if a single item is its own gallery, or a query excludes the whole gallery.
     """
-    if distractors is not None and (config.exclude_nearest or reranker):
-        raise InputError("distractors: not in a re-ranking, nor where queries exclude their nearest item")
     if gallery is None and len(queries.labels) < 2:
         raise InputError("query: 1 item and no gallery, at least 2 are needed")
     gallery = queries if gallery is None and config.exclude_nearest else gallery
@@ -363,8 +349,7 @@ def rank_items(
     result = _allocate_result(rows, positives, config, min(neighbors, size - max_excluded))
     if result.values or neighbors:
         comparison = _rerank(queries, gallery, positives, reranker) if reranker else None
-        nearer = None if distractors is None else count_nearer(queries, searched, positives, distractors)
-        ranking = Ranking(queries, searched, positives, config, result.neighbors.shape[1], comparison, nearer)
+        ranking = Ranking(queries, searched, positives, config, result.neighbors.shape[1], comparison)
         for block in ranking.rank_blocks(rows, block_size):
             positions = slice(block.queries.start - rows.start, block.queries.stop - rows.start)
             result.neighbors[positions], result.similarities[positions] = (
@@ -375,28 +360,14 @@ def rank_items(
                 scores = torch.stack([*block.scores.values()]).cpu().numpy()
                 for name, values in zip(block.scores, scores, strict=True):
                     result.values[name][positions] = values
-    if not queries.geometry.is_cosine:
-        _set_distances(result, queries, searched)
     result.mask_queries_without_positives()
     return result
 
 
 def _rerank(queries: Items, gallery: Items | None, positives: Positives, reranker: Reranker) -> Comparison:
     """Return the distances of a re-ranking."""
-    queries.geometry.check_cosine("a re-ranking")
     items = queries if gallery is None else gallery
     return reranker(Comparison(queries.embeddings, items.embeddings, positives.excluded, gallery is None))
-
-
-def _set_distances(result: PerQuery, queries: Items, gallery: Items) -> None:
-    """Replace the inner products that rank the neighbors by the negative Poincare distances, a block at a time."""
-    device = queries.embeddings.device
-    for start in range(0, len(result.queries), LARGEST_BLOCK):
-        part = slice(start, start + LARGEST_BLOCK)
-        points = queries.embeddings[torch.from_numpy(result.queries[part]).to(device)].double()
-        neighbors = gallery.embeddings[torch.from_numpy(result.neighbors[part]).to(device)].double()
-        distances = pair_distances(points[:, None], neighbors, queries.geometry.curvature)
-        result.similarities[part] = 0.0 - distances.cpu().numpy()
 
 
 def _choose_block_size(gallery: int, memory: int) -> int:

@@ -11,7 +11,6 @@ from dml.evaluation.items import Positives
 from dml.evaluation.metric import Kind, MetricConfig
 from dml.metrics.binary import count_positives, pad_ranks
 from dml.metrics.graded import GradedRanks
-from dml.ops.pairs import related
 from dml.retrieval.gallery import get_bits, k_nearest, nearest, sort_with_ties
 
 Floats = npt.NDArray[np.float32]
@@ -174,13 +173,10 @@ class Rankings(NamedTuple):
     """The nearest items (Q, k) int64."""
 
 
-def rank_rows(distances: Tensor, positives: Positives, first: int, k: int, nearer: Integers | None = None) -> Rankings:
-    """Rank the gallery on CPU for the queries from `first` on; ties are in the gallery's order. (Q, G) -> `Rankings`
-
-    ``nearer`` (P,) is the number of distractors before each item that shares a level, query after query by rank.
-    """
+def rank_rows(distances: Tensor, positives: Positives, first: int, k: int) -> Rankings:
+    """Rank the gallery on CPU for the queries from `first` on; ties are in the gallery's order. (Q, G) -> `Rankings`"""
     chosen = _rank_chosen(distances.numpy(), positives, first)
-    ranks = _Ranks(chosen.ranks if nearer is None else chosen.ranks + nearer, np.cumsum(chosen.numbers))
+    ranks = _Ranks(chosen.ranks, np.cumsum(chosen.numbers))
     at_least, exactly = _split_by_shared_levels(ranks, positives.count_shared(chosen.codes), positives.depth)
     if positives.is_tree:  # items with the query's label at a level share it and all coarser levels
         by_level = at_least[::-1]
@@ -211,9 +207,7 @@ SPREAD = 64
 """The number of counters of a row for the items behind all chosen ones: the threads of a GPU wait for a single one."""
 
 
-def rank_block(
-    distances: Tensor, query_labels: Tensor, gallery_labels: Tensor, k: int, nearer: Integers | None = None
-) -> Rankings:
+def rank_block(distances: Tensor, query_labels: Tensor, gallery_labels: Tensor, k: int) -> Rankings:
     """Rank the gallery on any device, as `rank_rows` does. (Q, G), (Q, L), (G, L) -> `Rankings`
 
     An item at distance infinity is not in the ranking.
@@ -226,7 +220,6 @@ def rank_block(
     else:
         rows, positive_bits, ranks = _rank_by_bisection(distances, bits, numbers, width)
         neighbors = k_nearest(distances, k, rows_at_once=len(distances))[1]
-    ranks = ranks if nearer is None else ranks + torch.from_numpy(nearer).to(ranks.device)
     same = [(positive_bits >> level) & 1 for level in range(query_labels.shape[1])]
     levels = torch.stack(same).sum(dim=0)
 
@@ -280,7 +273,7 @@ def _mark_shared(distances: Tensor, query_labels: Tensor, gallery_labels: Tensor
     depth = query_labels.shape[1]
     bits = torch.zeros_like(distances, dtype=torch.uint8 if depth <= 8 else torch.int64)
     for level in range(depth):
-        bits |= related(query_labels[:, level], gallery_labels[:, level]).to(bits.dtype) << level
+        bits |= (query_labels[:, level, None] == gallery_labels[:, level]).to(bits.dtype) << level
     return bits.masked_fill_(distances == torch.inf, 0)
 
 

@@ -26,7 +26,6 @@ from dml.metrics.verification import (
     find_threshold,
     fit_calibration,
 )
-from dml.ops.pairs import related
 from dml.ops.precision import without_tf32
 
 RELIABILITY = "reliability"
@@ -101,7 +100,7 @@ def find_nearest(pairs: LabeledPairs) -> NearestItems:
         if excluded is not None:
             queries, places = np.nonzero(excluded[rows] >= 0)
             similarities[queries, excluded[rows][queries, places]] = -torch.inf
-        is_same = torch.from_numpy(related(pairs.labels[rows], item_labels)).to(items.device)
+        is_same = torch.from_numpy(pairs.labels[rows, None] == item_labels).to(items.device)
         best = similarities.max(dim=1)
         best_other = similarities.masked_fill_(is_same, -torch.inf).max(dim=1)
         scores.append(torch.stack([best.values, best_other.values]).cpu().numpy())
@@ -160,12 +159,12 @@ class ThresholdSettings:
 def make_pairs(embeddings: UnitEmbeddings, table: ImageTable) -> LabeledPairs | None:
     """Make the pairs, by their finest labels, of two images of a split, or of a query and an item of the gallery.
 
-    None if they have no cosine similarity, or a list for each level or data set.
+    None if they have a list for each level.
     """
-    if not embeddings.geometry.is_cosine or has_level_lists(table) or len(table.domains) > 1:
+    if has_level_lists(table):
         return None
     (part,) = benchmark_lists(table)
-    queries, labels = embeddings.take(part.queries).rows, table.label_sets[:, 0]
+    queries, labels = embeddings.take(part.queries).rows, table.labels[:, 0]
     if part.gallery is None:
         return LabeledPairs(queries, labels[part.queries])
     gallery = embeddings.take(part.gallery).rows
@@ -199,14 +198,13 @@ def compute_threshold_errors(pairs: LabeledPairs, similarity: float) -> Metrics:
     """Compute the errors of a threshold: over all pairs, and for the median and the worst class.
 
     These are fmr, fnmr, balanced_accuracy (1 minus the mean of both), and both rates of the median and of the worst
-    class, unless images have several labels. There must be pairs of both kinds, of classes on which the threshold
-    wasn't chosen.
+    class. There must be pairs of both kinds, of classes on which the threshold wasn't chosen.
     """
     counts = pairs.count_by_class(np.array([similarity]))
     fmr = float(counts.negatives.sum() / counts.all_negatives.sum())
     fnmr = float(1.0 - counts.positives.sum() / counts.all_positives.sum())
     metrics = {"fmr": fmr, "fnmr": fnmr, "balanced_accuracy": 1.0 - (fmr + fnmr) / 2.0}
-    for name, rates in zip(("fmr", "fnmr"), () if pairs.labels.ndim > 1 else class_rates(counts), strict=False):
+    for name, rates in zip(("fmr", "fnmr"), class_rates(counts), strict=True):
         metrics |= {f"{name}_median_class": float(np.nanmedian(rates)), f"{name}_worst_class": float(np.nanmax(rates))}
     return metrics
 
@@ -228,7 +226,7 @@ def evaluate_threshold(
 
     Args:
         split: name of the tested split; if it is "val", nothing is judged.
-        tested: pairs of the tested split; None if they can't be compared by cosine similarity.
+        tested: pairs of the tested split; None if there is a list for each level.
         validated: pairs of the validation split; None if there is none.
         settings: how the thresholds are chosen.
 

@@ -84,12 +84,12 @@ class RecallTest:
             raise InputError(f"{line}; give more, ask for less, or build the index with a factory that ends with RFlat")
 
 
-def summarize(shares: Array, labels: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Summarize the shares of queries (Q,), and those of each of their labels, of which the worst are kept."""
+def summarize(shares: Array, labels: Sequence[str]) -> dict[str, Any]:
+    """Summarize the shares of queries (Q,), and those of each label but "", of which the worst are kept."""
     parts: dict[str, list[float]] = defaultdict(list)
-    for share, names in zip(shares.tolist(), labels, strict=True):
-        for name in names:
-            parts[name].append(share)
+    for share, label in zip(shares.tolist(), labels, strict=True):
+        parts[label].append(share)
+    parts.pop("", None)
     rows = [
         (label, float(np.mean(part)), *clopper_pearson(np.sum(part), len(part)), len(part))
         for label, part in sorted(parts.items())

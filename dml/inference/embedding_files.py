@@ -1,9 +1,8 @@
-"""Files of embedded images, and the folder of parts that they are made from, so that a killed command goes on."""
+"""Files of embedded images, and the folder of parts that an upgrade goes on with."""
 
 import json
 import logging
 import os
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,6 +34,9 @@ logger = logging.getLogger(__name__)
 
 SUFFIXES = (".parquet", ".npz")
 
+CHUNK = 4096
+"""The number of images from which on their vectors are written."""
+
 
 def check_output(file: Path) -> None:
     """Check the name of a file of embedded images."""
@@ -63,6 +65,27 @@ def make_table(
     return pa.table(columns).replace_schema_metadata(dict(facts))
 
 
+def make_tables(
+    names: Sequence[str], labels: Sequence[str], blocks: Iterable[NDArray[np.float32]]
+) -> Iterator[pa.Table]:
+    """Make tables of some thousand images each while they are embedded; see `make_table`.
+
+    Args:
+        names: (N,) paths to write.
+        labels: (N,) names of the classes.
+        blocks: vectors (n, D), in the order of the images.
+    """
+    first, waiting = 0, list[NDArray[np.float32]]()
+    with progress_bar("embedded", len(names)) as advance:
+        for block in blocks:
+            waiting.append(block)
+            advance(len(block))
+            end = first + sum(map(len, waiting))
+            if end - first >= CHUNK or end == len(names):
+                yield make_table(names[first:end], labels[first:end], np.concatenate(waiting), {})
+                first, waiting = end, []
+
+
 def write_embeddings(file: Path, tables: Iterable[pa.Table], facts: Mapping[str, str], images: int) -> None:
     """Write tables that `make_table` made to one file.
 
@@ -71,10 +94,10 @@ def write_embeddings(file: Path, tables: Iterable[pa.Table], facts: Mapping[str,
             one table is in memory at a time. A .npz file has the arrays paths, labels and vectors, and one for each
             fact.
         tables: tables of the images, in their order.
-        facts: facts such as the model's fingerprint and geometry.
+        facts: facts such as the model's fingerprint.
         images: number of all images, those that could not be read among them.
     """
-    check_output(file)
+    file.parent.mkdir(parents=True, exist_ok=True)
     if file.suffix == ".npz":
         joined_table = pa.concat_tables(table.replace_schema_metadata(None) for table in tables)
         check_readable(len(joined_table), images)
@@ -166,7 +189,7 @@ class EmbeddingParts:
         output: file to write in the end, .parquet or .npz. The folder of the parts has its name and ``.parts``.
         paths: (N,) paths of the images.
         labels: (N,) names of their classes; empty strings where none is known.
-        facts: the model's fingerprint and geometry; and a "root" that the written paths are relative to, if any.
+        facts: the model's fingerprint; and a "root" that the written paths are relative to, if any.
         batch_size: number of images in the network at a time.
 
     Raises:
@@ -237,24 +260,16 @@ class EmbeddingParts:
         table = make_table(*names, vectors, facts)
         write_parquet(self._file(part), table)
 
-    def join(self, *, may_lack_images: bool) -> None:
-        """Write the output out of all parts, and delete their folder.
+    def read_all(self, may_lack_images: bool) -> Iterator[pa.Table]:
+        """Read the tables of all parts, in their order.
 
         Args:
-            may_lack_images: whether images that could not be read may be missing; an earlier command may have left
-                them out.
+            may_lack_images: whether images that could not be read may be missing; an earlier call may have left them
+                out.
 
         Raises:
             InputError: if a part is damaged or of other images, or an image is missing.
         """
-        self.output.parent.mkdir(parents=True, exist_ok=True)
-        write_embeddings(self.output, self.read_all(may_lack_images), self.facts, len(self.paths))
-        for part in range(len(self)):
-            self._file(part).unlink()
-        shutil.rmtree(self.folder)  # with the plan, without which the parts would be those of something else
-
-    def read_all(self, may_lack_images: bool) -> Iterator[pa.Table]:
-        """Read the tables of all parts, in their order; arguments and errors are those of `join`."""
         for part in range(len(self)):
             table = self._read(part)
             lacking = len(self.rows(part)) - len(table)

@@ -121,7 +121,6 @@ def describe_graph(embedder: ImageEmbedder, height: int, width: int, levels: tup
         "fingerprint": embedder.fingerprint,
         "dimension": embedder.dimension,
         "heads": [*embedder.heads],
-        "geometry": embedder.geometry,
         "levels": [*levels],
         "input": {"name": INPUT, "type": "uint8", "shape": ["batch", height, width, 3], "channels": "RGB"},
         "output": {"name": OUTPUT, "type": "float32", "shape": ["batch", embedder.dimension]},

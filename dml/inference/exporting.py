@@ -24,7 +24,6 @@ from dml.data.subsets import take_some_classes
 from dml.data.table import ImageTable
 from dml.data.transforms import stack
 from dml.evaluation import evaluate
-from dml.evaluation.geometry import Geometry
 from dml.inference.exported_graph import (
     ONNX,
     PROGRAM,
@@ -75,13 +74,11 @@ class Probe:
     def __len__(self) -> int:
         return len(self.images)
 
-    def recall(self, vectors: NDArray[np.float32], curvature: float) -> float | None:
+    def recall(self, vectors: NDArray[np.float32]) -> float | None:
         """Compute recall@1 of vectors (N, D), each image searched among the others; None without classes."""
         if self.labels is None:
             return None
-        metrics = evaluate(
-            vectors, self.labels, metrics=("recall",), recall_at=(1,), clustering=False, curvature=curvature
-        )
+        metrics = evaluate(vectors, self.labels, metrics=("recall",), recall_at=(1,), clustering=False)
         return metrics["level0/recall@1"]
 
 
@@ -116,7 +113,7 @@ def read_test(embedder: ImageEmbedder) -> Probe:
     tested = tested.take(np.flatnonzero(tested.benchmark <= 0))  # of several lists, those of all levels or the finest
     if len(tested) > MAX_IMAGES:
         tested = take_some_classes(tested, classes=MAX_IMAGES // IMAGES_OF_CLASS, images=IMAGES_OF_CLASS)
-    return Probe(_read(embedder, tested.locations.tolist()), tested.labels[:, 0], table.levels)
+    return Probe(_read(embedder, tested.paths.tolist()), tested.labels[:, 0], table.levels)
 
 
 def _read(embedder: ImageEmbedder, paths: list[str]) -> Tensor:
@@ -157,7 +154,6 @@ def compare_graphs(
 
     The graphs take turns at each batch, so that they are timed under the same load.
     """
-    curvature = Geometry.from_ball(embedder.ball).curvature
     vectors = [np.zeros((len(probe), embedder.dimension), np.float32) for _ in graphs]
     seconds, timed = [0.0] * len(graphs), 0
     for number, rows in enumerate(_batches(len(probe), batch_size)):
@@ -173,7 +169,7 @@ def compare_graphs(
             file,
             float(np.abs(graph_vectors - vectors[0]).max()),
             float(_cosines(graph_vectors, vectors[0]).min()),
-            probe.recall(graph_vectors, curvature),
+            probe.recall(graph_vectors),
             timed / max(spent, 1e-9),
         )
         for (file, _), graph_vectors, spent in zip(graphs, vectors, seconds, strict=True)

@@ -26,7 +26,6 @@ from dml.inference.image_inputs import ImageInput, ImageInputs, Source, list_inp
 from dml.inference.model_settings import ModelSettings
 from dml.metrics.verification import Calibration
 from dml.models.embedding import EmbeddingModel, embed_views
-from dml.ops.poincare import join_in_ball
 from dml.ops.precision import full_float32
 from dml.run.model_builders import make_fingerprint
 from dml.runtime.console import progress_bar
@@ -58,8 +57,7 @@ logger = logging.getLogger(__name__)
 class ImageEmbedder:
     """A trained model that turns images into vectors; `dml.load` makes one.
 
-    The vectors are L2-normalized, so the inner product of two of them is their cosine similarity. A model that was
-    trained in a Poincare ball gives points of the ball, which are compared by their Poincare distance.
+    The vectors are L2-normalized, so the inner product of two of them is their cosine similarity.
 
     Threads may share it: they read images at the same time, and run the network one after the other.
 
@@ -86,7 +84,6 @@ class ImageEmbedder:
         if not self.heads or len(set(self.heads)) < len(self.heads) or not set(self.heads) <= set(available):
             raise InputError(f"heads={[*self.heads]}: this model has the heads {', '.join(available)}, each once")
         self.settings = settings
-        self.ball = settings.ball
         self.device = _choose_device(device)
         self.model = model.eval().to(self.device)
         self._transforms = {1: settings.build_transform()}
@@ -124,13 +121,8 @@ class ImageEmbedder:
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}({self.settings.name}, heads={'+'.join(self.heads)}, dimension={self.dimension}, "
-            f"geometry={self.geometry}, fingerprint={self.fingerprint})"
+            f"fingerprint={self.fingerprint})"
         )
-
-    @property
-    def geometry(self) -> str:
-        """How vectors are compared: "cosine", or by the distance in a ball such as "poincare (curvature 0.1)"."""
-        return f"poincare (curvature {self.ball.curvature:g})" if self.ball else "cosine"
 
     @property
     def dimension(self) -> int:
@@ -146,8 +138,7 @@ class ImageEmbedder:
     def threshold(self) -> float | None:
         """The similarity from which on two images are judged to be of one class, see ``evaluation.threshold``.
 
-        None if the model's test chose none, if the model is used with other heads than the tested ones, or if vectors
-        are compared by Poincare distance.
+        None if the model's test chose none, or if the model is used with other heads than the tested ones.
         """
         value = self.threshold_errors.get("similarity")
         return None if value is None else float(value)
@@ -188,7 +179,7 @@ class ImageEmbedder:
 
         Vectors of models with different fingerprints can't be compared.
         """
-        return make_fingerprint(self.settings.decisive, self.model, heads=self.heads, geometry=self.geometry)
+        return make_fingerprint(self.settings.decisive, self.model, heads=self.heads)
 
     @property
     def answers_in(self) -> str | None:
@@ -231,7 +222,7 @@ class ImageEmbedder:
         on_corrupt: str = "raise",
         progress: bool = False,
     ) -> NDArray[np.float32]:
-        """Embed images. -> (N, D) float32, L2-normalized or points of the model's ball, in the order of the images
+        """Embed images. -> (N, D) float32, L2-normalized, in the order of the images
 
         Args:
             images: one image or several, as paths, PIL images, arrays (H, W, 3) uint8 or tensors (3, H, W) uint8; or
@@ -343,11 +334,8 @@ class ImageEmbedder:
         return self(images, precision).cpu().numpy()
 
     def join_heads(self, embedded: Mapping[str, Tensor]) -> Tensor:
-        """Join the embeddings (B, D) of the heads, by name, to vectors of unit length or points of the model's ball."""
-        chosen = {head: embedded[head].float() for head in self.heads}
-        if self.ball:
-            return join_in_ball([*chosen.values()], self.ball)
-        return self.model.concatenate(chosen)
+        """Join the embeddings (B, D) of the heads, by name, to vectors of unit length."""
+        return self.model.concatenate({head: embedded[head].float() for head in self.heads})
 
     def save_pretrained(self, folder: str | Path, *, license: str | None = None) -> Path:  # noqa: A002 (the hub's word)
         """Save the model to a folder that `dml.load` opens, with a model card, and return the folder's path.
@@ -397,7 +385,7 @@ class ImageEmbedder:
         """Return the model as an encoder that ``mteb.evaluate`` tests on tasks of images.
 
         Raises:
-            InputError: if mteb isn't installed, or the vectors are points of a Poincare ball.
+            InputError: if mteb isn't installed.
         """
         check_installed("mteb", extra="mteb")
         from dml.inference.mteb_encoder import MtebEncoder

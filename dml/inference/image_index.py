@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from dml.data.image_files.images import UnreadableImageError
 from dml.data.image_files.parts import identify_images
 from dml.data.splits import name_classes, number_classes, warn_of_names
-from dml.evaluation.geometry import Geometry, UnitEmbeddings
 from dml.inference.certificates import RecallTest, summarize
 from dml.inference.image_embedder import REMEDY, ImageEmbedder
 from dml.inference.image_inputs import Source, check_readable, list_source, to_vectors, unpack_paths
@@ -69,7 +68,7 @@ class VectorsAlone(ImageEmbedder):
     fingerprint = ""
 
     def __init__(self, dimension: int) -> None:
-        self.dimension, self.ball, self.device = dimension, None, torch.device("cpu")
+        self.dimension, self.device = dimension, torch.device("cpu")
         self.settings = ModelSettings({"data": {}}, "no model")
 
     def __repr__(self) -> str:
@@ -132,7 +131,6 @@ class Index:
         vectors: Any = None,
         paths: Source | None = None,
         labels: Sequence[Any] | NDArray[Any] | None = None,
-        separator: str = "",
         factory: str = EXACT,
         parameters: str = "",
         **options: Any,
@@ -141,16 +139,14 @@ class Index:
 
         Args:
             model: model that embeds images, or that made the vectors. Without a model, queries are vectors too.
-            source: folder or archive (.tar, .zip) of images, list of them (.csv, .tsv, .txt or .parquet), paths of
+            source: folder or archive (.zip) of images, list of them (.csv, .tsv, .txt or .parquet), paths of
                 images, or an `ImageTable`.
             vectors: (N, D) vectors of images, in place of ``source``; an array, a tensor or lists, which are
-                L2-normalized, or points of the model's Poincare ball.
+                L2-normalized.
             paths: images of the vectors, in their order; paths, which needn't exist, or anything else that ``source``
                 takes.
             labels: (N,) names of the classes of the images, see `dml.data.splits.name_classes`; None, NaN and "" stand
                 for none. None takes those of the images.
-            separator: text between the labels of an image that has several, such as "|" in "beach|sea"; "" takes that
-                of an `ImageTable`, or each for one label. Images are of one class if they share a label.
             factory: kind of the index, in the language of FAISS's ``index_factory``. "Flat" is exact; others, such as
                 "IVF1024,Flat" or "HNSW32", are faster for many images and may miss neighbors.
             parameters: search parameters of an approximate index, such as "nprobe=32".
@@ -167,13 +163,12 @@ class Index:
         is_twice = source is not None and paths is not None
         if model is None or is_twice or (vectors is not None and (images is None or options)):
             raise InputError("Index.build: give a model and images, or vectors=... and paths=... alone")
-        separator = separator or getattr(images, "separator", "")
-        items = _list_items(images, labels=labels, separator=separator)
+        items = _list_items(images, labels=labels)
         searchable = make_vector_index(model, factory, parameters, len(items))
         if vectors is None:
             items, searched = _embed_items(model, items, options)
         else:
-            searched = _to_searched(_check_vectors(points, model, len(items)), model)
+            searched = _check_vectors(points, model, len(items))
         _fill(searchable, searched, items.ids)
         return cls(model, searchable, items)
 
@@ -241,19 +236,18 @@ class Index:
     def search(self, images: Any, k: int | None = None) -> tuple[NDArray[np.float32], NDArray[np.str_]]:
         """Find the images that are most similar to each query -> scores (Q, k) and paths (Q, k), best first.
 
-        A score is the cosine similarity, or the negative distance in the model's Poincare ball; in an index with a PCA,
-        such as "PCA64,Flat", it is the product of vectors whose mean was subtracted. An image that is in the index
-        finds itself first, or a copy that was indexed before it: images with equal scores are in the order of the
-        index. Where an approximate index finds fewer than k, the path is an empty string and the score -inf.
+        A score is the cosine similarity; in an index with a PCA, such as "PCA64,Flat", it is the product of vectors
+        whose mean was subtracted. An image that is in the index finds itself first, or a copy that was indexed before
+        it: images with equal scores are in the order of the index. Where an approximate index finds fewer than k, the
+        path is an empty string and the score -inf.
 
         Args:
             images: queries, as `ImageEmbedder.embed` takes them; or their vectors (Q, D), an array, a tensor or lists,
-                which are L2-normalized, or points of the model's Poincare ball.
+                which are L2-normalized.
             k: number of neighbors; None takes 10, or all of a smaller index.
 
         Raises:
-            InputError: if ``k`` is not between 1 and the number of images, or vectors have another size or are outside
-                the model's Poincare ball.
+            InputError: if ``k`` is not between 1 and the number of images, or vectors have another size.
             UnreadableImageError: if a query can't be read.
         """
         scores, positions = self.search_positions(images, k)
@@ -281,17 +275,11 @@ class Index:
 
     def _search(self, queries: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Search with vectors (Q, D) -> scores (Q, k) and ids (Q, k)."""
-        points, searched = self._map_queries(queries)
-        products, ids = self.vectors.search(searched, k)
-        scores = Geometry.from_ball(self.model.ball).search_scores(points, torch.from_numpy(products))
-        return scores.numpy(), ids
+        return self.vectors.search(self._map_queries(queries), k)
 
-    def _map_queries(self, queries: NDArray[np.float32]) -> tuple[torch.Tensor, NDArray[np.float32]]:
-        """Map queries (Q, D) to the space of the index -> points (Q, E), and the vectors that a search takes."""
-        if self.adapter and len(queries):
-            queries = self.adapter(queries)
-        points = torch.from_numpy(np.require(queries, requirements="W"))
-        return points, Geometry.from_ball(self.model.ball).query_vectors(points).numpy()
+    def _map_queries(self, queries: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Map queries to the space of the index. (Q, D) -> (Q, E)"""
+        return self.adapter(queries) if self.adapter and len(queries) else queries
 
     def check(
         self, queries: Any = 1000, k: int = 10, seed: int = 0, *, recall: float | None = None, vectors: Any = None
@@ -322,9 +310,7 @@ class Index:
             raise InputError(f"vectors: of shape {gallery.shape}, expected {shape}, one for each image of the index")
         if recall is not None and not 0.0 < recall < 1.0:
             raise InputError(f"recall={recall}: must be above 0 and below 1")
-        if is_own and self.model.ball:
-            raise InputError(f"queries={queries}: in the model's Poincare ball, give images or points")
-        pool = gallery if is_own else self._map_queries(self._to_queries(queries))[1]
+        pool = gallery if is_own else self._map_queries(self._to_queries(queries))
         excluded = ids[:, None] if is_own else np.empty((len(pool), 0), np.int64)
         count = min(int(queries) if is_own else len(pool), len(pool) // (1 if recall is None else 2))
         if count < 1 or not isinstance(k, Integral) or not 1 <= k <= len(self) - excluded.shape[1]:
@@ -335,7 +321,7 @@ class Index:
             RecallTest(pool[rows], gallery, ids, k, excluded[rows]).choose_parameters(self.vectors, recall)
         rows = order[:count]
         shares = RecallTest(pool[rows], gallery, ids, k, excluded[rows]).measure(self.vectors)
-        values = summarize(shares, [self.items.split(self.items.labels[row]) if is_own else [] for row in rows])
+        values = summarize(shares, [self.items.labels[row] if is_own else "" for row in rows])
         keeps_vectors = self.vectors.keeps_products and re.search(r"(^|,)(R?Flat|HNSW\d+)$", self.vectors.factory)
         decoded = vectors is None and not keeps_vectors
         self.certificate = values | {"k": int(k), "seed": int(seed), "decoded": decoded, "state": self.state}
@@ -372,7 +358,7 @@ class Index:
     def _add(self, source: Source, labels: Any, options: dict[str, Any], *, replaces: bool) -> int:
         if not self.adapter and self.space != self.model.fingerprint:
             raise InputError(f"the index has vectors of the model {self.space}; open it with that model to add some")
-        items = _list_items(source, self._next_id, labels, self.items.separator)
+        items = _list_items(source, self._next_id, labels)
         known = items.are_among(self.items.identities)
         if known.any() and not replaces:
             raise InputError(
@@ -453,7 +439,7 @@ class Index:
         check_readable(int(is_read.sum()), len(self))
         items = self.items.take(is_read)
         searchable = make_vector_index(model, self.vectors.factory, self.vectors.parameters, len(items))
-        _fill(searchable, _to_searched(_check_vectors(vectors[is_read], model), model), items.ids)
+        _fill(searchable, _check_vectors(vectors[is_read], model), items.ids)
         self.model, self.vectors, self.items, self._space, self.adapter = model, searchable, items, "", None
 
     def name_replaced(self, model: ImageEmbedder) -> str:
@@ -497,7 +483,6 @@ class Index:
             description = {
                 "format": ADAPTED_FORMAT if self.adapter else FORMAT,
                 "fingerprint": self.model.fingerprint if self.adapter else self.space,
-                "geometry": self.model.geometry,
                 "dimension": self.vectors.dimension,
                 "images": len(self),
                 "next_id": self._next_id,
@@ -562,7 +547,7 @@ class Index:
             raise InputError(f"{printable(path)}: {description['files']['items']} is damaged ({error})") from error
         vectors = VectorIndex.read(path / description["files"]["vectors"], description["factory"])
         vectors.set_parameters(description["parameters"])
-        adapter, dimension = None, _count_dimensions(model)
+        adapter, dimension = None, model.dimension
         if "adapter" in description["files"]:
             adapter = Adapter.read(path / description["files"]["adapter"])
             spaces = (adapter.source, adapter.target, len(adapter.matrix))
@@ -597,20 +582,10 @@ def _name_first(paths: Sequence[str]) -> str:
     return printable(paths[0]) + (f" and {len(paths) - 1:,} more:" if len(paths) > 1 else ":")
 
 
-def _count_dimensions(model: ImageEmbedder) -> int:
-    """Return the size of the vectors by which an index searches: points of a Poincare ball have two more."""
-    return model.dimension + (2 if model.ball else 0)
-
-
 def make_vector_index(model: ImageEmbedder, factory: str, parameters: str, count: int) -> VectorIndex:
     """Make an empty index for ``count`` vectors of a model; raise an `InputError` if this kind can't hold them."""
-    dimension = _count_dimensions(model)
-    VectorIndex.check(dimension, factory, parameters, min(count, MOST_TRAINING_VECTORS))
-    searchable = VectorIndex(dimension, factory)
-    if model.ball and not searchable.keeps_products:
-        raise InputError(f"factory={factory}: it doesn't keep the distances in the model's Poincare ball; {EXACT} does")
-    if model.ball:
-        searchable.encode_whole_vectors()
+    VectorIndex.check(model.dimension, factory, parameters, min(count, MOST_TRAINING_VECTORS))
+    searchable = VectorIndex(model.dimension, factory)
     searchable.set_parameters(parameters)
     return searchable
 
@@ -624,24 +599,20 @@ def _fill(searchable: VectorIndex, searched: NDArray[np.float32], ids: NDArray[n
     searchable.search(searched[:1], k=1)  # codes of more than 8 bits weren't tried before
 
 
-def _list_items(
-    source: Source, first_id: int = 0, labels: Iterable[Any] | None = None, separator: str = ""
-) -> IndexItems:
+def _list_items(source: Source, first_id: int = 0, labels: Iterable[Any] | None = None) -> IndexItems:
     """List images by their absolute paths, which are the same in every working folder."""
     paths, names = list_source(source)
-    if separator and (other := getattr(source, "separator", separator)) not in ("", separator):
-        raise InputError(f"separator={separator!r}: that of the table is {other!r}; give the same one")
     if labels is not None:
         names = name_classes(labels.tolist() if isinstance(labels, torch.Tensor) else labels)
         numbers, classes = number_classes(names)
         warn_of_names(numbers[:, None], [classes], "labels")
     if (shape := getattr(labels, "shape", (len(names),))) != (len(paths),):
         raise InputError(f"labels: {' x '.join(map(str, shape))} for {len(paths)} images")
-    return IndexItems.number(map(absolute_path, paths), names, first_id, separator)
+    return IndexItems.number(map(absolute_path, paths), names, first_id)
 
 
 def _check_vectors(vectors: Any, model: ImageEmbedder, count: int | None = None) -> NDArray[np.float32]:
-    """Scale vectors (N, D) to unit length, those of `ImageEmbedder.embed` excepted; check points of a ball.
+    """Scale vectors (N, D) to unit length, those of `ImageEmbedder.embed` excepted.
 
     Raises:
         InputError: if they aren't ``count`` vectors of the model's size, or can't be compared.
@@ -652,18 +623,16 @@ def _check_vectors(vectors: Any, model: ImageEmbedder, count: int | None = None)
         raise InputError(f"vectors of shape {shape}: {whose} {model.dimension} dimensions")
     if not np.isfinite(vectors).all():
         raise InputError("vectors: a number in them is NaN or infinite")
-    if model.ball:
-        return UnitEmbeddings.normalize(vectors, "vectors", model.ball.curvature).rows.numpy()
     if not vectors.any(axis=1).all():
         raise InputError("vectors: one is zero, so it has no direction that could be compared")
     is_unit = np.abs(np.linalg.norm(vectors, axis=1, keepdims=True) - 1) < UNIT_TOLERANCE
-    return np.where(is_unit, vectors, UnitEmbeddings.normalize(vectors, "vectors").rows.numpy())
+    return np.where(is_unit, vectors, unit_rows(vectors, "vectors").numpy())
 
 
 def _embed_items(
     model: ImageEmbedder, items: IndexItems, options: dict[str, Any]
 ) -> tuple[IndexItems, NDArray[np.float32]]:
-    """Embed images -> the readable ones, and their vectors for the search by inner product.
+    """Embed images -> the readable ones, and their vectors.
 
     Raises:
         InputError: if not one image can be read, an option is unknown, or the options name other views than those of
@@ -678,9 +647,4 @@ def _embed_items(
     embedded = model.embed(items.paths.tolist(), **options)
     is_read = ~np.isnan(embedded[:, 0])
     check_readable(int(is_read.sum()), len(items))
-    return items.take(is_read), _to_searched(embedded[is_read], model)
-
-
-def _to_searched(points: NDArray[np.float32], model: ImageEmbedder) -> NDArray[np.float32]:
-    """Return the vectors that a search by inner product takes: (N, D), or (N, D + 2) for points of a Poincare ball."""
-    return Geometry.from_ball(model.ball).gallery_vectors(torch.from_numpy(points)).numpy()
+    return items.take(is_read), embedded[is_read]

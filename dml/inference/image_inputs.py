@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from dml.data.image_files.contents import ARCHIVES, MISSING, read_stamps
+from dml.data.image_files.contents import ARCHIVE, MISSING, read_stamps
 from dml.data.image_files.decoding import PixelValueError, decode_opened, flatten
 from dml.data.image_files.images import ImageFile, UnreadableImageError, without_remedy
 from dml.data.image_files.limits import ImageLimits
@@ -81,7 +81,7 @@ def list_named_images(path: str | Path) -> tuple[list[str], list[str]]:
     without classes, their names are empty.
 
     Args:
-        path: path of a folder, of an archive (.tar, .zip), of a list that ends with one of `LISTS`, or of an image.
+        path: path of a folder, of an archive (.zip), of a list that ends with one of `LISTS`, or of an image.
 
     Raises:
         InputError: if there is no such list, or it can't be read.
@@ -89,7 +89,7 @@ def list_named_images(path: str | Path) -> tuple[list[str], list[str]]:
     if path == Path():
         raise InputError("images: Path('') stands for the whole working folder; give '.' if you mean that")
     place = expand_home(path)
-    if os.path.isdir(place) or place.suffix in ARCHIVES:
+    if os.path.isdir(place) or place.suffix == ARCHIVE:
         paths = list_images(place)
         parents = (os.path.relpath(os.path.dirname(image), place) for image in paths)
         return paths, ["" if parent == "." else compose_name(parent) for parent in parents]
@@ -104,7 +104,7 @@ def list_named_images(path: str | Path) -> tuple[list[str], list[str]]:
         paths = [str(place.parent / expand_home(line.strip())) for line in lines if line.strip()]
         return paths, [""] * len(paths)
     table = csv.read_listed(place)
-    return table.locations.tolist(), [table.name_class(label) for label in table.labels[:, 0].tolist()]
+    return table.paths.tolist(), [table.name_class(label) for label in table.labels[:, 0].tolist()]
 
 
 def list_source(source: Source) -> tuple[list[str], list[str]]:
@@ -118,7 +118,7 @@ def list_source(source: Source) -> tuple[list[str], list[str]]:
     """
     source = unpack_paths(source)
     if isinstance(source, ImageTable):
-        paths, names = source.locations.tolist(), [source.name_class(label) for label in source.labels[:, 0].tolist()]
+        paths, names = source.paths.tolist(), [source.name_class(label) for label in source.labels[:, 0].tolist()]
     elif isinstance(source, str | Path):
         path = expand_home(source)
         if read_stamps([str(path)])[0, 0] == MISSING[0]:

@@ -24,9 +24,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from dml.data.image_files.parts import identify_images
-from dml.data.table import UNKNOWN, join_labels, number_label_sets
 from dml.inference.certificates import describe
-from dml.ops.pairs import related
 from dml.runtime.checksums import CHECKSUMS, DamageError, file_checksum
 from dml.runtime.errors import InputError
 from dml.runtime.files import replacing
@@ -34,9 +32,6 @@ from dml.runtime.locks import holding
 from dml.runtime.paths import expand_home
 from dml.runtime.run_files import read_values, write_values
 from dml.runtime.text import printable
-
-DRAWN_PAIRS = 10**6
-"""The number of pairs of images with several labels that are drawn to estimate how many share one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,19 +42,15 @@ class IndexItems:
         ids: (N,) int64, ascending.
         paths: (N,) strings, absolute, each image once.
         labels: (N,) strings, names of the classes; empty strings where none is known.
-        separator: text between the labels of an image that has several; "" where each has a single one.
     """
 
     ids: NDArray[np.int64]
     paths: NDArray[np.object_]
     labels: NDArray[np.object_]
-    separator: str = ""
 
     @classmethod
-    def number(
-        cls, paths: Iterable[str], labels: Iterable[str], first_id: int = 0, separator: str = ""
-    ) -> "IndexItems":
-        """Give ids to images, from ``first_id`` on, and sort the labels of each."""
+    def number(cls, paths: Iterable[str], labels: Iterable[str], first_id: int = 0) -> "IndexItems":
+        """Give ids to images, from ``first_id`` on."""
         listed = [*paths]
         identities = identify_images(listed)
         twice, count = max(Counter(identities).items(), key=lambda item: item[1], default=("", 0))
@@ -67,9 +58,8 @@ class IndexItems:
             spellings = [path for path, identity in zip(listed, identities, strict=True) if identity == twice]
             names = " and ".join(map(printable, [*dict.fromkeys(spellings)][:2]))
             raise InputError(f"{names}: given {count} times; an index holds it once")
-        joined = (label and join_labels(label, separator, path) for path, label in zip(listed, labels, strict=True))
         ids = np.arange(first_id, first_id + len(listed))
-        return cls(ids, _as_objects(listed), _as_objects(joined), separator)
+        return cls(ids, _as_objects(listed), _as_objects(labels))
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -89,30 +79,10 @@ class IndexItems:
 
     @cached_property
     def same_share(self) -> float | None:
-        """The share of pairs of one class among all pairs of images with a label; None if it is 0 or 1.
-
-        With several labels, it is that of pairs that share one, among a million that are drawn.
-        """
-        if self.separator and self.label_sets.shape[1] > 1 and len(sets := self.label_sets[self.labels != ""]) > 1:
-            draws = np.random.default_rng(0)
-            first, step = draws.integers(len(sets), size=DRAWN_PAIRS), draws.integers(1, len(sets), size=DRAWN_PAIRS)
-            share = float(related(sets[first], sets[(first + step) % len(sets)][:, None]).mean())
-            return share if 0 < share < 1 else None
+        """The share of pairs of one class among all pairs of images with a label; None if it is 0 or 1."""
         counts = np.array([count for label, count in Counter(self.labels.tolist()).items() if label])
         pairs, same = counts.sum() * (counts.sum() - 1), (counts * (counts - 1)).sum()
         return float(same / pairs) if 0 < same < pairs else None
-
-    @cached_property
-    def label_sets(self) -> NDArray[np.int64]:
-        """The numbers of the labels of each image (N, W), padded with -1, see `dml.ops.pairs.related`."""
-        names, codes = np.unique(self.labels, return_inverse=True)
-        labels = np.where(self.labels == "", UNKNOWN, codes)[:, None]
-        sets = number_label_sets(labels, [names.tolist()], self.separator)
-        return sets[:, 0] if sets.ndim > 2 else sets
-
-    def split(self, label: str) -> list[str]:
-        """Split what ``labels`` holds for an image into the single labels."""
-        return [name for name in (label.split(self.separator) if self.separator else [label]) if name]
 
     def positions(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the positions of ids, of any shape; -1 for negative ids, which stand for no item."""
@@ -151,8 +121,7 @@ class IndexItems:
 
     def write(self, path: Path) -> None:
         """Write the items to a .parquet file."""
-        columns, facts = {"id": self.ids, "path": self.paths, "label": self.labels}, {"separator": self.separator}
-        table = pa.table(columns, metadata=facts if self.separator else None)
+        table = pa.table({"id": self.ids, "path": self.paths, "label": self.labels})
         pq.write_table(table, path, write_page_checksum=True)
 
     @classmethod
@@ -160,9 +129,8 @@ class IndexItems:
         """Read the items from a .parquet file; pyarrow raises an exception if it is damaged."""
         with pq.ParquetFile(path, page_checksum_verification=True) as file:  # pq.read_table would import pandas
             columns = file.read(columns=["id", "path", "label"]).to_pydict()
-            separator = (file.schema_arrow.metadata or {}).get(b"separator", b"").decode()
         ids = np.array(columns["id"], dtype=np.int64)
-        return cls(ids, _as_objects(columns["path"]), _as_objects(columns["label"]), separator)
+        return cls(ids, _as_objects(columns["path"]), _as_objects(columns["label"]))
 
 
 def _as_objects(texts: Iterable[str]) -> NDArray[np.object_]:
@@ -183,7 +151,7 @@ CARD_TEXT = """# An index of {images:,} images
 
 `dml search FOLDER photo.jpg`, `dml serve FOLDER` and `dml.Index.load("FOLDER")` search this folder.
 
-- Vectors: {dimension} dimensions, {geometry}{model}
+- Vectors: {dimension} dimensions, compared by cosine{model}
 - Kind: `{factory}` {parameters}
 - Checked: {certificate}
 """

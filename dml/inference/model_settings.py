@@ -13,9 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from dml.data.image_files.limits import ImageLimits
 from dml.data.transforms import Pipeline
-from dml.evaluation.geometry import choose_ball
 from dml.models.embedding import EmbeddingModel
-from dml.ops.poincare import Ball
 from dml.run.building import build, check_targets, trusting
 from dml.run.model_builders import build_crops_transform, build_embedding_model, list_decisive, without_weights
 from dml.run.settings import Settings, read_settings
@@ -74,11 +72,6 @@ class ModelSettings:
     def decisive(self) -> dict[str, Any]:
         """The settings that, beside the weights, decide an image's embedding."""
         return list_decisive(self.config)
-
-    @property
-    def ball(self) -> Ball | None:
-        """The Poincare ball in which embeddings are compared; None compares them by cosine."""
-        return choose_ball((self.config.get("evaluation") or {}).get("geometry"), self.config.get("loss", {}))
 
     def build_transform(self, views: int = 1) -> Pipeline:
         """Build the preprocessing of the run's test.

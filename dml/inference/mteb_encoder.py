@@ -18,14 +18,9 @@ class MtebEncoder(AbsEncoder):  # type: ignore[misc]  # its types are not read, 
 
     Args:
         model: model whose vectors are compared by their cosine.
-
-    Raises:
-        InputError: if the model's vectors are points of a Poincare ball, which mteb would compare by their cosine.
     """
 
     def __init__(self, model: "ImageEmbedder") -> None:
-        if model.ball:
-            raise InputError(f"as_mteb: {model.geometry} of {model.settings.name}; mteb compares by the cosine only")
         self.model = model
         facts = {
             "name": f"dml/{model.settings.name}",  # mteb wants a slash in it

@@ -2,7 +2,7 @@
 
 - ``model.safetensors``: the weights.
 - ``config.yaml``: the resolved configuration of the training, with the network and the preprocessing.
-- ``model.json``: fingerprint, heads, size and geometry of the vectors, names of the classes it has seen, metrics.
+- ``model.json``: fingerprint, heads, size of the vectors, names of the classes it has seen, metrics.
 - ``README.md`` and, if the run has one, ``retrieval.png``: the model card, in the format of the Hugging Face hub.
 """
 
@@ -19,7 +19,6 @@ from safetensors.torch import save
 
 from dml.evaluation.names import (
     ASYMMETRIC,
-    DISTRACTORS,
     HEADS,
     RERANKED,
     format_percent,
@@ -152,7 +151,6 @@ def describe(embedder: ImageEmbedder) -> dict[str, Any]:
         "heads": [*embedder.heads],
         "chosen_heads": [*embedder.model.chosen_heads],
         "dimension": embedder.dimension,
-        "geometry": embedder.geometry,
         "training": dict(settings.training),
         "metrics": replace_nan(settings.metrics),
         "class_names": [*settings.class_names],
@@ -221,7 +219,7 @@ def select_shown(metrics: Mapping[str, Any]) -> dict[str, float]:
     return {
         name: float(value)
         for name, value in metrics.items()
-        if name.split("/")[0] not in ("raw", "heads", "fixed", RERANKED, ASYMMETRIC, DISTRACTORS, "threshold")
+        if name.split("/")[0] not in ("raw", "heads", "fixed", RERANKED, ASYMMETRIC, "threshold")
         and name.rpartition("/")[2].startswith(SHOWN)
         and isinstance(value, int | float)
         and math.isfinite(value)
@@ -238,7 +236,7 @@ def _list_facts(embedder: ImageEmbedder, license_id: str | None) -> Iterable[tup
     height, width = embedder.preprocess(torch.zeros(3, 600, 800, dtype=torch.uint8)).shape[-2:]
     selection = SELECTIONS.get(str(settings.metrics.get("selection")), "unknown: the run wasn't tested at this step")
     yield "network", f"{settings.name}, heads {' + '.join(embedder.heads)}"
-    yield "vector", f"{embedder.dimension} dimensions; geometry: {embedder.geometry}"
+    yield "vector", f"{embedder.dimension} dimensions, compared by cosine"
     yield "input", f"RGB images of any size, which become {width} x {height} pixels"
     yield "background of transparent images", settings.limits.background
     if "dataset" in config:  # a network that dml didn't train has none

@@ -67,6 +67,6 @@ def embed_split(model: ImageEmbedder, table: ImageTable, split: str, **arguments
     part = table.select_evaluated(split)
     if not len(part):
         raise InputError(f"{table.source or 'data set'}: no images of the split {split}")
-    vectors = model.embed(part.locations.tolist(), **arguments)
+    vectors = model.embed(part.paths.tolist(), **arguments)
     readable = np.flatnonzero(np.isfinite(vectors).all(axis=1))
     return EmbeddedTable(part if len(readable) == len(part) else part.take(readable), vectors[readable])

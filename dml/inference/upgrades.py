@@ -17,7 +17,6 @@ from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.image_index import Index, make_vector_index
 from dml.losses.compatibility import class_means
 from dml.metrics.binary import map_at_r, positive_ranks, recall_at_k
-from dml.ops.pairs import related
 from dml.report.statistics import ClassSums, mean_difference, sum_by_class
 from dml.retrieval.adapters import FITS, HELD_OUT, Adapter
 from dml.retrieval.rows import unit_rows
@@ -83,8 +82,8 @@ def measure_upgrade(
     and of the adapters. Images that can't be read, or whose vector is NaN, are left out.
 
     Raises:
-        InputError: if the adapter is unknown, there are too few images, a model isn't compared by cosine, or the index
-            is of the new model, or is being upgraded already.
+        InputError: if the adapter is unknown, there are too few images, or the index is of the new model, or is being
+            upgraded already.
     """
     _check(index, new_model, adapter)
     order = np.random.default_rng(seed).permutation(len(index))
@@ -116,7 +115,7 @@ def measure_upgrade(
         verdict = f"what pays can't be told by the {len(judged)} images of other classes; {kind} is taken"
         return UpgradeReport({}, None if kind == "none" else fit(kind), verdict, notes)
     old, new = all_old[judged], all_new[judged]
-    sample = _Sample(new, items.label_sets[judged], seed)
+    sample = _Sample(new, items.labels[judged], seed)
     fitted = np.concatenate([judged[sample.fitted], seen])
     values = {OLD: sample.search(old, old)} | ({PLAIN: sample.search(new, old)} if old.shape == new.shape else {})
     kinds = {"auto": [*FITS], "none": []}.get(adapter, [adapter])
@@ -150,23 +149,21 @@ def _check(index: Index, new_model: ImageEmbedder, adapter: str) -> None:
         raise InputError(f"index: it is being upgraded to {index.model.fingerprint}; dml upgrade INDEX finishes that")
     if index.model.fingerprint == new_model.fingerprint:
         raise InputError(f"new model: the index is of {new_model.fingerprint} already; give another one")
-    if index.model.ball or new_model.ball:
-        raise InputError("new model: an upgrade is between models that compare by cosine; build the index again")
 
 
 class _Sample:
-    """Queries among images with labels (N, W), see `related`, of which the new model's unit vectors are (N, E)."""
+    """Queries among images with labels (N,), "" for none, of which the new model's unit vectors are (N, E)."""
 
-    def __init__(self, new: Tensor, labels: NDArray[np.int64], seed: int) -> None:
+    def __init__(self, new: Tensor, labels: NDArray[Any], seed: int) -> None:
         order = np.random.default_rng((seed, 1)).permutation(len(labels))
         self.queries, self.fitted = np.split(order, [round(HELD_OUT * len(labels))])
-        has_positive = related(labels[self.queries], labels).sum(axis=1) > 1  # one is the query itself
+        _, classes, sizes = np.unique(labels.astype(str), return_inverse=True, return_counts=True)
+        has_positive = ((labels != "") & (sizes[classes] > 1))[self.queries]
         self.has_labels = bool(has_positive.any())
         self.queries = self.queries[has_positive] if self.has_labels else self.queries
-        classes = np.unique(labels[self.queries], axis=0, return_inverse=True)[1].reshape(-1)
-        self.groups = classes if self.has_labels else np.arange(len(self.queries))
+        self.groups = classes[self.queries] if self.has_labels else np.arange(len(self.queries))
         self.groups_name = f"{len(np.unique(self.groups)):,} {'classes' if self.has_labels else 'queries'}"
-        self.relevant = torch.from_numpy(related(labels[self.queries], labels))
+        self.relevant = torch.from_numpy(classes[self.queries, None] == classes)
         if not self.has_labels:
             nearest = self._rank(new, new)[:, :NEIGHBORS]
             self.relevant = torch.zeros_like(self.relevant).scatter_(1, nearest, value=True)
@@ -215,8 +212,6 @@ class _Sample:
 def order_by_distance(vectors: Any, labels: NDArray[Any]) -> NDArray[np.int64]:
     """Order images by the distance of their unit vectors (N, D) from the mean of their class, the farthest first.
 
-    Images with several labels are of the class of all images with the same ones.
-
     So the most misplaced are replaced first (arXiv 2509.16664). Images without a label come last, in their order.
     """
     units, codes = torch.as_tensor(vectors), torch.from_numpy(np.unique(labels.astype(str), return_inverse=True)[1])
@@ -234,7 +229,7 @@ def replace_in_parts(index: Index, new_model: ImageEmbedder, folder: Path, **opt
     make_vector_index(new_model, index.vectors.factory, index.vectors.parameters, len(index))  # it may refuse the size
     paths = index.items.paths
     order = order_by_distance(index.vectors.reconstruct(index.items.ids), index.items.labels)
-    facts = {"fingerprint": new_model.fingerprint, "geometry": new_model.geometry}
+    facts = {"fingerprint": new_model.fingerprint}
     size = options.get("batch_size") or new_model.settings.batch_size
     output, labels = folder / index.name_replaced(new_model), index.items.labels[order].tolist()
     parts = EmbeddingParts(output, paths[order].tolist(), labels, facts, size)

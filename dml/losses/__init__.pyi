@@ -13,7 +13,6 @@ from .distillation import RelationalDistanceLoss as RelationalDistanceLoss
 from .distillation import SimilarityDistillationLoss as SimilarityDistillationLoss
 from .happier import ClusterLoss as ClusterLoss
 from .happier import SmoothHierarchicalAPLoss as SmoothHierarchicalAPLoss
-from .hyperbolic import HyperbolicContrastiveLoss as HyperbolicContrastiveLoss
 from .matryoshka import MatryoshkaLoss as MatryoshkaLoss
 from .memory import CrossBatchMemory as CrossBatchMemory
 from .n_pair import NPairLoss as NPairLoss

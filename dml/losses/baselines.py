@@ -26,7 +26,7 @@ from pytorch_metric_learning.utils.loss_and_miner_utils import get_all_pairs_ind
 from torch import Tensor, nn
 
 from dml.losses.loss_contract import Loss
-from dml.ops.pairs import finest, masked_logsumexp, pair_masks, related
+from dml.ops.pairs import finest, masked_logsumexp, pair_masks
 from dml.ops.precision import full_precision
 from dml.runtime.errors import InputError
 
@@ -118,11 +118,6 @@ class PairLoss(Loss):
         boundaries = getattr(self.loss, "beta", None)
         return len(boundaries) if isinstance(boundaries, Tensor) and len(boundaries) > 1 else None
 
-    @property
-    def needs_classes(self) -> bool:  # type: ignore[override]
-        """Tell whether the library computes the loss, which knows single labels alone."""
-        return self.form is None
-
     @full_precision
     def forward(
         self,
@@ -150,7 +145,7 @@ class PairLoss(Loss):
             references = torch.cat([anchors, self._prepare(gallery.to(anchors))])
             reference_classes = torch.cat([classes, finest(gallery_labels)])
         zero = 0.0 * embeddings.sum()  # some of the library's losses give a constant, which has no gradient
-        if related(classes, reference_classes).sum() == len(anchors):  # only each anchor with itself
+        if (classes[:, None] == reference_classes).sum() == len(anchors):  # only each anchor with itself
             return zero
         if self.form is not None:
             return self._equations[self.form](self.loss, anchors, *pair_masks(classes)) + zero
@@ -192,7 +187,6 @@ class ProxyLoss(Loss):
         embedding_dim: size of an embedding, D.
     """
 
-    needs_classes = True
     num_classes: int
 
     def __init__(self, loss: Callable[..., nn.Module], num_classes: int, embedding_dim: int) -> None:

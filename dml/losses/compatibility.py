@@ -25,8 +25,6 @@ class InfluenceLoss(Loss):
         scale: factor of the cosines before the softmax.
     """
 
-    needs_classes = True
-
     def __init__(self, classifier: Tensor, scale: float = 16.0) -> None:
         super().__init__()
         # A buffer would be sent to every process in each step by DistributedDataParallel.

@@ -1,6 +1,6 @@
 """Losses made of losses, and what the parts need of a batch."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache
 from inspect import signature
 from typing import Any
@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from dml.losses.loss_contract import Loss, check_module, check_value
 from dml.ops.pairs import ALL
-from dml.ops.precision import full_precision
 from dml.runtime.errors import InputError, check_number
 
 
@@ -51,47 +50,7 @@ class AtLevel(Loss):
         levels = labels.unsqueeze(1) if labels.ndim == 1 else labels
         if self.level >= levels.shape[1]:
             raise InputError(f"loss.level={self.level}: the data set's labels have levels 0 to {levels.shape[1] - 1}")
-        column = levels[:, self.level] if levels.ndim == 2 else levels[:, self.level, None]
-        return loss_value(self.loss, embeddings, column, indices, queries)
-
-
-class BySet(Loss):
-    """Applies a loss to the images of each data set alone, so that no proxies are of the classes of another one.
-
-    L = sum_d n_d / B L_d, where n_d of the B images are of data set d. The classes of a data set are numbered one after
-    the other, as `dml.data.joined_sets.join_tables` does.
-
-    >>> from dml.losses.regularizers import EmbeddingNorm
-    >>> loss = BySet([EmbeddingNorm(), EmbeddingNorm()], first_classes=[[0], [3]])
-    >>> loss(torch.tensor([[3.0, 4.0], [0.0, 1.0]]), torch.tensor([[2], [3]])).item()
-    3.0
-
-    Args:
-        inner: loss of each of D data sets. In a configuration it is one loss, of which the run builds one for each.
-        first_classes: (D, L) number of the first class of each data set at each level; the run sets it.
-    """
-
-    needs_classes = True
-
-    def __init__(self, inner: Sequence[nn.Module], first_classes: Sequence[Sequence[int]]) -> None:
-        super().__init__()
-        self.inner, self.first_classes = nn.ModuleList(inner), [list(classes) for classes in first_classes]
-        self.needs_positives = any(has_trait(loss, "needs_positives") for loss in inner)
-        self.needs_indices = any(has_trait(loss, "needs_indices") for loss in inner)
-
-    @full_precision
-    def forward(self, embeddings: Tensor, labels: Tensor, indices: Tensor | None = None) -> Tensor:
-        """Compute the loss of embeddings (B, D) with labels (B, L) -> scalar."""
-        total, labels = embeddings.new_zeros(()), labels.flatten(1)
-        first_classes = labels.new_tensor(self.first_classes)
-        set_of_row = (labels[:, :1] >= first_classes[:, 0]).sum(dim=1) - 1
-        for number, loss in enumerate(self.inner):
-            rows = set_of_row == number
-            if rows.any():
-                own_indices = None if indices is None else indices[rows]
-                value = loss_value(loss, embeddings[rows], labels[rows] - first_classes[number], own_indices)
-                total = total + rows.to(embeddings.dtype).mean() * value
-        return total
+        return loss_value(self.loss, embeddings, levels[:, self.level], indices, queries)
 
 
 class WeightedSum(Loss):

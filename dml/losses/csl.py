@@ -39,7 +39,6 @@ class CSLLoss(Loss):
         scale: factor that the cosines are multiplied with.
     """
 
-    needs_classes = True
     hierarchy: Tensor
 
     def __init__(
@@ -66,8 +65,7 @@ class CSLLoss(Loss):
         Raises:
             InputError: if the number of margins isn't the number of levels.
         """
-        levels = labels.unsqueeze(1) if labels.ndim == 1 else labels
-        levels = (levels.squeeze(2) if levels.ndim > 2 else levels).long()
+        levels = (labels.unsqueeze(1) if labels.ndim == 1 else labels).long()
         self.set_hierarchy(levels)
         cosines = F.normalize(embeddings, dim=1) @ F.normalize(self.proxies.to(embeddings.dtype), dim=1).T
         class_cosines = cosines.gather(1, levels[:, :1])

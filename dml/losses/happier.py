@@ -159,7 +159,6 @@ class ClusterLoss(Loss):
         InputError: if ``temperature`` is not above 0.
     """
 
-    needs_classes = True
     takes_queries: ClassVar[bool] = True
 
     def __init__(self, num_classes: int, embedding_dim: int, temperature: float = 0.05) -> None:

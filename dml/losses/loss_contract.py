@@ -14,8 +14,6 @@ from dml.runtime.errors import InputError
 class Loss(nn.Module):
     """A loss whose ``repr`` names its parameters: those of its ``__init__`` that it keeps as attributes."""
 
-    needs_classes: bool = False
-    """Whether an image has to have a single label; other losses compare sets of labels by `dml.ops.pairs.related`."""
     num_classes: int | None = None
     """Number of classes, whose labels count from 0; None takes labels of any whole numbers."""
 
@@ -75,7 +73,7 @@ def check_batch(embeddings: Any, labels: Any, *, of_classes: bool) -> None:
             raise InputError(f"{name}: {type(value).__name__}, must be a tensor: torch.as_tensor({name}){names}")
     if embeddings.ndim != 2 or not embeddings.is_floating_point():
         raise InputError(f"embeddings of shape {(*embeddings.shape,)}, {embeddings.dtype}: must be (B, D) floats")
-    if labels.ndim not in (1, 2, 3) or len(labels) != len(embeddings):
+    if labels.ndim not in (1, 2) or len(labels) != len(embeddings):
         raise InputError(
             f"labels of shape {(*labels.shape,)} for embeddings of shape {(*embeddings.shape,)}: "
             "must be (B,) or (B, L) for (B, D)"
@@ -91,16 +89,6 @@ def _is_one_hot(labels: Tensor) -> bool:
 
 
 VALUE = "expected a scalar tensor with a gradient"
-
-
-def check_takes_label_sets(loss: nn.Module) -> None:
-    """Make sure that a loss, and each in it, can be computed of images that have several labels."""
-    for part in loss.modules():
-        if getattr(part, "needs_classes", part is loss and not isinstance(loss, Loss)):
-            raise InputError(
-                f"loss: {type(part).__name__} needs a single label of each image; with several, choose a loss of pairs "
-                "such as loss=rll, or dataset.reader.separator=null, with which each combination is a class"
-            )
 
 
 def check_module(loss: object, key: str = "loss") -> None:

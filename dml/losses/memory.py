@@ -63,8 +63,6 @@ class CrossBatchMemory(Loss):
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         """Load the memory, and let the next step read the counters from the buffers."""
-        if (labels := args[0].get(f"{args[1]}labels")) is not None and len(labels) == self.size:
-            self.labels = torch.empty_like(labels, device=self.labels.device)  # (M,), or (M, W) of several labels
         super()._load_from_state_dict(*args, **kwargs)
         self._counters = None
 
@@ -74,10 +72,8 @@ class CrossBatchMemory(Loss):
             self._counters = int(self.steps), int(self.queued)
         steps, queued = self._counters
         classes = finest(labels)
-        if self.labels.shape[1:] != classes.shape[1:]:  # the memory is empty, and images have several labels
-            self.labels = self.labels.new_full((self.size, *classes.shape[1:]), -1)
         filled = min(queued, len(self.embeddings))
-        memory = {"gallery": self.embeddings[:filled], "gallery_labels": self.labels[:filled, None]} if filled else {}
+        memory = {"gallery": self.embeddings[:filled], "gallery_labels": self.labels[:filled]} if filled else {}
         value: Tensor = self.loss(embeddings, labels, **memory)
         if self.training:
             if steps >= self.start:

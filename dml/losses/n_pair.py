@@ -47,7 +47,6 @@ class NPairLoss(Loss):
         self.form = form
         check_number("loss.norm_weight", norm_weight, least=0)
         self.norm_weight = norm_weight
-        self.needs_classes = form == "published"
 
     @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:

@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dml.losses.compose import AtLevel, BySet
+from dml.losses.compose import AtLevel
 from dml.runtime.errors import InputError
 
-ProxySet = tuple[int, Tensor, int]
-"""The level of some classes, a proxy (C, D) or K proxies (C, K, D) of each, and the number of the first class."""
+ProxySet = tuple[int, Tensor]
+"""The level of the classes, and a proxy (C, D) or K proxies (C, K, D) of each."""
 
 SPREAD = 0.1
 """How far several proxies of a class begin from its mean, each in the direction that was drawn for it: the tangent of
@@ -27,7 +27,7 @@ def count_classes(labels: NDArray[np.int64]) -> list[int]:
 
 
 def proxy_sets(loss: nn.Module, num_classes: Sequence[int], embedding_dim: int, level: int = 0) -> Iterator[ProxySet]:
-    """Find the proxies (C, D) or (C, K, D) in a loss and its terms: yield (level, proxies, number of the first class).
+    """Find the proxies (C, D) or (C, K, D) in a loss and its terms: yield (level, proxies).
 
     Proxies are a tensor that a part of the loss names ``proxies``, with one row or K rows for each class, and at most
     as many columns as an embedding: fewer are those of a prefix. A tensor of another shape is left to the loss. Writing
@@ -35,7 +35,7 @@ def proxy_sets(loss: nn.Module, num_classes: Sequence[int], embedding_dim: int, 
 
     >>> from dml.losses.happier import ClusterLoss
     >>> loss = AtLevel(ClusterLoss(3, 2), level=1)
-    >>> [(level, proxies.shape) for level, proxies, _ in proxy_sets(loss, num_classes=[9, 3], embedding_dim=2)]
+    >>> [(level, proxies.shape) for level, proxies in proxy_sets(loss, num_classes=[9, 3], embedding_dim=2)]
     [(1, torch.Size([3, 2]))]
 
     Args:
@@ -46,14 +46,8 @@ def proxy_sets(loss: nn.Module, num_classes: Sequence[int], embedding_dim: int, 
     """
     if isinstance(loss, AtLevel):
         yield from proxy_sets(loss.loss, num_classes, embedding_dim, loss.level)
-    elif isinstance(loss, BySet):
-        ends = [*loss.first_classes[1:], num_classes]
-        for part, first, end in zip(loss.inner, loss.first_classes, ends, strict=True):
-            counts = np.subtract(end, first).tolist()
-            sets = proxy_sets(part, counts, embedding_dim, level)
-            yield from ((inner_level, tensor, first[inner_level]) for inner_level, tensor, _ in sets)
     elif _has_proxies_of_each_class(proxies := getattr(loss, "proxies", None), num_classes[level], embedding_dim):
-        yield level, proxies, 0
+        yield level, proxies
     else:
         for part in loss.children():
             yield from proxy_sets(part, num_classes, embedding_dim, level)
@@ -106,11 +100,11 @@ def begin_at_class_means(sets: Iterable[ProxySet], embeddings: Tensor, labels: T
         embeddings: (N, D) embeddings of the training images.
         labels: (N, L) labels of the training images.
     """
-    for level, proxies, first in sets:
-        rows = labels[:, level].long() - first
-        is_inside = (rows >= 0) & (rows < len(proxies))
+    for level, proxies in sets:
+        rows = labels[:, level].long()
+        is_known = rows >= 0
         unit = F.normalize(embeddings[:, : proxies.shape[-1]], dim=1)  # the loss may be that of a prefix
-        sums = unit.new_zeros(len(proxies), unit.shape[1]).index_add_(0, rows[is_inside], unit[is_inside]).to(proxies)
+        sums = unit.new_zeros(len(proxies), unit.shape[1]).index_add_(0, rows[is_known], unit[is_known]).to(proxies)
         directions = F.normalize(sums, dim=1)
         if proxies.ndim == 3:
             sums, drawn = sums.unsqueeze(1), F.normalize(proxies, dim=2)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dml.losses.loss_contract import Loss
 from dml.ops.gradients import block_size, refuse_second_derivative
-from dml.ops.pairs import ALL, finest, related
+from dml.ops.pairs import ALL, finest
 from dml.ops.precision import full_precision
 from dml.runtime.errors import InputError, check_number
 
@@ -117,7 +117,7 @@ def similarity_mixup(unit_embeddings: Tensor, labels: Tensor, weights: Tensor) -
 
     Args:
         unit_embeddings: (B, D) L2-normalized embeddings.
-        labels: (B,) class of each embedding, or (B, W) labels, see `related`.
+        labels: (B,) class of each embedding.
         weights: (P,) weight of the first item of each pair, from 0 to 1.
 
     Returns:
@@ -131,15 +131,12 @@ def similarity_mixup(unit_embeddings: Tensor, labels: Tensor, weights: Tensor) -
         raise InputError(f"weights of shape {tuple(weights.shape)}: the labels have {len(first)} pairs of one class")
     shares = weights[:, None]
     virtual = shares * unit_embeddings[first] + (1 - shares) * unit_embeddings[second]
-    shared = labels[first]
-    if labels.ndim > 1:  # a virtual item has the labels that both have
-        shared = shared.masked_fill(~(shared[:, :, None] == labels[second][:, None]).any(dim=2), -1)
-    return torch.cat([unit_embeddings, virtual]), torch.cat([labels, shared])
+    return torch.cat([unit_embeddings, virtual]), torch.cat([labels, labels[first]])
 
 
 def _list_pairs(labels: Tensor) -> Tensor:
-    """List the pairs i < j with the same label, in order of i, then j. (B,) or (B, W) -> (P, 2)"""
-    return related(labels, labels).triu(diagonal=1).nonzero()
+    """List the pairs i < j with the same label, in order of i, then j. (B,) -> (P, 2)"""
+    return (labels[:, None] == labels).triu(diagonal=1).nonzero()
 
 
 def _choose_queries(queries: slice, num_real: int, num_items: int) -> Tensor:
@@ -188,7 +185,7 @@ def _query_blocks(labels: Tensor, chosen: Tensor) -> Iterator[tuple[Tensor, Tens
     """
     num_items, block = len(labels), block_size(labels.device, on_cpu=BLOCK)
     parts = torch.split(chosen, max(1, block // num_items))
-    counts, order = torch.cat([related(labels[part], labels).sum(dim=1) - 1 for part in parts]).sort(stable=True)
+    counts, order = torch.cat([(labels[part, None] == labels).sum(dim=1) - 1 for part in parts]).sort(stable=True)
     sizes = counts.tolist()
     start = next((place for place, size in enumerate(sizes) if size), len(sizes))
     while start < len(sizes):
@@ -196,7 +193,7 @@ def _query_blocks(labels: Tensor, chosen: Tensor) -> Iterator[tuple[Tensor, Tens
         # All queries of a block are padded to its last one's positives, so that one has to fit into a block as well.
         end = start + max(1, min(end - start, block // (num_items * sizes[end - 1])))
         queries = chosen[order[start:end]]
-        in_class = related(labels[queries], labels).scatter_(1, queries[:, None], False)
+        in_class = (labels[queries, None] == labels).scatter_(1, queries[:, None], False)
         positives = in_class.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, : sizes[end - 1]]
         yield queries, positives, in_class.gather(1, positives)
         start = end

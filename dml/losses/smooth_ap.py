@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dml.losses.loss_contract import Loss
 from dml.ops.gradients import in_blocks
-from dml.ops.pairs import ALL, finest, list_columns, related
+from dml.ops.pairs import ALL, finest, list_columns
 from dml.ops.precision import full_precision
 from dml.ops.relevance import level_counts, shared_levels
 from dml.runtime.errors import check_number
@@ -83,7 +83,7 @@ class SmoothAPLoss(Loss):
     def _relevances(self, labels: Tensor, queries: slice, dtype: torch.dtype) -> Tensor:
         """Compute the relevance (Q, B) of each item of a batch with labels (B,) or (B, L) to some queries."""
         if self.relevance is None:
-            return related(finest(labels)[queries], finest(labels)).to(dtype)
+            return (finest(labels)[queries, None] == finest(labels)).to(dtype)
         columns = labels[:, None] if labels.ndim == 1 else labels
         levels = shared_levels(columns[queries], columns)
         return self.relevance(level_counts(levels, columns.shape[1]).to(dtype)).gather(1, levels)

@@ -23,8 +23,6 @@ class SoftmaxLoss(Loss):
         embedding_dim: size of an embedding, D.
     """
 
-    needs_classes = True
-
     def __init__(self, num_classes: int, embedding_dim: int) -> None:
         super().__init__()
         self.num_classes = num_classes

@@ -5,9 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dml.losses.loss_contract import Loss
-from dml.ops.gradients import in_blocks
+from dml.ops.gradients import block_size, in_blocks
 from dml.ops.pairs import finest, pair_masks
-from dml.ops.poincare import euclidean_distances
 from dml.ops.precision import full_precision
 from dml.runtime.errors import check_number
 
@@ -45,8 +44,7 @@ class TripletSemihardLoss(Loss):
     @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar."""
-        # A matrix product would round equal distances to different values, which changes the choice of negatives.
-        matrix = euclidean_distances(embeddings, embeddings)
+        matrix = _euclidean_distances(embeddings)
 
         def compute(block: slice) -> tuple[Tensor, Tensor]:
             distances, (positives, negatives) = matrix[block].square(), pair_masks(finest(labels), block)
@@ -57,6 +55,15 @@ class TripletSemihardLoss(Loss):
 
         total, count = in_blocks(compute, range(len(embeddings)), len(embeddings), embeddings.device)
         return total.sum() / count.sum().clamp(min=1)
+
+
+def _euclidean_distances(embeddings: Tensor) -> Tensor:
+    """Compute the distances of all pairs. (B, D) -> (B, B)"""
+    # On a GPU the backward pass of torch.cdist holds all B D differences of each row that it is given: a few at a time.
+    size = block_size(embeddings.device, on_cpu=len(embeddings) * embeddings.numel()) // max(1, embeddings.numel())
+    # A matrix product would round equal distances to different values, which changes the choice of negatives.
+    parts = embeddings.split(max(1, size))
+    return torch.cat([torch.cdist(part, embeddings, compute_mode="donot_use_mm_for_euclid_dist") for part in parts])
 
 
 def _choose_negatives(distances: Tensor, negatives: Tensor) -> Tensor:

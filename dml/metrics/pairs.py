@@ -13,7 +13,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dml.ops.pairs import related
 from dml.ops.precision import without_tf32
 
 Integers = npt.NDArray[np.int64]
@@ -62,7 +61,7 @@ class ClassCounts(NamedTuple):
 class _Block(NamedTuple):
     """The pairs of some queries and items.
 
-    ``similarities`` (B, M) are from -1 to 1, or `EXCLUDED`; classes are numbers from 0, or sets of labels.
+    ``similarities`` (B, M) are from -1 to 1, or `EXCLUDED`; classes are numbers from 0.
     """
 
     similarities: Tensor
@@ -81,9 +80,9 @@ class LabeledPairs:
 
     Args:
         embeddings: (Q, D) float32 embeddings of unit length, on CPU or on a CUDA device, which then counts the pairs.
-        labels: (Q,) classes of the embeddings, or (Q, W) labels of which pairs "of one class" share one, see `related`.
+        labels: (Q,) classes of the embeddings.
         gallery: (G, D) embeddings of a gallery; None stands for the pairs of two of the first embeddings.
-        gallery_labels: (G,) classes of the gallery, or (G, W) labels.
+        gallery_labels: (G,) classes of the gallery.
         excluded: (Q, M) items of the gallery whose pair with the query doesn't count, such as copies of the query; rows
             of queries that exclude fewer are filled with -1.
     """
@@ -102,7 +101,7 @@ class LabeledPairs:
         for block in self._blocks():
             bins = _find_bins(block.similarities)
             total += torch.bincount(bins.view(-1), minlength=size)
-            is_same = related(block.query_classes, block.item_classes)
+            is_same = block.query_classes[:, None] == block.item_classes
             positives += torch.bincount(bins[is_same], minlength=size)
         counted = positives.cpu().numpy(), (total - positives).cpu().numpy()
         # bin 0 holds excluded pairs, bin i + 1 those from EDGES[i] on; no pair is at the last edge
@@ -122,9 +121,7 @@ class LabeledPairs:
         values, numbers = np.empty(0), np.empty((2, 0), dtype=np.int64)
         for block in self._blocks():
             chosen = is_refined[_find_bins(block.similarities.clone())].nonzero(as_tuple=True)
-            is_positive = (
-                related(block.query_classes[chosen[0]], block.item_classes[chosen[1], None])[:, 0].cpu().numpy()
-            )
+            is_positive = (block.query_classes[chosen[0]] == block.item_classes[chosen[1]]).cpu().numpy()
             similarities = block.similarities[chosen].double().cpu().numpy()
             # equal similarities are joined block by block, so that many of them take no memory
             values, places = np.unique(np.concatenate([values, similarities]), return_inverse=True)
@@ -135,7 +132,7 @@ class LabeledPairs:
         return _merge(self.counts, values, numbers)
 
     def count_by_class(self, thresholds: npt.NDArray[np.floating[Any]]) -> ClassCounts:
-        """Count the pairs of each class from some similarities on; images of several labels are all of one class.
+        """Count the pairs of each class from some similarities on.
 
         Args:
             thresholds: (T,) ascending similarities, which are rounded to float32.
@@ -147,9 +144,7 @@ class LabeledPairs:
             rows, columns = (block.similarities >= limits[0]).nonzero(as_tuple=True)
             steps = torch.searchsorted(limits, block.similarities[rows, columns], right=True) - 1
             first, second = block.query_classes[rows], block.item_classes[columns]
-            is_same = related(first, second[:, None])[:, 0]
-            if self.labels.ndim > 1:
-                first = second = torch.zeros_like(rows)
+            is_same = first == second
             counted[0] += torch.bincount((first * width + steps)[is_same], minlength=classes * width)
             for part in (first, second):
                 counted[1] += torch.bincount((part * width + steps)[~is_same], minlength=classes * width)
@@ -167,9 +162,8 @@ class LabeledPairs:
         return np.unique(self.labels if self.gallery_labels is None else [*self.labels, *self.gallery_labels])
 
     def _number(self, labels: npt.NDArray[Any]) -> Tensor:
-        """Return classes as numbers from 0, (N,), and sets of labels (N, W) as they are."""
-        classes = labels if labels.ndim > 1 else np.searchsorted(self._class_names, labels)
-        return torch.from_numpy(classes).to(self._device)
+        """Return classes (N,) as numbers from 0."""
+        return torch.from_numpy(np.searchsorted(self._class_names, labels)).to(self._device)
 
     def _blocks(self) -> Iterator[_Block]:
         """Yield all pairs, each once."""
@@ -193,8 +187,6 @@ class LabeledPairs:
 
     def _count_all(self) -> tuple[Integers, Integers]:
         """Count all pairs of each class -> those with both images in it (C,), and with one of the two in it (C,)."""
-        if self.labels.ndim > 1:
-            return self.counts.positives[:1], 2 * self.counts.negatives[:1]
         names = self._class_names
         sizes = np.bincount(np.searchsorted(names, self.labels), minlength=len(names)).astype(np.int64)
         if self.gallery_labels is None:

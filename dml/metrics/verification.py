@@ -84,27 +84,6 @@ class PairVerification:
         return error_rates(self.pairs, (*REPORTED_FMRS, *CALIBRATION_RANGE))
 
 
-def verify_pairs(
-    similarities: npt.NDArray[Any], is_same: npt.NDArray[np.bool_], folds: npt.NDArray[np.int64]
-) -> dict[str, float]:
-    """Compute how well the similarities (P,) of listed pairs tell which are same: AUC, FNMR at FMRs, and accuracy.
-
-    The accuracy is the mean over the folds (P,), with the largest threshold of those that judge most of the pairs of
-    all other folds rightly (LFW, Huang et al., 2007). A pair is judged to be same from the threshold on.
-    """
-    from sklearn.metrics import roc_auc_score, roc_curve  # late: it takes half a second, which a start waits for
-
-    fmr, matched, _ = roc_curve(is_same, similarities, drop_intermediate=False)
-    metrics = {f"fnmr@1e{round(np.log10(rate))}": float(1.0 - matched[fmr <= rate].max()) for rate in REPORTED_FMRS}
-    accuracies = []
-    for fold in np.unique(folds):
-        is_outside = folds != fold
-        fmr, matched, thresholds = roc_curve(is_same[is_outside], similarities[is_outside], drop_intermediate=False)
-        rights = np.rint(matched * is_same[is_outside].sum() - fmr * (~is_same[is_outside]).sum())
-        accuracies.append(np.mean((similarities >= thresholds[rights.argmax()])[~is_outside] == is_same[~is_outside]))
-    return metrics | {"auc": float(roc_auc_score(is_same, similarities)), "accuracy": float(np.mean(accuracies))}
-
-
 def find_threshold(rates: ErrorRates, fmr: float) -> int:
     """Return the index of the smallest threshold whose FMR is at most ``fmr``."""
     return int(np.searchsorted(-rates.fmr, -fmr, side="left"))
@@ -177,10 +156,9 @@ def opis(pairs: LabeledPairs, rates: ErrorRates) -> float:
         rates: `error_rates` of the pairs, at the FMRs of `CALIBRATION_RANGE`.
 
     Returns:
-        The value, between 0 and 0.25; NaN if there is no pair of different classes, or none of one class, or if images
-        have several labels.
+        The value, between 0 and 0.25; NaN if there is no pair of different classes, or none of one class.
     """
-    if pairs.labels.ndim > 1 or np.isnan(rates.fmr).any() or np.isnan(rates.fnmr).any():
+    if np.isnan(rates.fmr).any() or np.isnan(rates.fnmr).any():
         return float("nan")
     nearest, farthest = (
         np.sqrt(2.0 - 2.0 * min(float(rates.thresholds[find_threshold(rates, fmr)]), 1.0)) for fmr in CALIBRATION_RANGE

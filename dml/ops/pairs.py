@@ -1,10 +1,8 @@
 """Pairs of the items of a batch: masks, distances, and reductions over the pairs that a mask leaves."""
 
 import math
-from itertools import product
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -14,34 +12,14 @@ from dml.ops.gradients import refuse_second_derivative
 ALL = slice(None)
 """All rows of a batch, as the queries of a loss."""
 
-Ids = TypeVar("Ids", Tensor, npt.NDArray[Any])
-
-
-def related(queries: Ids, items: Ids) -> Ids:
-    """Tell which items share a label with each query: what makes a positive pair. -> (Q, N) bool
-
-    Labels are one id each, (Q,) and (N,), or up to W ids each, (Q, W) and (N, W), in which ids below 0 are padding. The
-    memory is that of two results. If each query has items of its own, theirs are (Q, N) or (Q, N, W).
-
-    >>> related(torch.tensor([[0, 1], [2, -1]]), torch.tensor([[1, 3], [-1, 3]])).tolist()
-    [[True, False], [False, False]]
-    """
-    same: Any = queries[:, None] == items if queries.ndim == 1 else False
-    for ids, j in product(queries.T if queries.ndim > 1 else (), range(items.shape[-1])):
-        same |= (ids[:, None] == items[..., j]) & (ids >= 0)[:, None]
-    return same  # type: ignore[no-any-return]
-
 
 def finest(labels: Tensor) -> Tensor:
-    """Return the labels of the finest level, column 0, whole numbers as int64. (B,), (B, L) or (B, L, 1) -> (B,)
-
-    Of labels (B, L, W), they are the sets (B, W), which `related` compares.
+    """Return the labels of the finest level, column 0, whole numbers as int64. (B,) or (B, L) -> (B,)
 
     >>> finest(torch.tensor([[3, 0], [4, 0]])).tolist()
     [3, 4]
     """
     column = labels if labels.ndim == 1 else labels[:, 0]
-    column = column.squeeze(1) if column.ndim > 1 else column
     return column if column.is_floating_point() else column.long()
 
 
@@ -67,13 +45,13 @@ def pair_masks(labels: Tensor, queries: slice = ALL) -> tuple[Tensor, Tensor]:
     ([False, True, False], [False, False, True])
 
     Args:
-        labels: (B,) or (B, W) labels of the batch, see `related`.
+        labels: (B,) class of each row of the batch.
         queries: rows of the batch whose pairs are returned.
 
     Returns:
         The masks of positive pairs (Q, B) bool and of negative pairs (Q, B) bool.
     """
-    same = related(labels[queries], labels)
+    same = labels[queries, None] == labels
     positives = same.clone()
     own_entries(positives, queries).fill_(False)
     return positives, ~same

@@ -9,21 +9,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dml.ops.pairs import related
 from dml.runtime.errors import InputError
 
 
 def shared_levels(query_labels: Tensor, item_labels: Tensor) -> Tensor:
     """Count the levels that each query and item share, from 0 to L. (Q, L), (N, L) -> (Q, N) int64
 
-    With several labels at a level, (Q, L, W) and (N, L, W), they share it if they are `related` there.
-
     >>> shared_levels(torch.tensor([[0, 0]]), torch.tensor([[0, 0], [1, 0], [2, 1]])).tolist()
     [[2, 1, 0]]
     """
     levels = torch.zeros(len(query_labels), len(item_labels), dtype=torch.int64, device=query_labels.device)
     for query_column, item_column in zip(query_labels.unbind(1), item_labels.unbind(1), strict=True):
-        levels += related(query_column, item_column)
+        levels += query_column[:, None] == item_column
     return levels
 
 

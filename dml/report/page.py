@@ -1,4 +1,4 @@
-"""The HTML pages of a run, of an audit and of searches, and the files of a tested run."""
+"""The HTML pages of a run and of searches, and the files of a tested run."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,6 @@ from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.per_query import QueryTable, join_lists, score_queries, write_queries
 from dml.evaluation.ranking import PerQuery
-from dml.report.audit import AuditReport, make_finding_sections
 from dml.report.charts import make_charts, make_threshold_section
 from dml.report.embedding_map import embedding_map, make_map
 from dml.report.metrics import (
@@ -79,7 +78,7 @@ def report(vectors: Embeddings, table: ImageTable, folder: str | Path, *, neighb
     path, unit = expand_home(folder).absolute(), UnitEmbeddings.normalize(vectors, "vectors")
     lists, metrics = Evaluator(table).evaluate(unit, neighbors=neighbors)
     splits = " and ".join(np.unique(table.split).tolist())
-    facts = {"split": splits, "vector": f"{unit.rows.shape[1]:,} dimensions, {unit.geometry.name}"}
+    facts = {"split": splits, "vector": f"{unit.rows.shape[1]:,} dimensions, cosine"}
     run = ReportedRun(
         name="/".join(path.parts[-2:]),
         metrics=metrics | facts,
@@ -97,7 +96,7 @@ def _make_queries(
     """Make the table of the queries of some lists, with their places on the map of embeddings, if there is one."""
     queries = np.concatenate([part.queries for part in lists])
     positions = None if mapped is None else embedding_map(mapped.take(queries), seed=seed)
-    described = {"levels": table.levels, "names": table.names, "separator": table.separator}
+    described = {"levels": table.levels, "names": table.names}
     return join_lists(table, lists, neighbors, **described, made_with=collect_versions(), positions=positions)
 
 
@@ -106,13 +105,6 @@ def search_report(searches: ImageSearches, read: ReadPicture = read_image) -> st
     tiles = Tiles()
     content = {"searches": searches, "results": make_search_results(searches, tiles)}
     return _render("searches.html.j2", content, tiles, read)
-
-
-def audit_report(report: AuditReport, read: ReadPicture = read_image) -> str:
-    """Make the page of a data audit, with the pictures of its findings: one HTML file that needs no other."""
-    tiles = Tiles()
-    content = {"report": report, "sections": make_finding_sections(report, tiles)}
-    return _render("audit.html.j2", content, tiles, read)
 
 
 def _render(

@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -183,6 +183,13 @@ def write_contact_sheets(
     table: ImageTable, folder: Path, limits: ImageLimits, *, classes: int, pictures: int, seed: int
 ) -> None:
     """Write a PNG for each split: some of its classes, chosen blindly, and some images of each."""
+    for split, rows in choose_class_rows(table, classes, pictures, seed):
+        with replacing_file(folder / f"sheet_{split}.png") as partial:
+            draw_sheet(rows, partial, functools.partial(read_image, limits=limits))
+
+
+def choose_class_rows(table: ImageTable, classes: int, pictures: int, seed: int) -> Iterator[tuple[str, list[Row]]]:
+    """Yield each split that has images, and a row for each of some of its classes, with some images of the class."""
     for split in SPLITS:
         part = table.subset(split)
         if not len(part):
@@ -192,9 +199,8 @@ def write_contact_sheets(
         rows_by_class = [np.flatnonzero(part.labels[:, 0] == number) for number in chosen_classes]
         chosen_rows = [_choose(rows, pictures, rng) for rows in rows_by_class]
         titles = [part.name_class(part.labels[rows[0], 0]) for rows in chosen_rows]
-        images = [[(path, "") for path in part.locations[rows].tolist()] for rows in chosen_rows]
-        with replacing_file(folder / f"sheet_{split}.png") as partial:
-            draw_sheet(list(zip(titles, images, strict=True)), partial, functools.partial(read_image, limits=limits))
+        images = [[(path, "") for path in part.paths[rows].tolist()] for rows in chosen_rows]
+        yield split, list(zip(titles, images, strict=True))
 
 
 def _choose(values: npt.NDArray[np.int64], count: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:

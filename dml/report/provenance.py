@@ -5,8 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dml.evaluation.geometry import Geometry, choose_ball
-
 SELECTIONS = {
     "val": "the best on the validation split",
     "test": "the best on the test split",
@@ -14,7 +12,7 @@ SELECTIONS = {
 }
 """How a checkpoint was chosen, by the entry "selection" of metrics.json."""
 UNKNOWN = "not stated"
-OWN_IMAGES = ("folder", "csv", "shards")
+OWN_IMAGES = ("folder", "csv")
 """The names of the data sets that are images of the user's own."""
 
 
@@ -25,13 +23,13 @@ def name_dataset(config: Mapping[str, Any]) -> str:
     return (Path(dataset.get("root") or "").name if name in OWN_IMAGES else "") or name
 
 
-def describe_vector(sizes: Mapping[str, int], heads: Sequence[str], curvature: float) -> str:
-    """Return the size and the geometry of the vectors that are ranked, for metrics.json.
+def describe_vector(sizes: Mapping[str, int], heads: Sequence[str]) -> str:
+    """Return the size of the vectors that are ranked, for metrics.json.
 
-    >>> describe_vector({"L": 64, "M": 64, "H": 192}, ["M", "H"], 0.0)
+    >>> describe_vector({"L": 64, "M": 64, "H": 192}, ["M", "H"])
     '256 dimensions, cosine'
     """
-    return f"{sum(sizes[head] for head in heads):,} dimensions, {Geometry(curvature).name}"
+    return f"{sum(sizes[head] for head in heads):,} dimensions, cosine"
 
 
 def describe_weights(config: Mapping[str, Any]) -> str:
@@ -75,9 +73,8 @@ def describe_configuration(config: Mapping[str, Any]) -> dict[str, str]:
     chooses = (config.get("heads") or {}).get("choose") and len(heads) > 1 and evaluation.get("selection") == "val"
     least = f"{dims[-1]:,} to " if chooses else ""
     dimensions = f"{least}{sum(dims):,} dimensions" + (" as the validation chooses heads" if chooses else "")
-    ball = choose_ball(evaluation.get("geometry"), config.get("loss"))
     return {
-        "vector": f"{dimensions}, {Geometry.from_ball(ball).name}",
+        "vector": f"{dimensions}, cosine",
         "first weights": describe_weights(config),
         "checkpoint": SELECTIONS.get(str(evaluation.get("selection")), UNKNOWN),
         "split": str(evaluation.get("split") or "test"),

@@ -221,14 +221,12 @@ class FoundImage:
 class ImageSearches:
     """Searches of one index.
 
-    ``score`` and ``choice`` are the meaning of a score and of the threshold, in words; ``prior`` is the share of pairs
-    of one class for which the probabilities are, in percent, or empty. ``queries`` are the paths of queries, each with
-    its images, best first.
+    ``choice`` is the meaning of the threshold, in words; ``prior`` is the share of pairs of one class for which the
+    probabilities are, in percent, or empty. ``queries`` are the paths of queries, each with its images, best first.
     """
 
     index: str
     size: int
-    score: str
     threshold: float | None
     queries: Sequence[tuple[str, Sequence[FoundImage]]]
     prior: str = ""

@@ -146,20 +146,15 @@ def sum_by_class(
 def average_by_class(evaluator: Evaluator, embeddings: Embeddings, rows: Tensor, metric: str) -> Values:
     """Compute the mean of a metric over the queries of each class (C,); of a metric without queries its value (1,).
 
-    ``rows`` (N,) are those of the evaluator's table to which the embeddings (N, D) belong. Values of several data sets
-    are scaled, so that their mean over all classes is the plain mean of the data sets.
+    ``rows`` (N,) are those of the evaluator's table to which the embeddings (N, D) belong.
     """
-    evaluated, by_set = evaluator.evaluate(embeddings, rows), list[Values]()
-    names = {f"{domain}/{metric}" if domain else metric for domain in evaluator.table.domains}
+    evaluated = evaluator.evaluate(embeddings, rows)
     for part in evaluated.lists:
-        for name in names & part.values.keys():
+        if metric in part.values:
             labels = evaluator.table.labels[rows.numpy()[part.queries], 0]
-            counts, sums = sum_by_class(labels, {name: part.values[name]})
-            by_set.append(np.divide(sums[name], counts))
-    if not by_set:
-        return np.array([evaluated.metrics[metric]])
-    mean_count = sum(map(len, by_set)) / len(by_set)
-    return np.concatenate([values * (mean_count / len(values)) for values in by_set])
+            counts, sums = sum_by_class(labels, {metric: part.values[metric]})
+            return np.divide(sums[metric], counts)
+    return np.array([evaluated.metrics[metric]])
 
 
 def shorten(values: Iterable[float]) -> list[float]:

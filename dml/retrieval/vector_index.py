@@ -127,15 +127,6 @@ class VectorIndex:
         """Whether scores are the inner products of the vectors to 0.01: see `dml.retrieval.vector_index`."""
         return keeps_products(self._index) and keeps_numbers(self._index)
 
-    def encode_whole_vectors(self) -> None:
-        """Make codes stand for whole vectors, not for their differences from the center of a cell; it precedes `train`.
-
-        Centers have length 1, so the differences of much shorter vectors say nothing but which cell it is.
-        """
-        lists: Any = faiss.try_extract_index_ivf(self._index)
-        if hasattr(lists, "by_residual"):
-            lists.by_residual = False
-
     def set_parameters(self, parameters: str) -> None:
         """Set the search parameters of an approximate index, such as "nprobe=32"; "" leaves FAISS's own.
 

@@ -1,8 +1,6 @@
 """The builders of the objects that a configuration names."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from itertools import pairwise
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -19,14 +17,14 @@ from dml.data.table import ImageTable
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.monitor import make_further_config, make_validation_config
 from dml.evaluation.names import MetricName, list_evaluated_heads, select_joint
-from dml.losses.compose import AtLevel, BySet, check_pairs
-from dml.losses.loss_contract import Loss, check_forward, check_module, check_takes_label_sets
+from dml.losses.compose import AtLevel, check_pairs
+from dml.losses.loss_contract import Loss, check_forward, check_module
 from dml.losses.matryoshka import MatryoshkaLoss, choose_sizes
 from dml.losses.proxies import check_beginning, count_classes
 from dml.models.recurrent import AnyModel, RecurrentModel
 from dml.ops.training_protocols import UsesHierarchy
 from dml.run.building import build
-from dml.run.evaluators import build_metric_config, choose_selection, find_ball
+from dml.run.evaluators import build_metric_config, choose_selection
 from dml.run.model_builders import build_crops_transform as build_crops_transform
 from dml.run.model_builders import build_model as build_model
 from dml.run.settings import DatasetSettings, Settings, read_settings
@@ -59,9 +57,7 @@ def build_table(settings: Settings, *, needs_fold: bool = True) -> ImageTable:
         images = take_some_classes(images, classes=QUICK_CLASSES, images=QUICK_IMAGES)
     if not compares_contents(settings):
         return images
-    compared = assign_content_ids(images, find_cache_folder(settings), settings.data.limits)
-    is_compared = np.isin(images.domain, _list_domains(settings, queries_in_gallery=True))
-    return replace(images, content=np.where(is_compared, compared.content, images.content))
+    return assign_content_ids(images, find_cache_folder(settings), settings.data.limits)
 
 
 def check_readable(settings: Settings, images: ImageTable) -> None:
@@ -78,9 +74,8 @@ def check_readable(settings: Settings, images: ImageTable) -> None:
         prepare_arguments=folder.arguments if folder else "",
         limits=limits,
     )
-    if settings.data.check_images:
-        tested, domains = images.subset("query", "gallery"), _list_domains(settings, queries_in_gallery=None)
-        warn_of_copies(tested.take(np.flatnonzero(np.isin(tested.domain, domains))), limits)
+    if settings.data.check_images and settings.dataset.queries_in_gallery is None:
+        warn_of_copies(images.subset("query", "gallery"), limits)
 
 
 def read_other_labels(settings: Settings, images: ImageTable) -> dict[str, ImageTable]:
@@ -96,7 +91,7 @@ def read_other_labels(settings: Settings, images: ImageTable) -> dict[str, Image
         tables[name] = read_table(
             read_settings(dataset, DatasetSettings), settings.data.max_list_bytes
         ).select_evaluated("test")
-        if not np.array_equal(tables[name].locations, tested.locations):
+        if not np.array_equal(tables[name].paths, tested.paths):
             raise InputError(
                 f"evaluation.other_labels.{name}: {dataset.name} has {len(tables[name])} test images, which aren't the "
                 f"{len(tested)} of {settings.dataset.name}"
@@ -111,13 +106,7 @@ def find_cache_folder(settings: Settings) -> CacheFolder | None:
 
 def compares_contents(settings: Settings) -> bool:
     """Return whether queries are found in their gallery by their files' contents."""
-    parts = settings.dataset.parts.values()
-    return any(part.queries_in_gallery for part in parts) and settings.evaluation.exclude is None
-
-
-def _list_domains(settings: Settings, *, queries_in_gallery: bool | None) -> list[str]:
-    """Return the names of the data sets that have this value of the setting."""
-    return [name for name, part in settings.dataset.parts.items() if part.queries_in_gallery is queries_in_gallery]
+    return bool(settings.dataset.queries_in_gallery) and settings.evaluation.exclude is None
 
 
 def build_data(settings: Settings, images: ImageTable) -> DataModule:
@@ -165,14 +154,12 @@ def build_frozen_weights(settings: Settings, embedding_model: AnyModel) -> Froze
 def build_embedder(settings: Settings, embedding_model: AnyModel) -> ModelEmbedder:
     """Build the module that embeds a split with a model, without a loss or an optimizer."""
     kind = RecurrentEmbedder if isinstance(embedding_model, RecurrentModel) else ModelEmbedder
-    embedder = kind(
+    return kind(
         embedding_model,
         select_joint(
             list_evaluated_heads(settings.model.heads, settings.evaluation.heads, settings.evaluation.head_sets)
         ),
     )
-    embedder.ball = find_ball(settings)
-    return embedder
 
 
 def build_learner(
@@ -182,9 +169,7 @@ def build_learner(
     if settings.training.frozen:
         embedding_model.backbone.requires_grad_(False).eval()
     labels, embed_dims = images.train_table.labels, embedding_model.embed_dims
-    head_losses: dict[str, nn.Module] = add_terms(build_losses(settings, embed_dims, labels, images.train_table.domain))
-    for loss in head_losses.values() if images.train_table.label_sets.ndim > 2 else ():
-        check_takes_label_sets(loss)
+    head_losses: dict[str, nn.Module] = add_terms(build_losses(settings, embed_dims, labels))
     sampler, first_loss = images.sampler, next(iter(head_losses.values()))
     check_pairs(first_loss, getattr(sampler, "images_per_class", 2), getattr(sampler, "classes_per_batch", 2))
     if loss_schedule := make_loss_schedule(settings.scheduler.loss):
@@ -201,7 +186,7 @@ def build_learner(
     pace = build_pace(settings, len(images.sampler))
     plain_kind: Any = FrozenLearner if settings.training.frozen else MetricLearner
     kind: type[MetricLearner] = RecurrentLearner if isinstance(embedding_model, RecurrentModel) else plain_kind
-    learner = kind(
+    return kind(
         embedding_model,
         head_losses,
         optimizer=build(settings.optimizer),
@@ -217,8 +202,6 @@ def build_learner(
         shard_loss=settings.training.shard_loss,
         compiled=parse_compile(settings.training.compile),
     )
-    learner.ball = find_ball(settings)
-    return learner
 
 
 def build_head_choice(settings: Settings) -> HeadChoice | None:
@@ -271,9 +254,7 @@ def fill_in_schedule(settings: Settings, pace: SchedulePace) -> DictConfig | Non
     return filled
 
 
-def build_losses(
-    settings: Settings, embed_dims: Mapping[str, int], labels: NDArray[np.int64], domain: NDArray[np.str_] | None = None
-) -> dict[str, nn.Module]:
+def build_losses(settings: Settings, embed_dims: Mapping[str, int], labels: NDArray[np.int64]) -> dict[str, nn.Module]:
     """Build a loss for each head -> losses by head.
 
     The values ``num_classes: ???`` and ``embedding_dim: ???`` of the loss are filled in. Of a Matryoshka loss, which
@@ -285,7 +266,6 @@ def build_losses(
         embed_dims: sizes of the embeddings by head.
         labels: labels (N, L) of the training images; ``num_classes`` is counted at level 0, or at the level of the
             `AtLevel` that the loss is inside of.
-        domain: names (N,) of the images' data sets, for a `BySet`; None for one data set.
 
     Raises:
         InputError: if the configuration makes no loss of embeddings and labels.
@@ -294,8 +274,6 @@ def build_losses(
     built = {}
     for head, size in embed_dims.items():
         loss_config = settings.loss.copy()
-        if _builds(loss_config, BySet):
-            _fill_in_sets(loss_config, labels, np.full(len(labels), "") if domain is None else domain, size)
         _fill_in(loss_config, num_classes, size)
         built[head] = build(loss_config)
         _set_hierarchies(built[head], torch.from_numpy(labels))
@@ -314,7 +292,7 @@ def _set_hierarchies(loss: nn.Module, labels: Tensor) -> None:
         loss.check_classes(labels)
     if isinstance(loss, UsesHierarchy):
         loss.set_hierarchy(labels)
-    for part in () if isinstance(loss, BySet) else loss.children():  # whose parts learn it from the batches
+    for part in loss.children():
         _set_hierarchies(part, labels[:, loss.level, None] if isinstance(loss, AtLevel) else labels)
 
 
@@ -338,17 +316,6 @@ def _builds(node: DictConfig | ListConfig, kind: type[nn.Module]) -> TypeGuard[D
     """Return whether a node builds an object of a class; other classes may have arguments of the same names."""
     target = import_object(node._target_) if isinstance(node, DictConfig) and "_target_" in node else None
     return isinstance(target, type) and issubclass(target, kind)
-
-
-def _fill_in_sets(node: DictConfig, labels: NDArray[np.int64], domain: NDArray[np.str_], size: int) -> None:
-    """Replace the inner loss of a `BySet` by a list of losses, one for each data set."""
-    parts = sorted(([labels[domain == name] for name in np.unique(domain)]), key=lambda part: int(part[:, 0].min()))
-    if any(first[:, 0].max() >= second[:, 0].min() for first, second in pairwise(parts)):
-        raise InputError("loss=by_set: the numbers of the data sets' classes overlap; join_tables tells them apart")
-    losses = [node.inner.copy() for _ in parts]
-    for loss, part in zip(losses, parts, strict=True):
-        _fill_in(loss, count_classes(part - part.min(axis=0)), size)
-    node.inner, node.first_classes = losses, [part.min(axis=0).tolist() for part in parts]
 
 
 def _fill_in_prefixes(node: DictConfig, num_classes: Sequence[int], embedding_dim: int, level: int) -> None:

@@ -5,22 +5,16 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from pytorch_lightning.utilities import rank_zero_only
 
-from dml.data.pair_lists import read_pairs
-from dml.data.readability import check_readability
 from dml.data.table import TEST_SPLITS, ImageTable
-from dml.evaluation.geometry import choose_ball
 from dml.evaluation.items import check_queries, check_validation_classes
 from dml.evaluation.metric import Kind, MetricConfig
 from dml.evaluation.monitor import check_monitor, check_tie_breaker, make_further_config
 from dml.evaluation.names import full_metric_name, list_evaluated_heads
 from dml.evaluation.rerankings import Reranking, make_rerankings
 from dml.evaluation.threshold import ThresholdSettings
-from dml.ops.poincare import Ball
 from dml.run.building import build
 from dml.run.settings import Settings
-from dml.runtime.console import warn
 from dml.runtime.errors import InputError
 
 
@@ -46,12 +40,8 @@ def build_metric_config(settings: Settings, part: ImageTable) -> MetricConfig:
     }
     # a gallery that doesn't hold the queries keeps all its items
     excludes = bool(evaluation.exclude and (not has_gallery or settings.dataset.queries_in_gallery))
-    for name in ("exclude", "gallery", "fixed_neighbors"):
-        if settings.dataset.sets and (value := getattr(evaluation, name)):
-            raise InputError(f"evaluation.{name}={value}: takes one data set, and dataset.sets joins several; null")
-    ball = find_ball(settings)
     try:
-        return MetricConfig(**values, exclude_nearest=excludes, curvature=ball.curvature if ball else 0.0)
+        return MetricConfig(**values, exclude_nearest=excludes)
     except InputError as error:
         name = re.split(r"\W", str(error), maxsplit=1)[0]
         raise InputError(f"evaluation.{error}" if name in values else str(error)) from error
@@ -82,38 +72,9 @@ def build_rerankings(settings: Settings, table: ImageTable) -> list[Reranking]:
     """Build the re-rankings of ``evaluation.rerankings``.
 
     Raises:
-        InputError: if they can't be used, or embeddings are compared in a Poincare ball.
+        InputError: if they can't be used.
     """
-    rerankings = make_rerankings(asdict(settings.evaluation), has_gallery=bool(len(table.rows("gallery"))))
-    if rerankings and find_ball(settings):
-        raise InputError(
-            f"evaluation.rerankings={settings.evaluation.rerankings}: a re-ranking is of cosine similarities, not of "
-            "Poincare distances; null, or evaluation.geometry=null"
-        )
-    return rerankings
-
-
-def find_ball(settings: Settings) -> Ball | None:
-    """Return the Poincare ball that a run's embeddings are ranked in, by ``evaluation.geometry``; None ranks by cosine.
-
-    Raises:
-        InputError: if ``evaluation.geometry`` can't be used, or an option compares embeddings by cosine alone.
-    """
-    loss = {} if settings.loss is None else OmegaConf.to_container(settings.loss)
-    ball = choose_ball(settings.evaluation.geometry, loss)
-    by_cosine = {
-        "recurrent": settings.recurrent,
-        "evaluation.fixed_neighbors": settings.evaluation.fixed_neighbors,
-        "evaluation.gallery": settings.evaluation.gallery,
-        "evaluation.distractors": settings.evaluation.distractors,
-        "evaluation.pairs": settings.evaluation.pairs,
-    }
-    for name, value in by_cosine.items():
-        if ball and value:
-            raise InputError(
-                f"evaluation.geometry: with {name} embeddings are compared by cosine; evaluation.geometry=null"
-            )
-    return ball
+    return make_rerankings(asdict(settings.evaluation), has_gallery=bool(len(table.rows("gallery"))))
 
 
 def choose_final_split(table: ImageTable) -> str:
@@ -196,15 +157,8 @@ def check_tested_settings(settings: Settings, table: ImageTable) -> MetricConfig
     """
     metrics = build_metric_config(settings, table)
     metrics.check_labels()
-    if table.label_sets.ndim > 2 and (left_out := metrics.select_kind(Kind.CLUSTERS)):
-        names = ", ".join(metric.name for metric in left_out)
-        rank_zero_only(warn)(f"evaluation.metrics: without {names}, as images of several labels have no true clusters")
     build_threshold_settings(settings)
     build_rerankings(settings, table)
-    if settings.evaluation.pairs:
-        data = settings.data
-        images = read_pairs(settings.evaluation.pairs).images
-        check_readability(images, data.check_images, on_corrupt=data.on_corrupt, limits=data.limits)
     return metrics
 
 
@@ -220,8 +174,6 @@ def check_evaluation(settings: Settings, table: ImageTable) -> None:
             positive, or a validation would have less than one batch.
     """
     metrics, heads = check_tested_settings(settings, table), list(settings.model.heads)
-    if settings.evaluation.distractors:
-        raise InputError("evaluation.distractors: only dml evaluate takes them, as dml embed needs the trained model")
     check_queries(table.select_evaluated("test"))
     evaluated_heads = list_evaluated_heads(heads, settings.evaluation.heads, settings.evaluation.head_sets)
     validated = table.select_evaluated("test" if choose_selection(settings, table) == "test" else "val")

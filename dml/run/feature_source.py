@@ -64,7 +64,6 @@ class FeatureSource:
             "transform": _to_plain(self.settings.transform.test),
             "precision": self.settings.trainer.precision,
             "background": self.settings.data.limits.color,
-            **self.settings.data.limits.margin,
         }
         if name == RAW:
             return described | {"crops": self.settings.evaluation.crops}

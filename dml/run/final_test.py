@@ -1,50 +1,37 @@
 """The test of a trained model: from the embeddings of a split to metrics.json and the pictures beside it."""
 
-from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from omegaconf import OmegaConf
 from pytorch_lightning import Trainer
 from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor
 
 from dml.data.copies import EXCLUDE_COPIES, count_queries_in_gallery
-from dml.data.pair_lists import read_pairs
 from dml.data.table import ImageTable
-from dml.evaluation.distractor_folder import DistractorFolder, list_embedding_files
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.geometry import UnitEmbeddings
-from dml.evaluation.metric import OF_RANKS
-from dml.evaluation.names import DISTRACTORS, HEADS, join_head_names, list_evaluated_heads
+from dml.evaluation.names import HEADS, join_head_names, list_evaluated_heads
 from dml.evaluation.ranking import PerQuery
 from dml.evaluation.raw_features import FixedNeighbors, recall_among
 from dml.evaluation.rerankings import evaluate_rerankings
 from dml.evaluation.threshold import evaluate_threshold, make_pairs
 from dml.metrics.pairs import LabeledPairs
-from dml.metrics.verification import verify_pairs
-from dml.models.adapters import merge_updates
 from dml.models.recurrent import AnyModel
 from dml.report.console import print_result
 from dml.report.page import write_pictures
 from dml.report.provenance import describe_vector
 from dml.run import builders
 from dml.run.evaluators import build_metric_config, build_rerankings, build_threshold_settings
-from dml.run.further_images import embed_distractors, embed_further_images
 from dml.run.gallery_test import open_gallery_run, search_other_gallery
-from dml.run.model_builders import list_decisive, make_fingerprint
 from dml.run.settings import Settings
 from dml.run.stages import Stage
 from dml.run.stored_configuration import plain_config
-from dml.runtime.console import console
 from dml.runtime.errors import InputError
-from dml.runtime.paths import expand_home
 from dml.runtime.run_folder import RunFolder
-from dml.runtime.text import in_markup
 from dml.training.data import EvaluationData
 from dml.training.embedders import CHOSEN_HEADS, ModelEmbedder
 from dml.training.loggers import log_final_metrics
@@ -75,7 +62,6 @@ def run_test(
     images.tested_on = split
     model = embedder.model
     other_run = open_gallery_run(settings, sum(model.embed_dims[head] for head in model.chosen_heads))
-    distractors = _open_distractors(stage, trainer, embedder, run)
     trainer.test(embedder, images, verbose=False)
     evaluation, rows = settings.evaluation, embedder.embedded.rows
     table = images.table.select_evaluated(split)
@@ -83,22 +69,19 @@ def run_test(
     tested = table.take(rows.numpy()) if skipped else table
     evaluator = Evaluator(tested, build_metric_config(settings, table))
     embeddings, lists, metrics = _evaluate(settings, evaluator, embedder, trainer.strategy.root_device, tested)
-    if folder.is_evaluation and {part.queries_in_gallery for part in settings.dataset.parts.values()} == {None}:
+    if folder.is_evaluation and settings.dataset.queries_in_gallery is None:
         evaluator.check_copies(embeddings, f"{EXCLUDE_COPIES}, if it is a file of the same content")
     if split == "test":
         metrics |= _compute_test_metrics(settings, images.table, embeddings, rows, run.fixed_neighbors_file)
     is_limited = settings.trainer.limit_test_batches is not None  # the images beyond aren't skipped as unreadable
     metrics |= _count_special_images(settings, table, 0 if is_limited else skipped)
     metrics |= evaluate_model_threshold(settings, trainer, embedder, images, embeddings, tested, folder)
-    metrics |= _verify_pairs(settings, trainer, embedder)
     if other_run is not None:
         metrics |= search_other_gallery(other_run, settings, evaluator, embeddings, rows, images)
-    if distractors is not None:
-        metrics |= _rank_among(distractors, evaluator, embeddings)
     device = trainer.strategy.root_device  # a GPU's rounding is another than a CPU's, and so are trained networks
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type.upper()
     facts = {"split": split, "device": name}
-    metrics = description | metrics | _describe_embeddings(model, evaluator.config.curvature) | facts
+    metrics = description | metrics | _describe_embeddings(model) | facts
     limits = settings.data.limits
     rank_zero_only(write_pictures)(
         folder, metrics, tested, embeddings, lists, limits, sheet=evaluation.sheet, report=evaluation.report
@@ -124,7 +107,7 @@ def _evaluate(
     The metrics are those of the chosen heads, of other sets of heads, and of each re-ranking.
     """
     evaluation, embedded = settings.evaluation, embedder.embedded.embeddings
-    embeddings = UnitEmbeddings.normalize(embedded[CHOSEN_HEADS].to(device), curvature=evaluator.config.curvature)
+    embeddings = UnitEmbeddings.normalize(embedded[CHOSEN_HEADS].to(device))
     pictures = [picture for picture in (evaluation.report, evaluation.sheet) if picture]
     evaluated = evaluator.evaluate(embeddings, neighbors=max([picture.neighbors for picture in pictures], default=0))
     metrics: Metrics = {**evaluated.metrics}
@@ -135,60 +118,11 @@ def _evaluate(
     return embeddings, evaluated.lists, metrics
 
 
-def _describe_embeddings(model: AnyModel, curvature: float) -> Metrics:
-    """Return size and geometry of the ranked vectors, and the heads that the training chose if they aren't all."""
-    vector = describe_vector(model.embed_dims, model.chosen_heads, curvature)
+def _describe_embeddings(model: AnyModel) -> Metrics:
+    """Return the size of the ranked vectors, and the heads that the training chose if they aren't all."""
+    vector = describe_vector(model.embed_dims, model.chosen_heads)
     chosen = {} if model.chosen_heads == (*model.embed_dims,) else {"chosen_heads": join_head_names(model.chosen_heads)}
     return {"vector": vector} | chosen
-
-
-def _open_distractors(
-    stage: Stage, trainer: Trainer, embedder: ModelEmbedder, run: RunFolder
-) -> DistractorFolder | None:
-    """Open ``evaluation.distractors``, and print whether they are known to be of the tested model; None without any.
-
-    Images are embedded with it into files of the run's folder, unless they are there.
-    """
-    settings = stage.settings
-    if settings.evaluation.distractors is None:
-        return None
-    path, state = expand_home(settings.evaluation.distractors), run.evaluations_folder / "distractors"
-    config: Any = OmegaConf.to_container(stage.config, resolve=True)
-    merge_updates(merged := deepcopy(embedder.model))
-    fingerprint = make_fingerprint(list_decisive(config), merged)
-    if is_of_images := path.is_dir() and not list_embedding_files(path):
-        path = embed_distractors(settings, trainer, embedder, path, state, fingerprint)
-    distractors = DistractorFolder(path, state)
-    is_known = distractors.check(fingerprint) or is_of_images
-    origin = "the tested model" if is_known else f"a model that not all files name; the tested one is {fingerprint}"
-    rank_zero_only(console.print)(f"[bold]gallery[/]  {len(distractors):,} distractors, of {in_markup(origin)}")
-    return distractors
-
-
-def _rank_among(distractors: DistractorFolder, evaluator: Evaluator, embeddings: UnitEmbeddings) -> Metrics:
-    """Compute the metrics of ranks among distractors -> distractors/level0/recall@1, ..., and their number."""
-    config = replace(evaluator.config, metrics=evaluator.config.select_kind(*OF_RANKS))
-    metrics = replace(evaluator, config=config).evaluate(embeddings, distractors=distractors).metrics
-    return {DISTRACTORS: len(distractors)} | {f"{DISTRACTORS}/{name}": value for name, value in metrics.items()}
-
-
-def _verify_pairs(settings: Settings, trainer: Trainer, embedder: ModelEmbedder) -> Metrics:
-    """Embed the images of ``evaluation.pairs``, each once, and compute and print the metrics: pairs/accuracy and so on.
-
-    Pairs with an image that can't be read are left out.
-    """
-    if settings.evaluation.pairs is None:
-        return {}
-    pairs = read_pairs(settings.evaluation.pairs)
-    embedded = embed_further_images(settings, trainer, embedder, pairs.images)
-    vectors = torch.full((len(pairs.images), embedded.embeddings[CHOSEN_HEADS].shape[1]), torch.nan)
-    vectors[embedded.rows] = UnitEmbeddings.normalize(embedded.embeddings[CHOSEN_HEADS]).rows
-    similarities = (vectors[pairs.rows[0]] * vectors[pairs.rows[1]]).sum(dim=1).numpy()
-    is_read = ~np.isnan(similarities)
-    metrics = verify_pairs(similarities[is_read], pairs.is_same[is_read], pairs.folds[is_read])
-    line = f"{is_read.sum():,} pairs: accuracy {metrics['accuracy']:.1%}, AUC {metrics['auc']:.1%}"
-    rank_zero_only(console.print)(f"[bold]pairs[/]    {in_markup(line)}")
-    return {"pairs": int(is_read.sum())} | {f"pairs/{name}": value for name, value in metrics.items()}
 
 
 def _compute_test_metrics(
@@ -197,7 +131,7 @@ def _compute_test_metrics(
     """Compute the metrics that no other split has: recall among fixed neighbors, and the metrics by other labels."""
     metrics: Metrics = {}
     if settings.evaluation.fixed_neighbors:
-        labels = table.select_evaluated("test").label_sets[rows.numpy()]
+        labels = table.select_evaluated("test").labels[rows.numpy()]
         metrics |= _recall_fixed(settings, embeddings, labels, rows, neighbors_file)
     for name, relabeled in builders.read_other_labels(settings, table).items():
         other_evaluator = Evaluator(relabeled, build_metric_config(settings, relabeled))

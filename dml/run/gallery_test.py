@@ -107,10 +107,9 @@ def compare_models(evaluator: Evaluator, new: UnitEmbeddings, old: UnitEmbedding
         )
         classes, item_classes = (labels[rows, first.level or 0] for rows in sides)
         distances = mean_pair_distances(queries, items, classes, item_classes, first.excluded)
-        if evaluator.table.label_sets.ndim == 2:  # with several labels, images of different classes may be positives
-            metrics |= {
-                f"{ASYMMETRIC}/{kind}/{pair}": value for kind, value in zip(ASYMMETRIC_METRICS, distances, strict=True)
-            }
+        metrics |= {
+            f"{ASYMMETRIC}/{kind}/{pair}": value for kind, value in zip(ASYMMETRIC_METRICS, distances, strict=True)
+        }
     for lists in zip(*(test.lists for test in tests.values()), strict=True):
         query_labels = labels[lists[0].queries]
         level = int(np.argmax((query_labels >= 0).all(axis=0)))  # queries of a coarser list may have no finer class

@@ -10,7 +10,6 @@ from omegaconf import DictConfig, open_dict
 
 from dml.data.image_files.limits import ImageLimits
 from dml.data.transforms import Crops, Pipeline, and_mirrored
-from dml.evaluation.geometry import choose_ball
 from dml.models.embedding import EmbeddingModel
 from dml.models.recurrent import AnyModel
 from dml.models.weights import add_tensors
@@ -79,12 +78,11 @@ def list_decisive(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a trained model that, beside the weights, decide an image's embedding."""
     model = {key: value for key, value in config["model"].items() if key != "heads"}
     evaluation, limits = config.get("evaluation") or {}, ImageLimits.from_settings(config["data"])
-    ball, views = choose_ball(evaluation.get("geometry"), config.get("loss", {})), int(evaluation.get("crops", 1))
-    geometry = {"geometry": ball._asdict()} if ball else {}
+    views = int(evaluation.get("crops", 1))
     more_views = {"views": views} if views > 1 else {}
     background = {"background": limits.color} if limits.color != ImageLimits().color else {}
     test = {"transform": config["transform"]["test"]}
-    return {"model": without_weights(model), **test, **geometry, **more_views, **background, **limits.margin}
+    return {"model": without_weights(model), **test, **more_views, **background}
 
 
 def without_weights(node: Any) -> Any:
@@ -94,11 +92,9 @@ def without_weights(node: Any) -> Any:
     return [without_weights(value) for value in node] if isinstance(node, list) else node
 
 
-def make_fingerprint(
-    decisive: Mapping[str, Any], model: AnyModel, *, heads: Sequence[str] | None = None, geometry: str = "cosine"
-) -> str:
-    """Return the identifier of a model's vectors by its weights, `list_decisive`, heads (None: chosen) and geometry."""
-    described = {**decisive, "heads": model.chosen_heads if heads is None else heads, "geometry": geometry}
+def make_fingerprint(decisive: Mapping[str, Any], model: AnyModel, *, heads: Sequence[str] | None = None) -> str:
+    """Return the identifier of a model's vectors by its weights, `list_decisive` and heads (None: chosen)."""
+    described = {**decisive, "heads": model.chosen_heads if heads is None else heads}
     digest = hashlib.sha256()
     digest.update(json.dumps(described, sort_keys=True).encode())
     add_tensors(digest, sorted(model.state_dict().items()))

@@ -1,5 +1,6 @@
 """The job of ``dml prepare``: verify a data set and write what makes reading it quick."""
 
+import os
 from collections.abc import Mapping
 
 import numpy as np
@@ -8,7 +9,6 @@ from rich.filesize import decimal
 
 from dml.data.copies import assign_content_ids, count_queries_in_gallery
 from dml.data.image_files.limits import ImageLimits, limit_list_bytes
-from dml.data.image_files.pngs import user_cache_folder
 from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.cache_build import build_cache
 from dml.data.prepared.prepared_files import hold_preparation_lock, make_writable_folder
@@ -19,7 +19,6 @@ from dml.data.transforms import Resize
 from dml.report.pictures import write_contact_sheets
 from dml.run.building import build
 from dml.run.settings import PrepareSettings, Settings, read_settings
-from dml.run.table_reading import read_parts
 from dml.runtime.console import console, progress_bar, warn
 from dml.runtime.errors import InputError
 from dml.runtime.files import remove_partial_files
@@ -46,7 +45,7 @@ def prepare(config: DictConfig, _folder: RunFolder, _overrides: list[str]) -> di
             "give data.cache=FOLDER, also to train.py"
         )
     with limit_list_bytes(settings.data.max_list_bytes):
-        table = read_parts(dataset, lambda part: build(part.reader)(part.root))
+        table = build(dataset.reader)(dataset.root)
     folder = make_cache_folder(settings)
     with hold_preparation_lock(folder.path):
         faults = _prepare(settings, table, resize, folder)
@@ -63,7 +62,7 @@ def _prepare(
     dataset, compare_contents = settings.dataset, settings.verify == "content"
     processes, limits = settings.processes, settings.data.limits
     remove_partial_files(folder.path, is_shared=True)  # a training may write features there
-    with progress_bar("verified", len({*table.locations.tolist()})) as advance:
+    with progress_bar("verified", len({*table.paths.tolist()})) as advance:
         images = check_images(
             table,
             folder,
@@ -75,7 +74,7 @@ def _prepare(
         )
     write_table(folder, table, images)
     console.print(make_count_table(table, dataset.counts or {}))
-    readable_rows = np.flatnonzero([not images[path].error for path in table.locations.tolist()])
+    readable_rows = np.flatnonzero([not images[path].error for path in table.paths.tolist()])
     if settings.sheet:
         write_contact_sheets(table.take(readable_rows.astype(np.int64)), folder.path, limits, **vars(settings.sheet))
     if resize:
@@ -92,14 +91,14 @@ def _prepare(
 
 
 def make_cache_folder(settings: Settings) -> CacheFolder:
-    """Make the folder of a data set's prepared files that ``data.cache`` names.
+    """Make the folder of prepared files that ``data.cache`` names; "auto" without a root is one in the user's cache.
 
     Raises:
         InputError: if it names none, or a folder that can't be written to.
     """
     root, cache = settings.dataset.root, settings.data.cache
     if root is None and cache == "auto":
-        cache = str(user_cache_folder())
+        cache = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "dml")
     folder = CacheFolder.from_setting(cache, root, settings.dataset.name)
     if folder is None:
         raise InputError("data.cache=null: auto, or the folder to write to")

@@ -86,7 +86,6 @@ class DataSettings:
     max_pixels: Count = key()
     max_list_bytes: Count = key()
     background: str = key()
-    box_margin: Annotated[float, Ge(0)] = added_key(0.0)
     eval_batch_size: Count = key()
     pin_memory: bool | Literal["auto"] = key()
     cache: str | None = key(is_path=True)
@@ -112,13 +111,6 @@ class DatasetSettings:
     queries_in_gallery: bool | None = added_key(None)
     verify: bool = key()
     counts: dict[Any, Any] | None = key()
-    sets: dict[Any, Any] | None = added_key(None, unset=None)
-
-    @property
-    def parts(self) -> dict[str, "DatasetSettings"]:
-        """The data sets that ``dataset.sets`` joins, by their names; another data set is its only part, named ""."""
-        sets = {str(name): read_settings(part, DatasetSettings) for name, part in (self.sets or {}).items()}
-        return sets or {"": self}
 
 
 @dataclass(frozen=True)
@@ -271,12 +263,9 @@ class EvaluationSettings:
     count_query: bool = key()
     level_weights: list[Any] | None = key()
     exclude: Literal["nearest"] | None = key()
-    geometry: dict[Any, Any] | Literal["auto"] | None = key()
     clustering: bool = key()
     fixed_neighbors: Count | None = key()
     gallery: str | None = key(is_path=True, unset=None)
-    distractors: str | None = key(is_path=True, unset=None)
-    pairs: str | None = key(is_path=True, unset=None)
     other_labels: dict[Any, Any] = key()
     heads: bool = key()
     head_sets: list[Any] | None = key()
@@ -347,6 +336,13 @@ class ContactSheetSettings:
 
 
 @dataclass(frozen=True)
+class FindingsSheetSettings(ContactSheetSettings):
+    """``sheet`` of ``dml inspect``."""
+
+    findings: Natural = key()
+
+
+@dataclass(frozen=True)
 class PrepareSettings(Settings):
     """The configuration of ``dml prepare``."""
 
@@ -365,19 +361,7 @@ class InspectSettings(Settings):
     max_images: Count | None = key()
     components: Count | None = key()
     processes: Count | None = key(is_prepared=True)
-    sheet: ContactSheetSettings | None = key()
-
-
-@dataclass(frozen=True)
-class AuditSettings(Settings):
-    """The configuration of ``dml audit``."""
-
-    checkpoint: str | None = key(is_path=True)
-    max_images: Count | None = key()
-    processes: Count | None = key(is_prepared=True)
-    output: str | None = key(is_path=True)
-    shown: Annotated[int, Interval(ge=1, le=250)] = key()
-    audit: Any = key()
+    sheet: FindingsSheetSettings | None = key()
 
 
 SETTINGS: dict[str, type[Settings]] = {
@@ -385,7 +369,6 @@ SETTINGS: dict[str, type[Settings]] = {
     "evaluate": EvaluateSettings,
     "prepare": PrepareSettings,
     "inspect": InspectSettings,
-    "audit": AuditSettings,
 }
 """The settings of each command."""
 

@@ -131,10 +131,6 @@ def make_evaluation_config(config: DictConfig, *, lacks_weights: bool = False) -
     backbone = parts["model"].get("backbone")
     if isinstance(backbone, dict) and "weights" in backbone and not lacks_weights:
         backbone["weights"] = None
-    from dml.run.evaluators import find_ball  # late: it imports torch, which --help needs no time for
-
-    ball = find_ball(read_settings(config, Settings))  # evaluation.geometry=auto asks the loss, which is not in parts
-    parts["evaluation"]["geometry"] = ball._asdict() if ball else None
     return OmegaConf.create(parts)
 
 

@@ -91,10 +91,10 @@ def _read_file(key: str, place: str, table: ImageTable) -> Tensor:
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:
         raise InputError(f"{key}={place}: not such a file, or damaged ({error}); {PLACES}") from error
     row_of_path = {path: row for row, path in enumerate(paths)}
-    rows = [row_of_path.get(path, -1) for path in identify_images(table.locations.tolist())]
+    rows = [row_of_path.get(path, -1) for path in identify_images(table.paths.tolist())]
     if missing := rows.count(-1):
         line = f"{key}={place}: lacks {missing:,} of {len(rows):,} training images"
-        raise InputError(f"{line}, such as {printable(table.locations[rows.index(-1)])}")
+        raise InputError(f"{line}, such as {printable(table.paths[rows.index(-1)])}")
     return torch.from_numpy(vectors[rows])
 
 

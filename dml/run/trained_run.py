@@ -33,7 +33,7 @@ class TrainedRun(NamedTuple):
     def embed(self, settings: Settings, images: ImageTable, split: str = "test", **changes: Any) -> Embedded:
         """Embed images as the run's test does; the settings of another run say how files are read."""
         trained = self.settings.data
-        data = replace(settings.data, background=trained.background, box_margin=trained.box_margin)
+        data = replace(settings.data, background=trained.background)
         reading = replace(self.settings, data=data, dataset=settings.dataset, trainer=settings.trainer)
         embedder, loaded = builders.build_embedder(reading, self.model), builders.build_evaluation_data(reading, images)
         loaded.tested_on = split
@@ -47,8 +47,7 @@ def open_run(key: str, place: str, *, trust: bool, places: str = "give a run's f
     ``places`` says in the error line about a missing run what the key takes.
 
     Raises:
-        InputError: if there is no run, it is damaged, its vectors aren't compared by cosine, or it names unknown code
-            and ``trust`` is false.
+        InputError: if there is no run, it is damaged, or it names unknown code and ``trust`` is false.
     """
     path = expand_home(place)
     folder = RunFolder(path)
@@ -65,8 +64,6 @@ def open_run(key: str, place: str, *, trust: bool, places: str = "give a run's f
     except InputError as error:
         raise InputError(f"{key}={printable(place)}: {error}; trust=true if you trust this file") from error
     decisive, settings = list_decisive(plain), read_settings(config, Settings)
-    if "geometry" in decisive:
-        raise InputError(f"{key}={printable(place)}: its vectors are compared by Poincare distance; a run with cosine")
     with torch.random.fork_rng(devices=()):
         model = builders.build_model(settings)
     load_model(model, path)

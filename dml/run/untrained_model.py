@@ -1,6 +1,5 @@
 """The tests of a model before its training: the metrics of the backbone's features, and the neighbors by the model."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +66,8 @@ def evaluate_raw_features(
             features, rows = _embed_raw(trainer, images, model)
         else:
             features, rows = _keep_readable(source.load_raw(table, with_inputs=True))
-        by_cosine = replace(build_metric_config(settings, table), curvature=0.0)
-        device, evaluator = ranking_device(trainer.strategy.root_device), Evaluator(table, by_cosine)
+        evaluator = Evaluator(table, build_metric_config(settings, table))
+        device = ranking_device(trainer.strategy.root_device)
         metrics = evaluator(features.to(device), rows)
         if (size := sum(model.embed_dims.values())) < features.shape[1]:
             components = PrincipalComponents.fit(_embed_training_sample(settings, images, model, source), size)

@@ -15,7 +15,7 @@ from annotated_types import Ge, Gt, Interval, Le, Lt
 from omegaconf import DictConfig, OmegaConf
 
 from dml.run.config_folders import format_value
-from dml.run.settings import SETTINGS, DatasetSettings, find_group, list_declared
+from dml.run.settings import SETTINGS, find_group, list_declared
 from dml.runtime.configuration import is_below
 from dml.runtime.errors import InputError, suggest
 from dml.training.run_length import AUTO, COUNTED
@@ -52,15 +52,13 @@ def check_types(config: DictConfig, *also: DictConfig, command: str = "train") -
     Args:
         config: a composed configuration, or a part of one.
         also: configurations that have the same values, in which they become whole numbers too.
-        command: "train", "evaluate", "prepare", "inspect" or "audit".
+        command: "train", "evaluate", "prepare" or "inspect".
 
     Raises:
         InputError: naming the key, the value and what would be right.
     """
     plain: Any = OmegaConf.to_container(config, resolve=False)
-    sets = (plain.get("dataset") or {}).get("sets") or {}
-    parts = [_list_settings(part, DatasetSettings, f"dataset.sets.{name}.") for name, part in sets.items()]
-    for key, value, annotation in chain(_list_settings(plain, SETTINGS[command]), *parts, _list_parameters(plain)):
+    for key, value, annotation in chain(_list_settings(plain, SETTINGS[command]), _list_parameters(plain)):
         if isinstance(value, str) and ("${" in value or value == "???"):  # known later
             continue
         checked = check_value(key, value, annotation)

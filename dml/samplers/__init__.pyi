@@ -5,4 +5,3 @@ from .hierarchical import HierarchicalSampler as HierarchicalSampler
 from .image_balanced import ImageBalancedSampler as ImageBalancedSampler
 from .local_neighborhood import LocalNeighborhoodSampler as LocalNeighborhoodSampler
 from .local_neighborhood import hard_shares as hard_shares
-from .many import ManySetsSampler as ManySetsSampler

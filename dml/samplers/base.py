@@ -1,7 +1,7 @@
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from numbers import Integral
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -54,58 +54,27 @@ class EpochSampler(ABC):
         """Iterate over the batches of an epoch, each a list of rows."""
 
 
-def take_finest_labels(labels: ArrayLike, *, may_be_sets: bool = False) -> NDArray[Any]:
-    """Return the labels of the finest level, column 0. (N,) or (N, L) -> (N,), or (N, L, W) -> (N, W)
+def take_finest_labels(labels: ArrayLike) -> NDArray[Any]:
+    """Return the labels of the finest level, column 0. (N,) or (N, L) -> (N,)
 
     >>> take_finest_labels([[3, 0], [4, 0]]).tolist()
     [3, 4]
 
     Raises:
-        InputError: if there are no labels, their shape or type is another, or images have several and may not.
+        InputError: if there are no labels, or their shape or type is another.
     """
     array = np.asarray(labels)
     if array.size == 0:
         raise InputError("sampler: no labels, the training split is empty")
-    if array.ndim not in (1, 2, 3) or not np.issubdtype(array.dtype, np.integer):
+    if array.ndim not in (1, 2) or not np.issubdtype(array.dtype, np.integer):
         raise InputError(f"sampler: labels of shape {array.shape}, {array.dtype}: must be (N,) or (N, L) integers")
-    if array.ndim == 3 and not may_be_sets:
-        raise InputError("sampler: needs a single label of each image; with several, choose sampler=class_balanced")
     return array if array.ndim == 1 else array[:, 0]
 
 
-class Entries(NamedTuple):
-    """The images of each label: an image is an entry once for each of its labels.
-
-    ``rows`` (E,) and ``classes`` (E,) are the row and the label of each entry, numbered from 0 in rising order, and
-    ``sizes`` (C,) the numbers of images of the labels. With a single label each, an entry is the row of its number.
-    """
-
-    rows: Ints
-    classes: Ints
-    sizes: Ints
-    has_sets: bool
-
-    @classmethod
-    def from_labels(cls, labels: ArrayLike) -> "Entries":
-        """List the entries of labels (N,), (N, L), or (N, L, W) padded with -1."""
-        finest = take_finest_labels(labels, may_be_sets=True)
-        is_label = finest >= 0 if finest.ndim > 1 else np.ones_like(finest, dtype=np.bool_)
-        _, classes, sizes = np.unique(finest[is_label], return_inverse=True, return_counts=True)
-        return cls(np.nonzero(is_label)[0], classes, sizes, finest.ndim > 1)
-
-    def find_rows(self, batch: Ints, key: Sequence[int]) -> Ints:
-        """Return the rows of a batch of entries. For an image that it has already, another of the label is drawn.
-
-        If there is none, any other image is. The draws depend on ``key`` alone.
-        """
-        if not self.has_sets:
-            return batch
-        drawn, rng = self.rows[batch], np.random.default_rng(key)
-        for place in np.setdiff1d(np.arange(len(batch)), np.unique(drawn, return_index=True)[1]):
-            label_rows = self.rows[self.classes == self.classes[batch[place]]]
-            candidates = (np.setdiff1d(rows, drawn) for rows in (label_rows, self.rows))
-            drawn[place] = rng.choice(next(filter(len, candidates), drawn[place, None]))
-        return drawn
+def number_classes(labels: ArrayLike) -> tuple[Ints, Ints]:
+    """Number the finest classes of labels (N,) or (N, L) from 0 in rising order -> (N,), their sizes (C,)."""
+    _, classes, sizes = np.unique(take_finest_labels(labels), return_inverse=True, return_counts=True)
+    return classes, sizes
 
 
 def choose_classes_per_batch(

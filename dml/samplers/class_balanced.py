@@ -5,7 +5,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dml.runtime.errors import InputError, check_whole
-from dml.samplers.base import Entries, EpochSampler, Ints, choose_classes_per_batch
+from dml.samplers.base import EpochSampler, Ints, choose_classes_per_batch, number_classes
 
 SHORT_CLASSES = ("repeat", "fill", "drop")
 # Number of images drawn at once: a draw takes about a millisecond, however few images are drawn.
@@ -34,9 +34,6 @@ class ClassBalancedSampler(EpochSampler):
 
     In distributed training every process makes the same batches, and the loader takes a contiguous share of each. No
     class is then on two ranks if K divides the share, except that with `short_classes` "fill" one class may be.
-
-    Several labels, (N, L, W): C labels are drawn, and K images that have each. An image that two of them would give is
-    replaced, so that the batch has no image twice, see `dml.samplers.base.Entries`.
 
     >>> sampler = ClassBalancedSampler([0, 0, 0, 1, 1, 1, 2, 2, 2], classes_per_batch=2, images_per_class=2)
     >>> len(sampler), [len(batch) for batch in sampler]
@@ -77,12 +74,11 @@ class ClassBalancedSampler(EpochSampler):
         check_whole("sampler.batches_per_epoch", 1 if batches_per_epoch is None else batches_per_epoch, least=1)
         check_whole("sampler.seed", seed, least=0)
 
-        self._entries, self._part = Entries.from_labels(labels), rows
-        sizes = self._entries.sizes
+        classes, sizes = number_classes(labels)
         draw_counts = images_per_draw(sizes, images_per_class, short_classes)
         is_drawn = draw_counts > 0
-        # The entries of class c, which are rows, are rows[starts[c] : starts[c] + sizes[c]].
-        self._rows = np.argsort(self._entries.classes, kind="stable")
+        # The rows of class c are rows[starts[c] : starts[c] + sizes[c]].
+        self._rows, self._part = np.argsort(classes, kind="stable"), rows
         self._starts = (sizes.cumsum() - sizes)[is_drawn]
         self._sizes = sizes[is_drawn]
         self._draw_counts = draw_counts[is_drawn]
@@ -106,9 +102,8 @@ class ClassBalancedSampler(EpochSampler):
         # The batches are drawn in pieces to bound the memory.
         piece = max(self._batches_per_pass, SMALLEST_PIECE // self._batch_size)
         for start in range(first, last, piece):
-            for number, batch in enumerate(self._batches(start, min(start + piece, last)), start):
-                rows = self._entries.find_rows(batch, (self._seed, number, 0, 1))
-                yield rows if self._part is None else self._part[rows]
+            for batch in self._batches(start, min(start + piece, last)):
+                yield batch if self._part is None else self._part[batch]
 
     def _batches(self, first: int, last: int) -> Ints:
         """Draw the batches from first to last - 1 -> (last - first, C·K) row indices."""

@@ -5,7 +5,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dml.ops.training_protocols import EmbeddingBank
 from dml.runtime.errors import InputError, check_whole
-from dml.samplers.base import Entries, EpochSampler, Ints, choose_classes_per_batch
+from dml.samplers.base import EpochSampler, Ints, choose_classes_per_batch, number_classes
 
 Floats = NDArray[np.float32]
 
@@ -71,15 +71,14 @@ class HardClassSampler(EpochSampler):
         check_whole("sampler.seed", seed, least=0)
         if not margin >= 0.0:
             raise InputError(f"sampler.margin={margin}: must be 0 or more, such as 0.2")
-        self._entries = Entries.from_labels(labels)
-        sizes = self._entries.sizes
+        classes, sizes = number_classes(labels)
         self._drawable = np.flatnonzero(sizes >= images_per_class)
         self.classes_per_batch = choose_classes_per_batch(
             classes_per_batch, sizes, len(self._drawable), images_per_class
         )
         check_whole("sampler.candidate_classes", candidate_classes, least=self.classes_per_batch)
         self.num_bank_neighbors = 0
-        self._members = np.split(np.argsort(self._entries.classes, kind="stable"), sizes.cumsum()[:-1])
+        self._members = np.split(np.argsort(classes, kind="stable"), sizes.cumsum()[:-1])
         self.images_per_class = images_per_class
         self.margin = margin
         self._candidates = min(candidate_classes, len(self._drawable))
@@ -111,14 +110,14 @@ class HardClassSampler(EpochSampler):
             rng = np.random.default_rng((self._seed, epoch, number))
             candidates = rng.choice(self._drawable, self._candidates, replace=False)
             drawn = self._draw_members(candidates, rng)
-            chosen = drawn[self._choose_classes(embeddings[self._entries.rows[drawn]], rng)]
-            yield self._entries.find_rows(chosen.ravel(), (self._seed, epoch, number, 1)).tolist()
+            yield drawn[self._choose_classes(embeddings[drawn], rng)].ravel().tolist()
 
     def _draw_members(self, classes: Ints, rng: np.random.Generator) -> Ints:
-        """Draw K different entries of each class -> (n, K); a call of ``choice`` for each class takes far longer."""
-        sizes, entries = self._entries.sizes[classes], np.concatenate([self._members[c] for c in classes])
-        order = np.lexsort((rng.random(len(entries)), np.repeat(np.arange(len(classes)), sizes)))
-        drawn: Ints = entries[order[(sizes.cumsum() - sizes)[:, None] + np.arange(self.images_per_class)]]
+        """Draw K different rows of each class -> (n, K); a call of ``choice`` for each class takes far longer."""
+        members = [self._members[c] for c in classes]
+        sizes, rows = np.array([*map(len, members)]), np.concatenate(members)
+        order = np.lexsort((rng.random(len(rows)), np.repeat(np.arange(len(classes)), sizes)))
+        drawn: Ints = rows[order[(sizes.cumsum() - sizes)[:, None] + np.arange(self.images_per_class)]]
         return drawn
 
     def _choose_classes(self, embeddings: Floats, rng: np.random.Generator) -> Ints:

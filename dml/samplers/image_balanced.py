@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dml.runtime.errors import check_whole
-from dml.samplers.base import Entries, EpochSampler, Ints, choose_classes_per_batch
+from dml.samplers.base import EpochSampler, Ints, choose_classes_per_batch, number_classes
 
 
 class ImageBalancedSampler(EpochSampler):
@@ -50,8 +50,7 @@ class ImageBalancedSampler(EpochSampler):
     ) -> None:
         check_whole("sampler.images_per_class", images_per_class, least=2)
         check_whole("sampler.seed", seed, least=0)
-        self._entries = Entries.from_labels(labels)
-        sizes = self._entries.sizes
+        self._classes, sizes = number_classes(labels)
         num_groups = sizes // images_per_class
         self.classes_per_batch = choose_classes_per_batch(
             classes_per_batch, sizes, int(np.count_nonzero(num_groups)), images_per_class
@@ -64,14 +63,14 @@ class ImageBalancedSampler(EpochSampler):
         super().__init__(batches)
 
     def _iterate_epoch(self, epoch: int) -> Iterator[list[int]]:
-        for number, batch in enumerate(self._batches(epoch)):
-            yield self._entries.find_rows(batch, (self._seed, epoch, number, 1)).tolist()
+        for batch in self._batches(epoch):
+            yield batch.tolist()
 
     def _batches(self, epoch: int) -> Ints:
         """Draw the batches of an epoch -> row indices (B, C·K), the images of a class adjacent."""
         rng = np.random.default_rng((self._seed, epoch))
-        shuffled = rng.permutation(len(self._entries.rows))
-        rows_by_class = shuffled[np.argsort(self._entries.classes[shuffled], kind="stable")]
+        shuffled = rng.permutation(len(self._classes))
+        rows_by_class = shuffled[np.argsort(self._classes[shuffled], kind="stable")]
         starts = self._shuffle_groups(rng)[: self.classes_per_batch * len(self)]
         groups = rows_by_class[starts[:, None] + np.arange(self.images_per_class)]
         batches = groups.reshape(self.classes_per_batch, len(self), -1).swapaxes(0, 1)

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dml.ops.pairs import related
 from dml.ops.training_protocols import EmbeddingBank
 from dml.runtime.errors import InputError, check_whole
-from dml.samplers.base import EpochSampler, Ints, take_finest_labels
+from dml.samplers.base import EpochSampler, Ints, number_classes, take_finest_labels
 
 logger = logging.getLogger(__name__)
 
@@ -41,10 +40,10 @@ class Neighborhoods:
     """The neighborhoods of all rows.
 
     Args:
-        classes: (N,) class of each row, or (N, W) its labels, from 0 to C - 1 and padded with -1.
-        sizes: (1 + C,) number of rows of each label, -1 the first.
+        classes: (N,) class of each row, from 0 to C - 1.
+        sizes: (C,) number of rows of each class.
         groups: (N, K + 1) each row and its neighbors, nearest first.
-        similar: (N, K) whether each neighbor is related to the row: it has its class, or one of its labels.
+        similar: (N, K) whether each neighbor has the class of the row.
         mixed: (N,) whether a row has both similar and dissimilar neighbors.
     """
 
@@ -63,8 +62,8 @@ class Neighborhoods:
         """
         table = _check_table(np.asarray(neighbors), len(classes))[:, :num_neighbors]
         groups = np.concatenate([np.arange(len(classes))[:, None], table.astype(np.int64)], axis=1)
-        similar, sizes = related(classes, classes[groups[:, 1:]]), np.bincount(classes.ravel() + 1)
-        return cls(classes, sizes, groups, similar, similar.any(axis=1) & ~similar.all(axis=1))
+        similar = classes[:, None] == classes[groups[:, 1:]]
+        return cls(classes, np.bincount(classes), groups, similar, similar.any(axis=1) & ~similar.all(axis=1))
 
 
 def _check_table(table: NDArray[Any], count: int) -> NDArray[Any]:
@@ -142,11 +141,9 @@ class NeighborhoodBatch:
 
     def can_be_completed(self, centers: Ints) -> Bools:
         """Tell for which free centers there are free similar and dissimilar rows in the whole split. (n,) -> (n,)"""
-        taken_classes = self.table.classes[~self.free].ravel() + 1
-        free_counts = self.table.sizes - np.bincount(taken_classes, minlength=len(self.table.sizes))
-        labels = self.table.classes[centers].reshape(len(centers), -1)
-        # a row that shares several labels counts for each, so that a center may be refused in vain
-        num_partners = np.where(labels < 0, 0, free_counts[labels + 1] - 1).sum(axis=1)
+        classes, sizes = self.table.classes, self.table.sizes
+        free_counts = sizes - np.bincount(classes[~self.free], minlength=len(sizes))
+        num_partners = free_counts[classes[centers]] - 1
         accepted: Bools = self.free[centers] & (num_partners >= 1) & (num_partners + 1 < self.free.sum())
         return accepted
 
@@ -165,9 +162,9 @@ class NeighborhoodBatch:
         near, similar = near[free], self.table.similar[center][free]
         drawn = []
         if not similar.any():
-            drawn.append(self._draw(related(self.table.classes[[center]], self.table.classes)[0], center))
+            drawn.append(self._draw(self.table.classes == self.table.classes[center], center))
         if similar.all():
-            drawn.append(self._draw(~related(self.table.classes[[center]], self.table.classes)[0], center))
+            drawn.append(self._draw(self.table.classes != self.table.classes[center], center))
         members: list[int] = near[_choose_mixed(similar, count - len(drawn))].tolist()
         return members + drawn
 
@@ -240,7 +237,7 @@ class LocalNeighborhoodSampler(EpochSampler):
     (2, [3, 3])
 
     Args:
-        labels: (N,), (N, L) or (N, L, W) integers, column 0 the finest level, which holds the classes.
+        labels: (N,) or (N, L) integers, column 0 the finest level, which holds the classes.
         neighbors: (N, K) table of each row's nearest rows, nearest first, without the row itself; None if
             `set_neighbors` sets it later.
         batch_size: number of rows in a batch, at least 3.
@@ -267,8 +264,7 @@ class LocalNeighborhoodSampler(EpochSampler):
         check_whole("sampler.num_neighbors", 1 if num_neighbors is None else num_neighbors, least=1)
         check_whole("sampler.batches_per_epoch", 1 if batches_per_epoch is None else batches_per_epoch, least=1)
         check_whole("sampler.seed", seed, least=0)
-        finest = take_finest_labels(labels, may_be_sets=True)
-        classes = finest if finest.ndim > 1 else np.unique(finest, return_inverse=True)[1]
+        classes, _ = number_classes(labels)
         if batch_size > len(classes):
             raise InputError(f"sampler.batch_size={batch_size}: the training split has only {len(classes)} images")
         super().__init__(batches_per_epoch or -(-len(classes) // batch_size))
@@ -337,8 +333,8 @@ def hard_shares(labels: ArrayLike, neighbors: ArrayLike, batch: ArrayLike) -> Ha
         batch: (B,) row indices of the batch.
     """
     rows = np.asarray(batch)
-    classes = take_finest_labels(labels, may_be_sets=True)[rows]
-    similar = related(classes, classes)
+    classes = take_finest_labels(labels)[rows]
+    similar = classes[:, None] == classes
     near = (np.asarray(neighbors)[rows][:, :, None] == rows).any(axis=1)
     off_diagonal = ~np.eye(len(rows), dtype=bool)
     return HardShares(

@@ -1,7 +1,6 @@
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from inspect import signature
 from typing import Any
 
 from pytorch_lightning import LightningDataModule
@@ -145,8 +144,7 @@ class DataModule(EvaluationData):
     Args:
         table: table of the data set.
         train_transform: function of a training image (3, H, W) uint8 that returns the network's input (3, h, w) uint8.
-        sampler: function that makes the batch sampler from the training labels (N, L) or (N, L, W), and the column
-            ``domain`` if it has such an argument.
+        sampler: function that makes the batch sampler from the training labels (N, L).
         validated_on: name of the split that is validated, "val" or "test".
         seed: seed of the random numbers of ``train_transform``.
         **evaluation: the remaining arguments of `EvaluationData`.
@@ -176,8 +174,7 @@ class DataModule(EvaluationData):
         if not len(self.train_table):
             raise InputError("dataset: its train split is empty")
         self.train_transform = train_transform
-        domain = {"domain": self.train_table.domain} if "domain" in signature(sampler).parameters else {}
-        self.sampler = sampler(self.train_table.label_sets, **domain)
+        self.sampler = sampler(self.train_table.labels)
         check_sampler(self.sampler)
 
     def train_dataloader(self) -> BatchStream:

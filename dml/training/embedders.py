@@ -15,7 +15,6 @@ from dml.evaluation.geometry import ranking_device
 from dml.evaluation.names import HEADS, MetricName, join_head_names, split_head_names
 from dml.models.embedding import embed_views
 from dml.models.recurrent import AnyModel
-from dml.ops.poincare import Ball, join_in_ball
 from dml.runtime.errors import InputError
 from dml.training.distributed import gather_rows
 
@@ -129,9 +128,6 @@ class ModelEmbedder(Embedder):
         head_sets: names of sets of heads, such as "L+M", whose concatenated embeddings are evaluated.
     """
 
-    ball: Ball | None = None
-    """The Poincare ball that embeddings are mapped into for an evaluation; None L2-normalizes them."""
-
     def __init__(self, model: AnyModel, head_sets: Sequence[str] = ()) -> None:
         super().__init__()
         self.model = model
@@ -147,16 +143,13 @@ class ModelEmbedder(Embedder):
         return embeddings
 
     def finalize(self, split: Embedded) -> Embedded:
-        """Compute L2-normalized embeddings by name: "chosen" heads concatenated, each of `head_sets`, and each head.
-
-        With a `ball` they are points of it.
-        """
+        """Compute L2-normalized embeddings by name: "chosen" heads concatenated, each of `head_sets`, and each head."""
         sets: dict[str, Sequence[str]] = {CHOSEN_HEADS: self.model.chosen_heads}
         sets |= {name: split_head_names(name) for name in (*self.head_sets, *split.embeddings)}
-        joined = {}
-        for name, heads in sets.items():
-            parts = {head: split.embeddings[head] for head in heads}
-            joined[name] = join_in_ball([*parts.values()], self.ball) if self.ball else self.model.concatenate(parts)
+        joined = {
+            name: self.model.concatenate({head: split.embeddings[head] for head in heads})
+            for name, heads in sets.items()
+        }
         return Embedded(joined, split.rows)
 
 

@@ -73,10 +73,10 @@ class FeatureCache:
         Raises:
             InputError: if a link or a folder is in the place of a file.
         """
-        _, first_rows, image_of_row = np.unique(table.locations, return_index=True, return_inverse=True)
+        _, first_rows, image_of_row = np.unique(table.paths, return_index=True, return_inverse=True)
         images = table.take(first_rows.astype(np.int64))
         fingerprints = self._compute_fingerprints(images, backbone, settings)
-        paths = images.locations.tolist()
+        paths = images.paths.tolist()
         features = {name: self._read(fingerprint, paths) for name, fingerprint in fingerprints.items()}
         if missing := [name for name in settings if features[name] is None]:
             files = np.column_stack([read_stamps(paths), [shorten_hash(hash_content(path)) for path in paths]])
@@ -93,7 +93,7 @@ class FeatureCache:
 
         These are settings, weights, and the files' names, sizes and times.
         """
-        paths = images.locations.tolist()
+        paths = images.paths.tolist()
         names = self.folder.relative_paths(paths) if self.folder else paths
         files = list(zip(names, read_stamps(paths)[:, :2].tolist(), strict=True))
         digest = sha256(json.dumps([FORMAT, files]).encode())
@@ -249,7 +249,7 @@ class FeatureDataset(BatchDataset):
 
     def __init__(self, table: ImageTable, values: Tensor, on_corrupt: str) -> None:
         self.values = values
-        self.labels, self.label_sets = torch.from_numpy(table.labels), torch.from_numpy(table.label_sets)
+        self.labels = torch.from_numpy(table.labels)
         self.is_readable = ~values[:, 0].isnan()
         self.rows = torch.arange(len(values))
         if on_corrupt == "replace":
@@ -261,17 +261,17 @@ class FeatureDataset(BatchDataset):
         candidates: list[int] = torch.nonzero(is_candidate).flatten().tolist()
         if not candidates:
             class_names = table.names[0] if table.names else ()
-            raise make_unreadable_class_error(table.locations[row], int(self.labels[row, 0]), class_names)
+            raise make_unreadable_class_error(table.paths[row], int(self.labels[row, 0]), class_names)
         return next((candidate for candidate in candidates if candidate > row), candidates[0])
 
     def __len__(self) -> int:
         return len(self.values)
 
     def __getitems__(self, indices: Sequence[int | Draw]) -> Batch:
-        """Return the head inputs (B, F) of images, their labels (B, L) or (B, L, W), and their rows (B,)."""
+        """Return the head inputs (B, F) of images, their labels (B, L), and their rows (B,)."""
         rows = self.rows[[index[0] if isinstance(index, tuple) else index for index in indices]]
         rows = rows[self.is_readable[rows]]
-        return self.values[rows], self.label_sets[rows], rows
+        return self.values[rows], self.labels[rows], rows
 
     def collate(self, items: Any) -> Batch:
         """Return the batch, which `__getitems__` has made."""

@@ -13,7 +13,7 @@ from dml import __version__
 from dml.__main__ import COMMANDS, dispatch, format_help
 
 ROOT = Path(__file__).parents[2]
-HYDRA = {"train", "evaluate", "prepare", "inspect", "audit"}
+HYDRA = {"train", "evaluate", "prepare", "inspect"}
 """The commands whose help is Hydra's."""
 
 
@@ -61,7 +61,6 @@ def test_help_fits_a_terminal_and_has_examples(
         (["train", "loss=rl"], "loss=rl: no such choice; nearest: rll"),
         (["evaluate", "checkpoint=/nowhere.ckpt"], "checkpoint=/nowhere.ckpt: no such file"),
         (["inspect", "dataset=sob"], "dataset=sob: no such choice; nearest: sop"),
-        (["audit", "dataset=sob"], "dataset=sob: no such choice; nearest: sop"),
         (["prepare", "dataset=sob"], "dataset=sob: no such choice; nearest: sop"),
         (["serve"], "the following arguments are required: INDEX; dml serve --help lists all"),
         (["serve", "a", "b"], "b: no such argument; dml serve --help lists all"),

@@ -9,7 +9,7 @@ from dml.commands.arguments import split_help
 from dml.commands.command_help import format_help
 from dml.run.config_folders import CONF
 
-COMMANDS = ["train", "evaluate", "prepare", "inspect", "audit"]
+COMMANDS = ["train", "evaluate", "prepare", "inspect"]
 
 
 @pytest.mark.parametrize("program", ["python train.py", "python evaluate.py", *(f"dml {name}" for name in COMMANDS)])

@@ -1,5 +1,6 @@
 """``dml inspect``: its tables and metrics against loops over a tiny folder, its cache, and mistakes in one line."""
 
+import csv
 import json
 import re
 import shutil
@@ -16,12 +17,11 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from PIL import Image
 
-from dml.commands.inspect import describe_gains, measure_gains
+from dml.commands.backbones import describe_gains
 from dml.data.table import ImageTable
-from dml.evaluation.raw_features import hold_out_classes
+from dml.evaluation.raw_features import hold_out_classes, measure_gains
 from dml.models.embedding import EmbeddingModel
 from dml.run.config_folders import CONF
-from dml.run.settings import InspectSettings, read_settings
 from dml.training.frozen import FeatureEmbedder
 
 SETTINGS = ["model=small_cnn", "transform=imagenet", "transform.size=16", "processes=1", "data.num_workers=0"]
@@ -52,13 +52,6 @@ def inspect(here: Here, mine: Path, capfd: pytest.CaptureFixture[str]) -> Callab
         return capfd.readouterr().out
 
     return inspect
-
-
-@pytest.fixture
-def inspect_settings() -> InspectSettings:
-    """The settings of ``dml inspect`` for a folder of images."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return read_settings(compose("inspect", overrides=["dataset=folder", *SETTINGS]), InspectSettings)
 
 
 def embed_by_hand(mine: Path, split: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
@@ -111,18 +104,17 @@ def test_metrics_are_those_of_loops_and_a_second_call_embeds_nothing(
     assert "warning" not in printed
     assert max(map(len, printed.splitlines())) <= 80 + len(str(mine))
     names = sorted(re.sub("[0-9a-f]{16}", "*", path.name) for path in (mine / ".dml" / "folder").iterdir())
-    assert names == ["features-*.npz"] * 2 + [
-        *(f"sheet_{split}.png" for split in ("test", "train", "val")),
-        "table.parquet",
-    ]
+    assert names == [*["features-*.npz"] * 4, "findings.csv", "sheet.png", "table.parquet"]
 
     def fail(*arguments: object) -> None:
         raise AssertionError("a second call embeds images")
 
     monkeypatch.setattr(FeatureEmbedder, "embed_images", fail)
+    monkeypatch.setattr("dml.commands.checked_images.read_small_pictures", fail)
     again = inspect("components=2")
     assert find_row(again, "small_cnn, raw") == find_row(printed, "small_cnn, raw")
-    assert again.partition("what the splits hold")[2] == printed.partition("what the splits hold")[2]
+    told = re.sub("scaled down.*\n", "", printed)
+    assert again.partition("what the splits hold")[2] == told.partition("what the splits hold")[2]
 
 
 def test_the_recall_is_what_a_training_prints_as_before(inspect: Callable[..., str], here: Here, mine: Path) -> None:
@@ -145,6 +137,71 @@ def test_copies_across_splits_and_unreadable_files_are_warnings(inspect: Callabl
     assert "│ unreadable     │     0 │     0 │     1 │" in printed
     assert "warning  missing and unreadable files are left out below; dml prepare lists them" in printed
     assert "% of 24 queries" in " ".join(printed.split())  # 24 images, one of them damaged, and the copy
+
+
+def draw(label: int, number: int) -> Image.Image:
+    """A picture of its class's colors, with noise of its own."""
+    rng = np.random.default_rng((label, number))
+    colors = np.random.default_rng(label).integers(0, 256, (4, 4, 3))
+    pixels = np.kron(colors, np.ones((12, 12, 1))) + rng.normal(0, 12, (48, 48, 3)) + rng.integers(-20, 20, 3)
+    return Image.fromarray(
+        (pixels + np.kron(rng.normal(0, 25, (6, 6, 3)), np.ones((8, 8, 1)))).clip(0, 255).astype("u1")
+    )
+
+
+def test_planted_copies_near_duplicates_and_swapped_labels_are_listed_and_shown(
+    inspect: Callable[..., str], mine: Path
+) -> None:
+    shutil.rmtree(mine)
+    for label in range(8):
+        folder = mine / ("train" if label < 4 else "test") / f"class{label}"
+        folder.mkdir(parents=True)
+        for number in range(8):
+            draw(label, number).save(folder / f"{number}.png")
+    shutil.move(mine / "train/class0/0.png", mine / "train/class1/swapped.png")
+    shutil.copy(mine / "train/class3/2.png", mine / "train/class3/copy.png")
+    draw(2, 5).resize((40, 40)).save(mine / "test/class4/near.jpg", quality=80)
+    (mine / "test/class5/0.png").write_text("damaged")
+    before = {path: path.read_bytes() for path in mine.rglob("*.*")}
+    printed = inspect("transform.size=32", "sheet.findings=5", "sheet.pictures=8")
+    folder = mine / ".dml" / "folder"
+    with (folder / "findings.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    issues = [row["issue"] for row in rows]
+    assert issues == sorted(issues, key=["copy", "near_duplicate", "doubtful_label"].index)
+    assert issues.count("copy") == issues.count("near_duplicate") == 1
+    copy, near, *doubtful = rows
+    assert {copy["path"], copy["other_path"]} == {"train/class3/2.png", "train/class3/copy.png"}
+    assert copy["score"] == "1.000"
+    assert (near["path"], near["other_path"]) == (
+        "train/class2/5.png",
+        "test/class4/near.jpg",
+    )  # the test keeps its own
+    assert (near["label"], near["other_label"]) == ("class2", "class4")
+    assert re.search("; in (train|val) and in test; of two classes$", near["remark"])
+    assert ("train/class1/swapped.png", "class1", "class0") in [
+        (row["path"], row["label"], row["other_label"]) for row in doubtful
+    ]
+    assert {row["path"] for row in doubtful} <= {"train/class1/swapped.png", "test/class4/near.jpg"}
+    scores = [float(row["score"]) for row in doubtful]
+    assert scores == sorted(scores, reverse=True)
+    for line in (
+        "copy: 1, the first train/class3/",
+        "near duplicate: 1, the first ",
+        f"doubtful label: {len(doubtful)}, ",
+    ):
+        assert line in printed
+    assert {path: path.read_bytes() for path in before} == before
+
+    with Image.open(folder / "sheet.png") as picture:
+        height = picture.height
+    (folder / "sheet.png").unlink()
+    inspect("transform.size=32", "sheet.findings=0", "sheet.pictures=8")
+    with Image.open(folder / "sheet.png") as picture:
+        assert picture.height < height
+    (folder / "sheet.png").unlink()
+    assert "sheet.png" not in inspect("transform.size=32", "sheet=null").partition("written")[2]
+    assert not (folder / "sheet.png").exists()
 
 
 def test_a_part_of_each_class_is_announced(inspect: Callable[..., str]) -> None:
@@ -190,7 +247,7 @@ def test_a_model_of_ones_own_is_a_backbone(inspect: Callable[..., str], tmp_path
     assert "mine, raw" in inspect(*given, "model=mine")
     printed = inspect(*given, "backbones=[tf_efficientnet_lite0,mine]")
     assert "mine, raw" in printed
-    assert not [*(tmp_path / "mine").rglob("sheet_*.png")]
+    assert not [*(tmp_path / "mine").rglob("sheet*.png")]
 
 
 def test_no_backbone_with_weights_is_one_line(refused: Refused, mine: Path) -> None:
@@ -207,6 +264,7 @@ def test_no_backbone_with_weights_is_one_line(refused: Refused, mine: Path) -> N
         ("backbones=true", "backbones=true: must be a list"),
         ("max_images=0", "max_images=0: must be a whole number, 1 or more, or null"),
         ("sheet.seed=-1", "sheet.seed=-1: must be a whole number, 0 or more"),
+        ("sheet.findings=x", "sheet.findings=x: must be a whole number, 0 or more"),
         ("components=0", "components=0: must be a whole number, 1 or more, or null"),
         ("data.cache=null", "data.cache=null: auto, or the folder to write to"),
     ],
@@ -217,11 +275,10 @@ def test_mistakes_are_one_line(refused: Refused, mine: Path, override: str, mess
     assert not (mine / ".dml").exists() or override == "components=0"
 
 
-@pytest.mark.parametrize("command", ["inspect", "audit"])
-def test_a_list_of_files_that_are_elsewhere_is_told_as_such(command: str, refused: Refused, tmp_path: Path) -> None:
+def test_a_list_of_files_that_are_elsewhere_is_told_as_such(refused: Refused, tmp_path: Path) -> None:
     listed = tmp_path / "list.csv"
     listed.write_text("path,label\n" + "".join(f"old/{i}.jpg,{'abcdef'[i // 2]}\n" for i in range(12)))
-    line = refused("dataset=csv", f"dataset.root={listed}", "processes=1", command=command)
+    line = refused("dataset=csv", f"dataset.root={listed}", "processes=1", command="inspect")
     first = f"{tmp_path}/old/0.jpg: no such file"
     assert line == f"error: {listed}: none of 12 images can be read, the first: {first}"
 
@@ -237,7 +294,7 @@ def test_a_linear_map_says_whether_a_training_pays(inspect: Callable[..., str], 
     assert "400 steps with 64 images take less than a minute on this processor." in printed
 
 
-def test_gains_are_those_of_classes_that_the_map_does_not_know(inspect_settings: InspectSettings) -> None:
+def test_gains_are_those_of_classes_that_the_map_does_not_know() -> None:
     """Where noise along one axis hides the classes, the map finds them; where all axes are alike, it can't."""
     generator = np.random.default_rng(0)
     labels = np.repeat(np.arange(12), 10)
@@ -251,9 +308,9 @@ def test_gains_are_those_of_classes_that_the_map_does_not_know(inspect_settings:
     noise = 0.5 * generator.normal(size=(120, 64))
     hidden = means + noise * np.array([20.0, *[1.0] * 63])
     groups = hold_out_classes(labels)
-    gains = measure_gains(inspect_settings, table, groups, torch.from_numpy(hidden).float())
+    gains = measure_gains(table, groups, torch.from_numpy(hidden).float())
     assert len(gains) == 12
     assert np.mean(gains) > 0.1
     assert "Train the whole network" in describe_gains(gains)
-    alike = measure_gains(inspect_settings, table, groups, torch.from_numpy(means + noise).float())
+    alike = measure_gains(table, groups, torch.from_numpy(means + noise).float())
     assert "That can't tell whether a training pays" in describe_gains(alike)

@@ -31,38 +31,31 @@ def cluster() -> Iterator[None]:
 @pytest.mark.thorough
 @pytest.mark.usefixtures("cluster")
 def test_a_cluster_embeds_what_one_process_embeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dml.inference.embedding_files.PART_SIZE", 4)
+    monkeypatch.setattr("dml.inference.ray_embedding.CHUNK", 4)
     monkeypatch.chdir(tmp_path)
     Path("photos").mkdir()
     write_photos(Path("photos"), 18)
     model = make_model().save_pretrained("model")
     arguments = ["embed", "model", "photos", "--output", "vectors.npz"]
-    dispatch([*arguments, "--shard", "1/3", "--workers", "0"])
-    dispatch([*arguments, "--ray"])
+    dispatch([*arguments, "--ray", "--workers", "0"])
     arrays = stored_arrays("vectors.npz")
-    assert arrays["paths"].tolist() == sorted(map(str, Path("photos").rglob("*.png")))
+    assert arrays["paths"].tolist() == sorted(str(path.absolute()) for path in Path("photos").rglob("*.png"))
     np.testing.assert_allclose(arrays["vectors"], dml.load(model).embed("photos"), atol=1e-6)
 
 
 def test_what_a_machine_of_the_cluster_refuses_comes_back_as_a_line(tmp_path: Path) -> None:
-    from dml.inference.ray_embedding import PartEmbedder
+    from dml.inference.ray_embedding import ChunkEmbedder
 
     model = make_model().save_pretrained(tmp_path / "model")
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"none")
-    batch = {"part": np.array([3]), "paths": [[str(broken)]]}
+    batch = {"paths": [[str(broken)]]}
     fingerprint = make_model().fingerprint
     for path, expected, line in [
         (str(model), fingerprint, f"image {broken}: cannot be decoded"),
         (str(model), "ab12", f"{model}: a machine of the cluster has another model there, {fingerprint}"),
         (str(tmp_path / "gone"), fingerprint, "on a machine of the cluster: "),
     ]:
-        result = PartEmbedder(path, {"device": "cpu"}, expected, {"num_workers": 0})(batch)
-        assert (result["part"], result["vectors"]) == ([3], [b""])
+        result = ChunkEmbedder(path, {"device": "cpu"}, expected, {"num_workers": 0})(batch)
+        assert result["vectors"] == [b""]
         assert result["error"][0].startswith(line)
-
-
-def test_ray_shares_the_parts_out_by_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        dispatch(["embed", "model", "photos", "--output", "vectors.npz", "--ray", "--shard", "1/2"])
-    assert "--ray: not with --shard; Ray shares the parts out by itself" in capsys.readouterr().err

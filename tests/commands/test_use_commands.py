@@ -97,30 +97,6 @@ def test_the_folder_of_an_index_is_held_while_it_is_written(
     assert line == f"error: {tmp_path}: holds something else; give a new folder, or one of an index"
 
 
-def test_an_index_of_a_list_with_several_labels(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "photos").mkdir()
-    paths = sorted(map(str, write_photos(tmp_path / "photos", 12).rglob("*.png")))
-    for name, listed in (("mine", paths[:6]), ("more", paths[6:12])):
-        (tmp_path / f"{name}.csv").write_text("\n".join(["path,label", *(f"{path},sun|sea" for path in listed)]))
-    index, options = tmp_path / "index", ("--workers", "0")
-    first = ("index", str(model), str(tmp_path / "mine.csv"), "--output", str(index), "--separator", "|")
-    dispatch([*first, *options])
-    dispatch(["index", str(index), str(tmp_path / "more.csv"), *options])
-    items = dml.Index.load(index).items
-    assert (items.separator, items.labels.tolist()) == ("|", ["sea|sun"] * 12)
-    capsys.readouterr()
-    dispatch(["index", str(index), "--check", "12"])
-    assert [line.rpartition(" by ")[2] for line in capsys.readouterr().out.splitlines()[1:]] == [
-        "12 of sea",
-        "12 of sun",
-    ]
-    line = "error: --separator: not for an index to extend, which keeps its own; build a new one"
-    assert refusal(capsys, "index", index, tmp_path / "more.csv", "--separator", ";") == line
-    assert refusal(capsys, "index", index, "--check", 4, "--separator", ";") == "error: --separator: not with --check"
-
-
 def test_mistakes_of_shards_are_named(
     model: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -391,7 +367,6 @@ def test_an_index_is_uploaded(
     for more, line in [
         (["--output", "x"], "--output: not with --to"),
         (["--factory", "Flat"], "--factory: not with --to"),
-        (["--separator", "|"], "--separator: not with --to"),
     ]:
         with pytest.raises(SystemExit):
             dispatch([*arguments, *more])

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from trees.shards import pack
+from PIL import Image
 
 from dml.data import copies
-from dml.data.copies import assign_content_ids, count_queries_in_gallery, warn_of_copies
+from dml.data.copies import assign_content_ids, count_queries_in_gallery, read_small_pictures, warn_of_copies
 from dml.data.image_files.contents import read_stamps
 from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.verification import CheckedImage, write_table
@@ -80,19 +80,15 @@ def test_files_of_another_size_are_not_read(table: ImageTable, folder: CacheFold
     assert sorted(read) == ["0.jpg", "1.jpg", "2.jpg", "w.jpg", "x.jpg", "y.jpg", "z.jpg"]
 
 
-@pytest.mark.parametrize("kind", ["zip", "tar"])
-def test_queries_are_found_in_another_archive(tmp_path: Path, kind: str) -> None:
+def test_queries_are_found_in_another_archive(tmp_path: Path) -> None:
     splits = {"query": [b"one", b"two"], "gallery": [b"two", b"owt", b"longer than any query"]}
     paths = []
     for split, contents in splits.items():
-        archive = tmp_path / f"{split}.{kind}"
+        archive = tmp_path / f"{split}.zip"
         files = {f"{number}.jpg": content for number, content in enumerate(contents)}
-        if kind == "tar":
-            pack(archive, files)
-        else:
-            with zipfile.ZipFile(archive, "w") as packed:
-                for name, content in files.items():
-                    packed.writestr(name, content)
+        with zipfile.ZipFile(archive, "w") as packed:
+            for name, content in files.items():
+                packed.writestr(name, content)
         paths += [f"{archive}/{name}" for name in files]
     table = ImageTable(
         paths=np.array(paths),
@@ -187,3 +183,13 @@ def test_a_gallery_without_copies_and_none_at_all_are_not_told(
     warn_of_copies(table.take(np.flatnonzero(~is_copy)))
     warn_of_copies(table.subset("train"))
     assert not caplog.text
+
+
+def test_small_pictures_are_gray_squares_in_the_order_of_the_paths(tmp_path: Path) -> None:
+    advanced, paths = list[int](), [str(tmp_path / f"{number}.png") for number in range(5)]
+    for number, path in enumerate(paths):
+        Image.new("RGB", (40 + number, 90), (50 * number, 50 * number, 50 * number)).save(path)
+    small = read_small_pictures(paths, advanced.append)
+    assert small.shape == (5, 32, 32)
+    assert small.amin((1, 2)).tolist() == small.amax((1, 2)).tolist() == [0, 50, 100, 150, 200]
+    assert sum(advanced) == 5

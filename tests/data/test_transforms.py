@@ -273,7 +273,6 @@ PAPERS = {
     "happier_sop": ([v2.Resize(256, antialias=True), crop(224, 0.16, 1.0, **HAPPIER), FLIP], [WARP, CENTER]),
     "happier_inat": ([crop(224, 0.16, 1.0, **HAPPIER), FLIP], [v2.Resize(256, antialias=True), CENTER]),
     "happier_dyml": ([crop(224, 0.16, 1.0, **HAPPIER), FLIP], [v2.Resize(256, antialias=True), CENTER]),
-    "mnist": ([v2.Resize((28, 28), antialias=True)], [v2.Resize((28, 28), antialias=True)]),
     "emoji": (
         [
             v2.Resize((64, 64), antialias=True),

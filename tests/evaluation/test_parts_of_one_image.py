@@ -17,11 +17,10 @@ def make_table(split: list[str], seed: int = 0) -> ImageTable:
     number = len(split)
     files = rng.integers(0, number // 3, number)
     return ImageTable(
-        paths=np.array([f"{file}.png" for file in files]),
+        paths=np.array([f"{file}.png#{row},0,{row + 1},1" for row, file in enumerate(files)]),
         labels=rng.integers(0, 3, (number, 1)),
         split=np.array(split),
         levels=("kind",),
-        boxes=np.array([[row, 0, row + 1, 1] for row in range(number)]),
     )
 
 
@@ -31,9 +30,10 @@ def test_metrics_are_those_of_a_loop(split: list[str], seed: int) -> None:
     table = make_table(split, seed)
     vectors = np.random.default_rng(seed).normal(size=(24, 4))
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    files = np.array([path.partition("#")[0] for path in table.paths])
     hits, precisions = [], []
     for query in np.flatnonzero(table.split != "gallery"):
-        items = np.flatnonzero((table.split != "query") & (table.paths != table.paths[query]))
+        items = np.flatnonzero((table.split != "query") & (files != files[query]))
         right = (table.labels[items, 0] == table.labels[query, 0])[np.argsort(-vectors[items] @ vectors[query])]
         if right.any():
             hits.append(right[0])
@@ -44,10 +44,8 @@ def test_metrics_are_those_of_a_loop(split: list[str], seed: int) -> None:
 
 
 def test_a_class_in_one_image_has_no_positive() -> None:
-    table = make_table(["test"] * 4)
-    table = ImageTable(
-        np.array(["a", "a", "b", "b"]), np.array([[0], [0], [1], [1]]), table.split, table.levels, boxes=table.boxes
-    )
+    paths = np.array(["a#0,0,1,1", "a", "b#0,0,1,1", "b#1,0,2,1"])
+    table = ImageTable(paths, np.array([[0], [0], [1], [1]]), np.array(["test"] * 4), ("kind",))
     with pytest.raises(InputError, match="none of the 4 images in the test split has another image of its kind there"):
         check_queries(table)
 

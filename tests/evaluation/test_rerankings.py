@@ -8,7 +8,6 @@ import torch
 from printed_tables import print_lines
 
 from dml.data.table import ImageTable
-from dml.evaluation import evaluate
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.metric import MetricConfig
@@ -99,12 +98,3 @@ def test_rerankings_that_cannot_be_made_are_refused(chosen: dict[str, Any], mess
     with pytest.raises(InputError, match=message):
         make_rerankings(chosen, has_gallery=False)
     assert make_rerankings({}, has_gallery=False) == []
-
-
-def test_a_poincare_ball_is_refused() -> None:
-    table, embeddings = make_table("test")
-    evaluator = Evaluator(table, MetricConfig(metrics=["recall"], curvature=0.1))
-    points = UnitEmbeddings.normalize(0.1 * embeddings, curvature=0.1)
-    with pytest.raises(InputError, match="needs curvature = 0"):
-        evaluate_rerankings(evaluator, points, make_rerankings(CHOSEN, has_gallery=False))
-    assert evaluate(embeddings, table.labels)  # without a re-ranking

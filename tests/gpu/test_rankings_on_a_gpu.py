@@ -46,15 +46,6 @@ def test_metrics_are_those_of_the_cpu(metrics: Any, levels: int, has_gallery: bo
     assert found(device) == pytest.approx(expected, rel=1e-12, nan_ok=True)
 
 
-@pytest.mark.parametrize("levels", [1, 3])
-def test_ranks_among_distractors_are_those_of_the_cpu(levels: int, device: str) -> None:
-    settings: dict[str, Any] = {"metrics": [*DEFAULT_METRICS, "map@100"], "clustering": False}
-    blocks = [exact_rows(2), exact_rows(3).to(device)]
-    expected = evaluate(exact_rows(0), LABELS[:, :levels], distractors=blocks, **settings)
-    found = evaluate(exact_rows(0).to(device), LABELS[:, :levels], distractors=blocks, **settings)
-    assert found == pytest.approx(expected, rel=1e-12, nan_ok=True)
-
-
 @pytest.mark.parametrize("memory", [2**20, 2**29])
 def test_blocks_of_any_size_give_the_same(memory: int, device: str) -> None:
     rows = exact_rows(0).to(device)

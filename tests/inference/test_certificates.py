@@ -101,24 +101,6 @@ def test_labels_are_listed_the_worst_first() -> None:
     assert listed == pytest.approx({label: expected[label] for label in listed})
 
 
-def test_an_image_counts_for_each_of_its_labels() -> None:
-    vectors = draw_vectors()
-    sets = [[f"class {number % 3}", f"class {3 + number % 5}"][: number % 4] for number in range(COUNT)]
-    index = build("IVF16,Flat", vectors, labels=["|".join(labels) for labels in sets], separator="|")
-    index.check(COUNT, 5)
-    assert index.certificate is not None
-    rows = np.random.default_rng(0).permutation(COUNT)
-    shares = loop_recall(index, vectors, vectors[rows], rows[:, None].tolist(), 5)
-    expected = {
-        label: [share for row, share in zip(rows.tolist(), shares, strict=True) if label in sets[row]]
-        for label in sorted({label for labels in sets for label in labels})
-    }
-    listed = {label: (recall, count) for label, recall, *_, count in index.certificate["labels"]}
-    assert len(listed) == 8
-    for label, part in expected.items():
-        assert listed[label] == (pytest.approx(np.mean(part)), len(part))
-
-
 @pytest.mark.parametrize(
     ("factory", "names"),
     [("IVF16,Flat", ["nprobe"]), ("HNSW4", ["efSearch"]), ("IVF16,RaBitQ2,RFlat", ["k_factor_rf", "nprobe"])],

@@ -42,14 +42,12 @@ def build(settings: ModelSettings, heads: list[str] | None = None) -> dml.ImageE
 
 
 BGR = {"_target_": "dml.models.small_cnn.small_cnn", "channels": "bgr", "scale": 1.0, "mean": [104, 117, 128]}
-BALL = {"evaluation": {"geometry": {"curvature": 0.1, "clip": 2.3}}}
 VARIANTS = {
     "heads": build(change_model()),
     "one head": build(change_model(), ["H"]),
     "heads in another order": build(change_model(), ["H", "L"]),
     "raw concatenation": build(change_model(concatenation="raw")),
     "Caffe's pixels": build(change_model(backbone=BGR)),
-    "ball": build(replace(SETTINGS, config={**SETTINGS.config, **BALL})),
 }
 
 
@@ -118,7 +116,7 @@ def test_files_hold_facts_and_no_path_of_the_machine(model: dml.ImageEmbedder, e
     facts = json.loads(exported.file.with_name("model.onnx.json").read_text())
     assert facts["fingerprint"] == model.fingerprint
     assert facts["preprocessing"] == [SETTINGS.config["transform"]["test"]]
-    assert (facts["dimension"], facts["heads"], facts["geometry"]) == (8, ["H"], "cosine")
+    assert (facts["dimension"], facts["heads"]) == (8, ["H"])
     assert set(facts) >= {"dml_version", "name", "levels", "input", "output", "interpolation"}
     for name in ("model.onnx", "model.int8.onnx"):
         path = exported.file.with_name(name)

@@ -31,8 +31,6 @@ from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.image_inputs import list_source
 from dml.inference.index_folder import IndexItems, hold_folder
 from dml.inference.serving.image_search import ImageSearch
-from dml.ops.pairs import related
-from dml.ops.poincare import poincare_distances
 from dml.retrieval.vector_index import EXACT, VectorIndex
 from dml.runtime.checksums import CHECKSUMS
 from dml.runtime.errors import InputError
@@ -809,33 +807,6 @@ def test_an_approximate_index_finds_almost_the_same() -> None:
         graph.remove(ids[:1])
 
 
-def test_points_of_a_ball_are_ranked_by_their_distance(photos: Path, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    settings = replace(
-        SETTINGS, config={**SETTINGS.config, "evaluation": {"geometry": {"curvature": 0.1, "clip": 2.3}}}
-    )
-    model = ImageEmbedder(settings.build_model(), settings)
-    for weights in model.model.heads.parameters():
-        weights.data *= 20  # points all over the ball
-    assert model.geometry == "poincare (curvature 0.1)"
-    assert model.fingerprint != ImageEmbedder(model.model, SETTINGS).fingerprint
-    points = torch.from_numpy(model.embed(photos)).double()
-    distances = poincare_distances(points, points, 0.1)
-    index = dml.Index.load(dml.Index.build(model, photos).save(tmp_path / "index"))
-    scores, positions = index.search_positions(photos, k=12)
-    np.testing.assert_array_equal(positions, distances.argsort(dim=1).numpy())
-    np.testing.assert_allclose(-scores, distances.sort(dim=1).values.numpy(), atol=0.01)
-    assert (model.embed(photos) ** 2).sum(axis=1).max() < 1 / 0.1
-    codes = dml.Index.build(model, photos, factory="IVF2,SQ8", parameters="nprobe=2")
-    found, nearest = codes.search_positions(photos, k=12)
-    assert nearest[:, 0].tolist() == list(range(12))
-    np.testing.assert_allclose(found[:, 1:], scores[:, 1:], atol=0.3)
-    with pytest.raises(InputError, match=r"factory=PCA4,Flat: it doesn.t keep the distances"):
-        dml.Index.build(model, photos, factory="PCA4,Flat")
-    with pytest.raises(InputError, match=r"vectors: 1 of 2 points are outside the Poincare ball of curvature 0\.1"):
-        index.search(np.stack([np.zeros(8), np.full(8, 2.0)]), k=1)
-
-
 @pytest.mark.parametrize(
     ("labels", "share"),
     [(["a", "a", "b", "b", ""], 2 / 6), (["a", "b"], None), (["a", "a", ""], None), (["", ""], None), ([], None)],
@@ -844,54 +815,6 @@ def test_labels_tell_the_share_of_pairs_of_one_class(labels: list[str], share: f
     """None where no pair is of one class, or all are: a probability would be 0 or 1 at any similarity."""
     items = IndexItems.number([f"{number}.png" for number in range(len(labels))], labels)
     assert items.same_share == pytest.approx(share)
-
-
-def test_pairs_of_images_with_several_labels_are_of_one_class_if_they_share_one() -> None:
-    """The share is of a million drawn pairs: within 5 standard deviations of that of all."""
-    drawn = np.random.default_rng(2)
-    sets = [{*drawn.choice([*"abcdefgh"], size, replace=False).tolist()} for size in drawn.integers(0, 4, 30)]
-    items = IndexItems.number(
-        [f"{number}.png" for number in range(30)], ["| ".join(labels) for labels in sets], separator="|"
-    )
-    for label, labels in zip(items.labels, sets, strict=True):
-        assert items.split(label) == sorted(labels)
-    shared = [[bool(a & b) for b in sets] for a in sets]
-    np.testing.assert_array_equal(related(items.label_sets, items.label_sets), shared)
-    labeled = [row for row in range(30) if sets[row]]
-    pairs = [shared[a][b] for a in labeled for b in labeled if a != b]
-    assert items.same_share == pytest.approx(np.mean(pairs), abs=5 * np.std(pairs) / 1000)
-
-
-def test_the_separator_of_labels_stays_with_the_index(model: ImageEmbedder, photos: Path, tmp_path: Path) -> None:
-    """It is that of a table, or given; images that are added have it, and a table with another one is refused."""
-    paths = sorted(map(str, photos.rglob("*.png")))
-    (tmp_path / "mine.csv").write_text("\n".join(["path,label", f"{paths[0]},sea|beach", f"{paths[1]},sea"]))
-    (tmp_path / "more.csv").write_text("\n".join(["path,label", f"{paths[2]},sun |sea", f"{paths[3]},"]))
-    table = csv.read(tmp_path / "mine.csv", separator="|", test_fraction=None)
-    for index in (
-        dml.Index.build(model, tmp_path / "mine.csv", separator="|"),
-        dml.Index.build(model, table),
-        dml.Index.build(
-            vectors=np.eye(8, dtype=np.float32)[:2], paths=paths[:2], labels=["sea|beach", "sea"], separator="|"
-        ),
-    ):
-        opened = dml.Index.load(index.save(tmp_path / index.model.__class__.__name__))
-        assert opened.items.labels.tolist() == ["beach|sea", "sea"]
-        assert opened.items.separator == "|"
-    opened = dml.Index.load(dml.Index.build(model, table).save(tmp_path / "index"), model)
-    opened.upsert(tmp_path / "more.csv")
-    assert opened.items.labels.tolist() == ["beach|sea", "sea", "sea|sun", ""]
-    opened.remove(paths[1])
-    assert related(opened.items.label_sets, opened.items.label_sets).tolist() == [
-        [True, True, False],
-        [True, True, False],
-        [False, False, False],
-    ]
-    with pytest.raises(InputError, match=r"^separator=';': that of the table is '\|'; give the same one$"):
-        dml.Index.build(model, table, separator=";")
-    (tmp_path / "empty.csv").write_text(f"path,label\n{paths[4]},sea|\n")
-    with pytest.raises(InputError, match=r"\.png: an empty label in 'sea\|', beside the separator '\|'$"):
-        opened.upsert(tmp_path / "empty.csv")
 
 
 def test_vectors_that_are_there_are_searched_without_a_model(

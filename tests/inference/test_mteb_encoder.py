@@ -1,6 +1,5 @@
 """`as_mteb`: mteb's own evaluator, on a task of this file, agrees with `dml.evaluate`."""
 
-from dataclasses import replace
 from typing import Any
 
 import mteb
@@ -14,9 +13,8 @@ from mteb.abstasks.task_metadata import TaskMetadata
 from PIL import Image
 
 from dml.evaluation import evaluate
-from dml.inference.image_embedder import ImageEmbedder
 from dml.runtime.errors import InputError
-from tests.small_embedders import SETTINGS, make_model
+from tests.small_embedders import make_model
 
 CLASSES, QUERIES, ITEMS = 8, 32, 64  # means of 32 hits have five decimals, to which mteb rounds
 
@@ -77,10 +75,3 @@ def test_its_scores_are_ours(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_other_tasks_are_refused() -> None:
     with pytest.raises(InputError, match="id, text; this model embeds images alone"):
         make_model().as_mteb().encode([{"id": ["a"], "text": ["b"]}])
-
-
-def test_points_of_a_ball_are_refused() -> None:
-    geometry = {"evaluation": {"geometry": {"curvature": 0.1, "clip": 2.3}}}
-    settings = replace(SETTINGS, config={**SETTINGS.config, **geometry})
-    with pytest.raises(InputError, match=r"poincare \(curvature 0\.1\) of small_cnn; mteb compares by the cosine only"):
-        ImageEmbedder(settings.build_model(), settings).as_mteb()

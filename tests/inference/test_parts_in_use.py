@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
-from small_embedders import SETTINGS, make_model
+from small_embedders import make_model
 
 import dml
 from dml.__main__ import dispatch
@@ -36,7 +36,7 @@ def locations(photos: Path) -> list[str]:
 def test_vectors_are_those_of_crops(model: ImageEmbedder, photos: Path, listed: Path) -> None:
     whole = Image.open(photos / "cats/00.png")
     expected = model.embed([*(whole.crop(edges) for edges in EDGES), Image.open(photos / "cats/01.png")])
-    for images in (listed, locations(photos), dml.data.readers.csv.read(listed, test_fraction=0).locations):
+    for images in (listed, locations(photos), dml.data.readers.csv.read(listed, test_fraction=0).paths):
         np.testing.assert_array_equal(model.embed(images), expected)
     with pytest.raises(UnreadableImageError, match=r"00\.png#0,0,25,20: the box 0,0,25,20 isn't inside of its 24 x 20"):
         model.embed(f"{photos}/cats/00.png#0,0,25,20")
@@ -59,15 +59,6 @@ def test_an_item_of_an_index_is_a_part(model: ImageEmbedder, photos: Path, liste
         index.remove(f"{photos}/cats/00.png")
 
 
-def test_a_margin_is_a_part_of_the_model(model: ImageEmbedder, photos: Path) -> None:
-    wide = SETTINGS.__class__({**SETTINGS.config, "data": {"eval_batch_size": 4, "box_margin": 0.25}}, SETTINGS.name)
-    other = ImageEmbedder(model.model, wide)
-    location = f"{photos}/cats/00.png#8,8,16,16"
-    np.testing.assert_array_equal(other.embed(location), model.embed(f"{photos}/cats/00.png#6,6,18,18"))
-    np.testing.assert_array_equal(other.embed(photos), model.embed(photos))
-    assert other.fingerprint != model.fingerprint
-
-
 def test_commands_take_parts(photos: Path, listed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = make_model().save_pretrained(tmp_path / "saved")
     dispatch(["embed", str(saved), str(listed), "--output", str(tmp_path / "parts.parquet"), "--workers", "0"])
@@ -75,14 +66,10 @@ def test_commands_take_parts(photos: Path, listed: Path, tmp_path: Path, capsys:
     assert stored.column("path").to_pylist() == locations(photos)
     dispatch(["index", str(saved), str(listed), "--output", str(tmp_path / "index"), "--workers", "0"])
     capsys.readouterr()
-    search = ["search", str(tmp_path / "index"), f"{photos}/cats/00.png", "-k", "1", "--json"]
-    dispatch([*search, "--box", "12,8,24,20", "--html", str(tmp_path / "found.html")])
+    search = ["search", str(tmp_path / "index"), "-k", "1", "--json"]
+    dispatch([*search, f"{photos}/cats/00.png#12,8,24,20", "--html", str(tmp_path / "found.html")])
     (result,) = json.loads(capsys.readouterr().out)
     assert result["query"] == result["neighbors"][0]["path"] == locations(photos)[1]
-    for box, fault in (
-        ("12,8,24", "--box 12,8,24: the box '12,8,24', expected x_1,y_1"),
-        ("0,0,24,21", "isn't inside of"),
-    ):
-        with pytest.raises(SystemExit):
-            dispatch([*search, "--box", box])
-        assert fault in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        dispatch([*search, f"{photos}/cats/00.png#0,0,24,21"])
+    assert "isn't inside of" in capsys.readouterr().err

@@ -68,7 +68,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> EmbeddingParts:
     """The first of two parts of a file of embedded images."""
     folder = tmp_path_factory.mktemp("parts")
     names = [f"/gone/{number}.png" for number in range(1100)]
-    parts = EmbeddingParts(folder / "vectors.npz", names, ["a", "b"] * 550, {"fingerprint": "f", "geometry": "g"}, 32)
+    parts = EmbeddingParts(folder / "vectors.npz", names, ["a", "b"] * 550, {"fingerprint": "f"}, 32)
     parts.folder.mkdir()
     parts._check_plan()
     parts.write(0, np.random.default_rng(0).normal(size=(1024, 4)).astype(np.float32))

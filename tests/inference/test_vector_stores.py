@@ -7,7 +7,6 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import replace
 from importlib import import_module
 from itertools import product
 from pathlib import Path
@@ -24,7 +23,7 @@ from pymilvus.exceptions import MilvusException
 from qdrant_client import QdrantClient
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 from qdrant_client.models import PointStruct
-from small_embedders import SETTINGS, make_model, write_photos
+from small_embedders import make_model, write_photos
 
 import dml
 from dml.__main__ import dispatch
@@ -491,12 +490,6 @@ def test_mistakes_are_named(
     image = next(photos.rglob("*.png"))
     with pytest.raises(InputError, match="given 2 times"):
         upload(model, address, [image, image])
-    settings = replace(
-        SETTINGS, config={**SETTINGS.config, "evaluation": {"geometry": {"curvature": 0.1, "clip": 2.3}}}
-    )
-    ball = ImageEmbedder(settings.build_model(), settings)
-    with pytest.raises(InputError, match=r"compares by cosine similarity, the model by poincare \(curvature 0.1\)"):
-        upload(ball, address, photos)
     assert not (tmp_path / "vectors").exists()
 
 

@@ -38,7 +38,7 @@ def proxy_softmax(embeddings: Tensor, proxies: Tensor, temperature: float) -> Te
 
 def test_value_and_gradient_are_those_of_a_loop_over_prefixes_with_own_proxies() -> None:
     loss = build("loss@loss.inner=cluster", f"loss.sizes={SIZES}", f"loss.weights={WEIGHTS}").double()
-    sets = [proxies for _, proxies, _ in proxy_sets(loss, [4, 2], 20)]
+    sets = [proxies for _, proxies in proxy_sets(loss, [4, 2], 20)]
     assert [tuple(proxies.shape) for proxies in sets] == [(4, size) for size in SIZES]
     leaf = draw_embeddings(12, 20).requires_grad_()
     expected = torch.zeros((), dtype=torch.float64)
@@ -70,7 +70,7 @@ def test_levels_and_the_hierarchy_reach_every_prefix() -> None:
     cluster = {"_target_": "dml.losses.happier.ClusterLoss", "num_classes": "???", "embedding_dim": "???"}
     config.loss.inner = {"_target_": "dml.losses.compose.AtLevel", "level": 1, "loss": cluster}
     loss = build_losses(settings_of(config), {"H": 16}, LABELS.numpy())["H"]
-    assert [(level, proxies.shape) for level, proxies, _ in proxy_sets(loss, [4, 2], 16)] == [(1, (2, 8)), (1, (2, 16))]
+    assert [(level, proxies.shape) for level, proxies in proxy_sets(loss, [4, 2], 16)] == [(1, (2, 8)), (1, (2, 16))]
     hierarchies = [part.hierarchy for part in build("loss@loss.inner=csl").modules() if isinstance(part, CSLLoss)]
     assert len(hierarchies) == 2
     assert all(torch.equal(hierarchy, LABELS.unique(dim=0)) for hierarchy in hierarchies)
@@ -81,7 +81,7 @@ def test_proxies_begin_at_the_class_means_of_their_prefix() -> None:
     embeddings = draw_embeddings(12, 20, dtype=torch.float32)
     sets = list(proxy_sets(loss, [4, 2], 20))
     begin_at_class_means(sets, embeddings, LABELS)
-    for _, proxies, _ in sets:
+    for _, proxies in sets:
         prefix = F.normalize(embeddings[:, : proxies.shape[1]], dim=1)
         means = torch.stack([prefix[LABELS[:, 0] == label].sum(dim=0) for label in range(4)])
         torch.testing.assert_close(F.normalize(proxies.detach(), dim=1), F.normalize(means, dim=1))

@@ -114,6 +114,19 @@ def test_gradcheck() -> None:
     assert torch.autograd.gradcheck(lambda rows: TripletSemihardLoss()(rows, labels), embeddings)
 
 
+@pytest.mark.parametrize("block", [1, 300, 10**6])
+def test_distances_by_blocks_of_rows_are_the_same(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU a block bounds the memory of the backward pass."""
+    found, labels = [], torch.arange(12) // 3
+    for _ in range(2):
+        embeddings = draw_embeddings(12, 5).requires_grad_()
+        value = TripletSemihardLoss()(embeddings, labels)
+        found.append((value, *torch.autograd.grad(value, embeddings)))
+        monkeypatch.setattr("dml.losses.triplet_semihard.block_size", lambda *_, **__: block)
+    for in_blocks, whole in zip(*found, strict=True):
+        torch.testing.assert_close(in_blocks, whole, rtol=1e-12, atol=1e-14)
+
+
 def test_nan_stays_nan() -> None:
     embeddings = draw_embeddings(6, 3)
     embeddings[2, 1] = torch.nan

@@ -54,7 +54,7 @@ def test_a_summary_of_any_metric_has_its_number(name: str) -> None:
 
 
 def test_a_benchmark_without_metrics_at_level_0_is_shown() -> None:
-    """UnED's lists are levels 1 to 8, and the finest level is that of the training alone."""
+    """Its lists are levels 1 and 2, and the finest level is that of the training alone."""
     metrics = {f"level{level}/{name}": 0.01 * level for level in (1, 2) for name in ("recall@1", "map@1000", "mmp5")}
     lines = [line.split() for line in print_lines(summary_table(metrics, ["class", "cars", "sop"], ["H"]))]
     assert lines[0] == ["level", "%", "R@1", "mAP@1000", "mMP@5"]

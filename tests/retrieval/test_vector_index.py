@@ -83,23 +83,6 @@ def test_packed_codes_refuse_removals(factory: str) -> None:
         build(factory, "").check_removal()
 
 
-@pytest.mark.parametrize("factory", ["IVF4,SQ8", "RR16,IVF4,SQ8", "IVF4,SQ8,RFlat"])
-def test_codes_of_short_vectors_stand_for_the_vectors(factory: str) -> None:
-    """What is left of them after the center of a cell, which has length 1, is nothing but the center."""
-    short, found = VECTORS / 5000, []
-    for is_whole in (False, True):
-        index = VectorIndex(DIMENSION, factory)
-        if is_whole:
-            index.encode_whole_vectors()
-        index.set_parameters("nprobe=4")
-        index.train(short)
-        index.add(short, IDS)
-        found.append(np.mean(np.array(find_first(index, short)) == IDS))
-    assert found[1] > 0.99 > 0.5 > found[0]
-    exact = VectorIndex(DIMENSION)
-    exact.encode_whole_vectors()  # it has no codes
-
-
 def test_a_full_disk_is_an_error_of_the_disk() -> None:
     with pytest.raises(OSError, match="No space left on device") as full:
         build("Flat", "").write(Path("/dev/full"))

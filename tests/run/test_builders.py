@@ -244,7 +244,7 @@ def built_trainer(*overrides: str, **settings: Any) -> Trainer:
 @pytest.mark.parametrize("needs_fold", [True, False])
 def test_too_few_folds_are_refused(folds: int, needs_fold: bool) -> None:
     with pytest.raises(InputError, match=rf"^dataset\.folds={folds}: must be 2 or more, or null$"):
-        builders.build_table(settings_of(composed("dataset=digits", f"dataset.folds={folds}")), needs_fold=needs_fold)
+        builders.build_table(settings_of(composed(f"dataset.folds={folds}")), needs_fold=needs_fold)
 
 
 def test_every_argument_of_lightnings_trainer_is_a_key_or_refused() -> None:

@@ -126,15 +126,3 @@ def test_each_stage_has_its_own_options() -> None:
     )
     assert [Averaging in map(type, build_callbacks(stage.settings)) for stage in (first, second)] == [True, False]
     assert [LossSchedule in map(type, build_callbacks(stage.settings)) for stage in (first, second)] == [True, False]
-
-
-def test_the_shares_of_a_sampler_from_python_may_follow_the_losses() -> None:
-    given = [
-        "~sampler",
-        "+sampler._target_=dml.run.given.take",
-        "+sampler.part=sampler",
-        "+sampler.name=ManySetsSampler",
-    ]
-    assert "SetShareUpdates" in names(*given)
-    assert "SetShareUpdates" in names("sampler=many", "sampler.shares=loss")
-    assert "SetShareUpdates" not in names("sampler=many")

@@ -65,9 +65,11 @@ def test_a_test_of_a_fold_is_repeated_with_its_threshold(tmp_path: Path, here: H
 @pytest.mark.first_cases(1)
 @pytest.mark.parametrize("option", ["checkpoints.beginning=true", "training.frozen=true", "quick=true"])
 def test_a_run_without_validation_classes_tests_its_last_checkpoint(tmp_path: Path, here: Here, option: str):
-    digits = ["dataset=digits", "transform=mnist", "transform.size=8", "model=small_cnn", "trainer.max_steps=2"]
-    here("train", *digits, *UNDRAWN, "sampler.classes_per_batch=10", option, f"hydra.run.dir={tmp_path}")
-    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    photos, run = make_photos(tmp_path / "photos"), tmp_path / "run"
+    data = ["dataset=folder", f"dataset.root={photos}", "dataset.reader.val_fraction=0", "transform.size=32"]
+    small = ["model=small_cnn", "trainer.max_steps=2", "sampler.classes_per_batch=4"]
+    here("train", *data, *small, *UNDRAWN, option, f"hydra.run.dir={run}")
+    metrics = json.loads((run / "metrics.json").read_text())
     assert (metrics["split"], metrics["selection"]) == ("test", "last")
 
 

@@ -30,10 +30,10 @@ def test_the_metrics_by_other_labels_stand_beside_the_runs_own(here: Here, small
 
 def test_other_images_are_told_before_the_training(refused: Refused, small_emoji: Path, tmp_path: Path) -> None:
     line = refused(
-        "+dataset@evaluation.other_labels.digits=digits",
+        "+dataset@evaluation.other_labels.all=emoji",
         f"dataset.root={small_emoji}",
         *PLAIN,
         f"hydra.run.dir={tmp_path}",
     )
-    assert "evaluation.other_labels.digits: digits has 450 test images, which aren't the " in line
+    assert "evaluation.other_labels.all: emoji has 3030 test images, which aren't the " in line
     assert not (tmp_path / "checkpoints").exists()

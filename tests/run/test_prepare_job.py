@@ -198,18 +198,18 @@ def test_an_archive(small_emoji: Path, tmp_path: Path) -> None:
 
 def test_a_data_set_without_a_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    digits = ["dataset=digits", "processes=1", "sheet.classes=1"]
+    emoji = ["dataset=emoji", "processes=1", "sheet.classes=1"]
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("prepare", overrides=digits)
-        resizing = compose("prepare", overrides=[*digits, "resize=8"])
-        elsewhere = compose("prepare", overrides=[*digits, "resize=8", f"data.cache={tmp_path}/fast"])
+        config = compose("prepare", overrides=emoji)
+        resizing = compose("prepare", overrides=[*emoji, "resize=64"])
+        elsewhere = compose("prepare", overrides=[*emoji, "resize=64", f"data.cache={tmp_path}/fast"])
     assert prepare_job.prepare(config, Path(), []) == {}
-    assert (tmp_path / "dml" / "digits" / "table.parquet").exists()
-    with pytest.raises(InputError, match=r"^resize=8: without dataset\.root, a training looks for no .* of digits; "):
+    assert (tmp_path / "dml" / "emoji" / "table.parquet").exists()
+    with pytest.raises(InputError, match=r"^resize=64: without dataset\.root, a training looks for no .* of emoji; "):
         prepare_job.prepare(resizing, Path(), [])
     assert prepare_job.prepare(elsewhere, Path(), []) == {}
-    assert builders.find_cache_folder(elsewhere) == CacheFolder(tmp_path / "fast" / "digits", None)
-    assert (tmp_path / "fast" / "digits" / "warp-8.pixels").exists()
+    assert builders.find_cache_folder(elsewhere) == CacheFolder(tmp_path / "fast" / "emoji", None)
+    assert (tmp_path / "fast" / "emoji" / "warp-64.pixels").exists()
 
 
 @pytest.mark.parametrize(

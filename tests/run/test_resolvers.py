@@ -8,7 +8,7 @@ from hydra.core.hydra_config import HydraConfig
 from dml.run.config_folders import CONF
 
 
-@pytest.mark.parametrize("command", ["evaluate", "prepare", "inspect", "audit"])
+@pytest.mark.parametrize("command", ["evaluate", "prepare", "inspect"])
 def test_no_folder_is_made_while_a_job_composes_a_configuration(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

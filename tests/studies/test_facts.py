@@ -23,7 +23,6 @@ EMOJI = "leaderboard/emoji"
         (("heads.choose=false",), "vector", "320 dimensions, cosine"),
         (("evaluation.selection=last",), "vector", "320 dimensions, cosine"),
         (("model.embed_dim=64", "model.heads=[M,H]", "heads.choose=false"), "vector", "128 dimensions, cosine"),
-        (("loss=hyperbolic", "model.heads=[H]"), "vector", "192 dimensions, Poincare distance of curvature 0.1"),
         ((), "first weights", "ImageNet-1k, packaged"),
         (("model.backbone.weights=null",), "first weights", "random"),
         ((), "checkpoint", "the best on the validation split"),

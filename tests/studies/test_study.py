@@ -16,7 +16,6 @@ NOT_ON_THE_LEADERBOARD = {
     "softmax",  # a classifier for classes that are known beforehand
     "simplex",  # its embedding is as large as the number of classes
     "matryoshka",  # any loss over prefixes of the embedding
-    "by_set",  # any loss, in each of several data sets
     "tuplet_drift",  # the drift of an embedding whose network learns
     "lns",  # the same
 }

@@ -57,7 +57,7 @@ class Images(LightningDataModule):
     def __init__(self, sampler: Any) -> None:
         super().__init__()
         self.sampler = sampler
-        self.train_table = type("Table", (), {"labels": LABELS, "label_sets": LABELS, "__len__": lambda _: ROWS})()
+        self.train_table = type("Table", (), {"labels": LABELS, "__len__": lambda _: ROWS})()
         self.readable = torch.arange(ROWS)
 
     def training_images(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

@@ -25,7 +25,7 @@ from dml.data.image_files.decoding import (
     reads_heif,
 )
 from dml.data.image_files.limits import ImageLimits
-from dml.data.image_files.parts import Edges, find_part, split_part
+from dml.data.image_files.parts import find_part, split_part
 from dml.runtime.errors import InputError
 from dml.runtime.reading import RefusedFileError
 from dml.runtime.text import printable
@@ -95,7 +95,7 @@ class ImageFile:
 
     Args:
         path: path of the file, or ``archive.zip/member``, or of a part of either, see `dml.data.image_files.parts`.
-        limits: largest size of the file and of the image, which is measured before decoding, background and margin.
+        limits: largest size of the file and of the image, which is measured before decoding, and background.
         content: the bytes of the file, if they are in memory already; then ``path`` is its name in error lines. None
             reads the file.
 
@@ -126,19 +126,12 @@ class ImageFile:
                 self._stored = self._decoded.shape[0], self._decoded.shape[1]
         height, width = self._stored
         self.size = (width, height) if self._orientation in SIDEWAYS else (height, width)
-        self._part = Box(0, 0, *self.size)
-        self.height, self.width = self.size
-        self.crop(split_part(path)[1])
-
-    def crop(self, edges: Edges) -> None:
-        """Keep the part with these edges in what is kept so far, and its margin; with () all of it."""
         with self._name_file_in_errors():
-            part = Box(*find_part(edges, self.height, self.width, self.limits.box_margin))
-        self._part = part._replace(top=self._part.top + part.top, left=self._part.left + part.left)
-        self.height, self.width = part.height, part.width
+            self._part = Box(*find_part(split_part(path)[1], *self.size))
+        self.height, self.width = self._part.height, self._part.width
 
     def pixels(self, box: Box | None = None, at_least: tuple[int, int] | None = None) -> Tensor:
-        """Decode a box of the image, or of the part that it was cropped to, or the whole of it.
+        """Decode a box of the image, or of the part that ``path`` names, or the whole of it.
 
         Args:
             box: box in the image or part; None is the whole of it.

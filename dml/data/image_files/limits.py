@@ -9,7 +9,7 @@ from typing import Any
 
 from PIL import ImageColor
 
-from dml.runtime.errors import InputError, check_number, check_whole
+from dml.runtime.errors import InputError, check_whole
 from dml.runtime.reading import RefusedFileError, read_regular
 from dml.runtime.text import printable
 
@@ -22,7 +22,7 @@ _max_list_bytes = ContextVar("max_list_bytes", default=MAX_LIST_BYTES)
 
 @dataclass(frozen=True)
 class ImageLimits:
-    """How image files are read: how large they may be, the color behind transparent pixels, and the margin of parts.
+    """How image files are read: how large they may be, and the color behind transparent pixels.
 
     Larger files and images are refused before they take memory. The pixels that a file claims count, not those that are
     decoded: libjpeg holds a progressive JPEG in memory at its full size, even if it decodes it at an eighth of that.
@@ -32,21 +32,18 @@ class ImageLimits:
         max_pixels: largest number of pixels, height times width, of an image and of what a `Resize` makes of it.
             Decoding takes up to 13 bytes of memory a pixel.
         background: color that transparent images are laid over, by its name or as #rrggbb; "none" ignores alpha.
-        box_margin: width of the margin around a box, as a fraction of the box's width and height.
 
     Raises:
-        InputError: if a limit isn't a whole number above 0, the background is no color, or the margin is negative.
+        InputError: if a limit isn't a whole number above 0, or the background is no color.
     """
 
     max_image_bytes: int = 512 << 20
     max_pixels: int = 120_000_000
     background: str = "white"
-    box_margin: float = 0.0
 
     def __post_init__(self) -> None:
         for option in ("max_image_bytes", "max_pixels"):
             check_whole(f"data.{option}", getattr(self, option), least=1)
-        check_number("data.box_margin", self.box_margin, least=0)
         _ = self.color  # which tells of a background that is no color
 
     @property
@@ -56,11 +53,6 @@ class ImageLimits:
             if self.background == "none" or len(color := ImageColor.getrgb(str(self.background))) == 3:
                 return None if self.background == "none" else color
         raise InputError(f"data.background={self.background}: a color, such as white or #808080, or none (no alpha)")
-
-    @property
-    def margin(self) -> dict[str, float]:
-        """The margin, if there is one, by its name: what was made without one mustn't look as if it were made anew."""
-        return {"box_margin": float(self.box_margin)} if self.box_margin else {}
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> "ImageLimits":

@@ -15,19 +15,18 @@ COLUMNS = ("x_1", "y_1", "x_2", "y_2")
 PART = re.compile(r"#(-?\d+),(-?\d+),(-?\d+),(-?\d+)\Z", re.ASCII)
 
 Edges = tuple[int, ...]
-WHOLE: Edges = (-1, -1, -1, -1)
-"""The edges that stand for the whole image in a table."""
+"""Left, top, right and bottom edge of a part; () is the whole image."""
 
 
 def split_part(location: str) -> tuple[str, Edges]:
-    """Split the location of an image into the path of the file and the edges of the part, () for the whole image."""
+    """Split the location of an image into the path of the file and the edges of the part."""
     match = PART.search(location) if "#" in location else None
     return (location[: match.start()], tuple(map(int, match.groups()))) if match else (location, ())
 
 
-def name_part(path: str, edges: Sequence[int]) -> str:
-    """Return the location of a part of an image; for the edges of `WHOLE`, the path itself."""
-    return path if (*edges,) == WHOLE else f"{path}#{','.join(map(str, edges))}"
+def name_part(path: str, edges: Edges) -> str:
+    """Return the location of a part of an image."""
+    return f"{path}#{','.join(map(str, edges))}" if edges else path
 
 
 def identify_images(locations: Iterable[str]) -> list[str]:
@@ -40,12 +39,12 @@ def identify_images(locations: Iterable[str]) -> list[str]:
 
 
 def parse_edges(cells: Sequence[Any], place: str, *, rounds: bool = False) -> Edges:
-    """Parse the edges of a box, such as "10" or 10.0, which ``place`` holds; four empty cells are `WHOLE`.
+    """Parse the edges of a box, such as "10" or 10.0, which ``place`` holds; four empty cells are ().
 
     ``rounds`` rounds them as Pillow's ``crop`` does. Cells that aren't those of a box raise an `InputError`.
     """
     if not any(texts := [str(cell).strip() for cell in cells]):
-        return WHOLE
+        return ()
     with suppress(ValueError, OverflowError):  # not four, no number, NaN or infinite
         values = [float(round(float(text)) if rounds else text) for text in texts]
         left, top, right, bottom = edges = tuple(map(int, values))
@@ -55,15 +54,12 @@ def parse_edges(cells: Sequence[Any], place: str, *, rounds: bool = False) -> Ed
     raise InputError(f"{place}: the box {','.join(texts)!r}, {line}")
 
 
-def find_part(edges: Edges, height: int, width: int, margin: float) -> tuple[int, int, int, int]:
-    """Return top, left, height and width of the part with some edges, () for all, in an image of height x width.
+def find_part(edges: Edges, height: int, width: int) -> tuple[int, int, int, int]:
+    """Return top, left, height and width of the part with some edges in an image of height x width.
 
-    The part is enlarged at each side by ``margin``, a fraction of its width and height, as far as the image goes. A box
-    that isn't inside of the image raises a `RefusedFileError`.
+    A box that isn't inside of the image raises a `RefusedFileError`.
     """
     left, top, right, bottom = edges or (0, 0, width, height)
     if not (0 <= left < right <= width and 0 <= top < bottom <= height):
         raise RefusedFileError(f"the box {left},{top},{right},{bottom} isn't inside of its {width} x {height} pixels")
-    x, y = round(margin * (right - left)), round(margin * (bottom - top))
-    left, top = max(0, left - x), max(0, top - y)
-    return top, left, min(height, bottom + y) - top, min(width, right + x) - left
+    return top, left, bottom - top, right - left

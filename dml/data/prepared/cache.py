@@ -11,7 +11,7 @@ import mmap
 import os
 import shlex
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -214,10 +214,10 @@ class CacheFolder:
     def find(self, table: ImageTable, resize: Resize | None, limits: ImageLimits = LIMITS) -> ImageCache | None:
         """Open the cache of the table's images, resized by ``resize``; return None if there is no such cache.
 
-        ``limits`` has the background that the images must have been laid over, and the margin of parts.
+        ``limits`` has the background that the images must have been laid over.
 
         Raises:
-            InputError: if the cache lacks an image or has another background or margin, an image file has changed since
+            InputError: if the cache lacks an image or has another background, an image file has changed since
                 it was cached, the index or the file of pixels is damaged, or there is a link in the folder.
         """
         refuse_links(self.path)
@@ -225,15 +225,15 @@ class CacheFolder:
             return None
         files = self.files(resize)
         changed = {} if limits.color == LIMITS.color else {"background": limits.background}
-        options = [shlex.quote(f"data.{name}={value}") for name, value in (changed | limits.margin).items()]
+        options = [shlex.quote(f"data.{name}={value}") for name, value in changed.items()]
         command = " ".join(filter(None, ("dml prepare", self.arguments, *options, f"resize={resize.size}")))
         remedy = f"run {command} mode={resize.mode} again, or give data.cache=null"
         try:
-            return self._read(files, table, remedy, {"background": str(limits.color), "box_margin": limits.box_margin})
+            return self._read(files, table, remedy, str(limits.color))
         except UnfitFileError as error:
             raise InputError(f"{error}; {remedy}") from error
 
-    def _read(self, files: CacheFiles, table: ImageTable, remedy: str, reading: Mapping[str, Any]) -> ImageCache | None:
+    def _read(self, files: CacheFiles, table: ImageTable, remedy: str, background: str) -> ImageCache | None:
         try:
             index = read_parquet(files.index)
         except FileNotFoundError:
@@ -242,9 +242,9 @@ class CacheFolder:
         description = read_description(index)
         if description.get("format") != FORMAT or not index.schema.equals(INDEX_SCHEMA):
             raise UnfitFileError(f"{files.index}: made by another version")
-        if other := [name for name in reading if description.get(name, 0) != reading[name]]:
-            raise UnfitFileError(f"{files.index}: made with another data.{other[0]}")
-        index_rows = self._find_index_rows(index, files.index, table.locations.tolist())
+        if description.get("background") != background:
+            raise UnfitFileError(f"{files.index}: made with another data.background")
+        index_rows = self._find_index_rows(index, files.index, table.paths.tolist())
         if len(file) != description["bytes"]:
             raise UnfitFileError(f"{files.pixels}: {len(file):,} bytes, its index is of {description['bytes']:,}")
         columns = index.select(["offset", "height", "width", "crc32"]).take(index_rows)
@@ -280,8 +280,7 @@ def read_description(index: pa.Table) -> dict[str, Any]:
     """Return the description that the index of a cache holds; an empty dictionary for a table that isn't an index.
 
     It holds the version of the cache files ("format"), the mode and size of the `Resize`, the color behind transparent
-    pixels ("background"), the margin of parts, if there is one ("box_margin"), and the length of the file of pixels
-    ("bytes").
+    pixels ("background"), and the length of the file of pixels ("bytes").
     """
     description: dict[str, Any] = parse_json((index.schema.metadata or {}).get(b"dml", "{}"))
     return description

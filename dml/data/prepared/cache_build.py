@@ -121,7 +121,7 @@ def _plan_index(
         "width": width,
     }
     total = int(ends[-1]) if len(ends) else 0
-    settings = {"mode": resize.mode, "size": resize.size, "background": str(limits.color), **limits.margin}
+    settings = {"mode": resize.mode, "size": resize.size, "background": str(limits.color)}
     description = {"format": FORMAT, **settings, "bytes": total}
     checksum_column = INDEX_SCHEMA.get_field_index("crc32")
     schema = INDEX_SCHEMA.remove(checksum_column).with_metadata({"dml": json.dumps(description)})
@@ -132,7 +132,7 @@ def _plan_shape(path: str, image: CheckedImage, resize: Resize, limits: ImageLim
     """Return the height and width of the pixels that the cache holds of an image; (0, 0) if it holds none."""
     if image.error:
         return 0, 0
-    *_, height, width = find_part(split_part(path)[1], image.height, image.width, limits.box_margin)
+    *_, height, width = find_part(split_part(path)[1], image.height, image.width)
     shape = resize.shape(height, width)
     try:
         limits.check_resized((height, width), shape)

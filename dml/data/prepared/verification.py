@@ -94,7 +94,7 @@ def check_images(
     Raises:
         InputError: if there are links in the folder.
     """
-    paths = [*dict.fromkeys(table.locations.tolist())]
+    paths = [*dict.fromkeys(table.paths.tolist())]
     stamps: dict[str, Stamp] = dict(zip(paths, map(tuple, read_stamps(paths).tolist()), strict=True))
     earlier = _read_earlier(stamps, folder, warn)
     unchanged = {path: image for path, image in earlier.items() if image.stamp == stamps[path]}
@@ -188,7 +188,7 @@ def _read_journal(folder: CacheFolder, warn: Warn) -> dict[str, CheckedImage]:
 def write_table(folder: CacheFolder, table: ImageTable, images: Mapping[str, CheckedImage]) -> Path:
     """Write ``table.parquet``, with the relative path, the split, the labels and the result of each image."""
     columns: dict[str, Any] = {
-        "path": folder.relative_paths(table.locations.tolist()),
+        "path": folder.relative_paths(table.paths.tolist()),
         "split": table.split,
         "benchmark": table.benchmark,
     }
@@ -197,7 +197,7 @@ def write_table(folder: CacheFolder, table: ImageTable, images: Mapping[str, Che
         if table.names:
             class_names = np.array([*table.names[i], ""], dtype=object)  # the last name is that of UNKNOWN
             columns[f"{level}_name"] = class_names[np.where(columns[level] == UNKNOWN, -1, columns[level])]
-    results = [images[path] for path in table.locations.tolist()]
+    results = [images[path] for path in table.paths.tolist()]
     columns |= {field.name: [getattr(result, field.name) for result in results] for field in fields(CheckedImage)}
     write_parquet(folder.path / "table.parquet", pa.table(columns))
     delete_file(_journal_path(folder))
@@ -235,6 +235,6 @@ def list_faults(
 
 def find_copies(first: ImageTable, second: ImageTable, images: Mapping[str, CheckedImage]) -> dict[str, str]:
     """Return the images of the second table with the content of one of the first -> the first such one by its copy."""
-    paths = {images[path].sha256: path for path in reversed(first.locations.tolist())}
+    paths = {images[path].sha256: path for path in reversed(first.paths.tolist())}
     paths.pop("", None)  # the SHA-256 of files that can't be read
-    return {path: paths[images[path].sha256] for path in second.locations.tolist() if images[path].sha256 in paths}
+    return {path: paths[images[path].sha256] for path in second.paths.tolist() if images[path].sha256 in paths}

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from dml.data.image_files.parts import COLUMNS, Edges, name_part, parse_edges
+from dml.data.image_files.parts import COLUMNS, name_part, parse_edges
 from dml.data.image_listing import is_passed_over
 from dml.data.layout import Layout, read_csv_rows, to_text
 from dml.data.splits import complete_splits, name_classes, number_classes, read_split_columns, warn_of_names
-from dml.data.table import SPLITS, ImageTable, join_labels
+from dml.data.table import SPLITS, ImageTable
 from dml.runtime.errors import InputError
 from dml.runtime.paths import URL
 from dml.runtime.text import format_count, printable
@@ -52,7 +52,6 @@ def read(
     seed: int = 0,
     columns: Columns | None = None,
     encoding: str = "utf-8",
-    separator: str | None = None,
 ) -> ImageTable:
     """Read images that a text file lists, one line an image, with commas, semicolons or tabs between the cells.
 
@@ -65,7 +64,8 @@ def read(
     Without one, and without folders of splits in the paths, whole classes are drawn for testing. Other columns are
     passed over, unless their name is close to one of these, which is probably a misspelling.
 
-    The columns ``x_1``, ``y_1``, ``x_2``, ``y_2`` hold a box in pixels; four empty cells stand for the whole image.
+    The columns ``x_1``, ``y_1``, ``x_2``, ``y_2`` hold a box in pixels, which becomes a part of the path; four empty
+    cells stand for the whole image.
 
     Args:
         root: path of the file, or of a folder that holds one .csv file.
@@ -75,14 +75,12 @@ def read(
         columns: the file's names of the columns, by the names above, such as ``{"path": "image", "label": "class"}``;
             columns that aren't mentioned have the names above. None for "split" passes over columns of splits.
         encoding: encoding of the file, such as utf-8 or cp1252.
-        separator: text between the labels in a cell, such as "|" in "beach|sea", of images that have several; None
-            takes each cell for one label.
 
     Raises:
         InputError: if a column is missing, a cell is empty, a split or a box can't be one, an image or a part of one is
             listed twice, or the splits are incomplete; the message names the file, and the line if a line is at fault.
     """
-    table = _read_file(root, columns or {}, encoding, str(separator or ""))
+    table = _read_file(root, columns or {}, encoding)
     return complete_splits(table, test_fraction=test_fraction, val_fraction=val_fraction, seed=seed)
 
 
@@ -94,26 +92,24 @@ def read_listed(root: str | Path | None) -> ImageTable:
     return _read_file(root, {"split": None}, "utf-8", needs_labels=False)
 
 
-def read_frame(frame: Any, separator: str = "") -> ImageTable:
+def read_frame(frame: Any) -> ImageTable:
     """Read the images of a pandas DataFrame without drawing splits, see `ImageTable.from_frame`."""
     names = [*frame.columns]
     # of several columns with one name, which are passed over or refused, pandas returns a frame
     columns = [[""] * len(frame) if names.count(name) > 1 else map(to_text, frame[name]) for name in names]
     rows = chain([[str(name).strip() for name in names]], zip(*columns, strict=True))
-    return _make_table(enumerate(rows, -1), "table", None, separator, Path())
+    return _make_table(enumerate(rows, -1), "table", None, Path())
 
 
-def _read_file(
-    root: str | Path | None, columns: Columns, encoding: str, separator: str = "", *, needs_labels: bool = True
-) -> ImageTable:
+def _read_file(root: str | Path | None, columns: Columns, encoding: str, *, needs_labels: bool = True) -> ImageTable:
     """Return the table of a file, with "" as the split where the file has none."""
     file = _find_file(root)
     rows = read_csv_rows(file, encoding)
-    return _make_table(rows, str(file), columns, separator, file.parent, needs_labels=needs_labels)
+    return _make_table(rows, str(file), columns, file.parent, needs_labels=needs_labels)
 
 
 def _make_table(
-    rows: Rows, source: str, columns: Columns | None, separator: str, folder: Path, *, needs_labels: bool = True
+    rows: Rows, source: str, columns: Columns | None, folder: Path, *, needs_labels: bool = True
 ) -> ImageTable:
     """Return the table of a header and numbered rows; without ``columns``, they are those of a frame."""
     _, header = next(rows)
@@ -123,7 +119,7 @@ def _make_table(
     positions = {name: header.index(name) for name in ("path", *levels) if name in header}
     cells: dict[str, list[str]] = {name: [] for name in ("path", *levels)}
     box_columns = [header.index(name) for name in COLUMNS if name in header]
-    boxes: list[Edges] = []
+    paths: list[str] = []
     other_cells = {column: list[str]() for column in {*range(len(header))} - {*positions.values(), *box_columns}}
     distinct_cells: dict[int, dict[str, str]] = {column: {} for column in other_cells}
     lines: dict[str, int] = {}
@@ -141,26 +137,24 @@ def _make_table(
             other_cells[column].append(distinct_cells[column].setdefault(cell, cell))  # one object for all rows
             if len(distinct_cells[column]) > MOST_SPLIT_VALUES and header[column] != "split":
                 del other_cells[column]
+        edges = parse_edges([row[column] for column in box_columns], place)
+        paths.append(name_part(str(folder / cells["path"][-1]), edges))
         # only this key is without "..": where a folder is a link, the path without it leads elsewhere
-        boxes.append(parse_edges([row[column] for column in box_columns], place))
-        image = name_part(os.path.normpath(absolute_folder / cells["path"][-1]), boxes[-1])
+        image = name_part(os.path.normpath(absolute_folder / cells["path"][-1]), edges)
         if lines.setdefault(image, line) != line:
             raise InputError(f"{place}: {cells['path'][-1]} stands in {unit} {lines[image]} already")
     if not lines:
         raise InputError(f"{source}: no {unit} below the header")
-    classes = [zip(name_classes(cells[level] or [""] * len(lines)), lines.values(), strict=True) for level in levels]
-    joined = ((join_labels(name, separator, f"{where} {line}") for name, line in level) for level in classes)
-    labels, names = zip(*map(number_classes, joined), strict=True)
+    classes = (name_classes(cells[level] or [""] * len(lines)) for level in levels)
+    labels, names = zip(*map(number_classes, classes), strict=True)
     by_name = {file_header[column]: values for column, values in other_cells.items()}
     table = ImageTable(
-        paths=np.array([str(folder / path) for path in cells["path"]]),
+        paths=np.array(paths),
         labels=np.stack(labels, axis=1),
         split=np.array(_read_splits(source, unit, by_name, [*lines.values()], columns)),
         levels=levels,
         names=names,
         source=source,
-        separator=separator,
-        boxes=np.array(boxes if box_columns else (), dtype=np.int64).reshape(-1, 4),
     )
     warn_of_names(table.labels, table.names, source)
     return table

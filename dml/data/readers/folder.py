@@ -88,11 +88,9 @@ def name_reader(path: Path) -> str:
     match path.suffix.lower():
         case ".csv" | ".tsv" | ".txt":
             return "dataset=csv reads a list of images"
-        case ".tar":
-            return "unpack it, or dataset=shards reads tar files with a file beside each image that names its class"
         case ".zip":
             return "unpack it, or dataset=csv reads a list of paths such as photos.zip/robin/1.jpg"
-        case ".gz" | ".tgz" | ".bz2" | ".xz" | ".zst" | ".7z" | ".rar":
+        case ".tar" | ".gz" | ".tgz" | ".bz2" | ".xz" | ".zst" | ".7z" | ".rar":
             return f"unpack it, and give the folder of {LAYOUT}"
         case ".parquet":
             return "dataset=csv reads a list of images, as .csv"

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dml.data.image_files.parts import parse_edges
+from dml.data.image_files.parts import Edges, name_part, parse_edges
 from dml.data.layout import Layout, parse_whole_number, read_list_lines, read_list_rows
 from dml.data.table import ImageTable
 from dml.runtime.errors import InputError
@@ -48,25 +47,28 @@ def read(root: str | Path | None, *, crop: bool = False) -> ImageTable:
         if status not in SPLITS:
             raise InputError(f"{path}: evaluation_status {status!r} of {image}, expected {', '.join(SPLITS)}")
     items, labels = np.unique([item for _, item, _ in rows], return_inverse=True)
+    boxes: list[Edges] = [()] * len(rows)
+    if crop:
+        boxes = _read_boxes(folder, images, [image for image, _, _ in rows])
+    paths = [f"{images}/{image.removeprefix('img/')}" for image, _, _ in rows]
     return ImageTable(
-        paths=np.array([f"{images}/{image.removeprefix('img/')}" for image, _, _ in rows]),
+        paths=np.array([*map(name_part, paths, boxes)]),
         labels=labels.astype(np.int64)[:, None],
         split=np.array([status for _, _, status in rows]),
         levels=("item",),
         names=(tuple(items.tolist()),),
         source=str(path),
-        boxes=_read_boxes(folder, images, [image for image, _, _ in rows]) if crop else np.empty((0, 4), np.int64),
     )
 
 
-def _read_boxes(folder: Path, images: Path, names: Sequence[str]) -> NDArray[np.int64]:
-    """Return the boxes (N, 4) of images in the folder ``images``."""
+def _read_boxes(folder: Path, images: Path, names: Sequence[str]) -> list[Edges]:
+    """Return the boxes of images in the folder ``images``."""
     path = LAYOUT.find(folder, "list_bbox_inshop.txt", "Anno/list_bbox_inshop.txt")
     rows = read_list_rows(path, 7, skip=2, header="image_name clothes_type pose_type x_1 y_1 x_2 y_2")
     edges = {cells[0]: parse_edges(cells[3:], place) for place, cells in rows}
     if missing := [name for name in names if name not in edges]:
         raise InputError(f"{path}: no box of {printable(missing[0])}")
-    boxes = np.array([edges[name] for name in names], dtype=np.int64)
-    if images.name == "img_highres" and boxes.max(initial=0) <= 256:
-        raise InputError(f"{path}: its boxes end at {boxes.max()}, so they are of img/ (256 x 256), not of {images}")
+    boxes = [edges[name] for name in names]
+    if images.name == "img_highres" and (end := max(map(max, filter(None, boxes)), default=0)) <= 256:
+        raise InputError(f"{path}: its boxes end at {end}, so they are of img/ (256 x 256), not of {images}")
     return boxes

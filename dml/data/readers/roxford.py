@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dml.data.image_files.limits import read_list_bytes
-from dml.data.image_files.parts import parse_edges
+from dml.data.image_files.parts import name_part, parse_edges
 from dml.data.judgments import Query, make_judged_table
 from dml.data.layout import Layout
 from dml.data.table import ImageTable
@@ -59,7 +59,7 @@ def read(root: str | Path | None) -> ImageTable:
             if len(both := np.intersect1d(positives, ignored)):
                 raise InputError(f"{place}: {printable(gallery[both[0]])} is in two of the lists easy, hard and junk")
             box = parse_edges(_select(entry, "bbx", place) if "bbx" in entry else (), place, rounds=True)
-            tests.append(Query(f"{images}/{query}.jpg", level, positives, ignored, box))
+            tests.append(Query(name_part(f"{images}/{query}.jpg", box), level, positives, ignored))
     paths = [f"{images}/{name}.jpg" for name in gallery]
     return make_judged_table(tests, paths, levels=tuple(SETUPS), source=str(path))
 

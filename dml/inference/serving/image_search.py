@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from io import BytesIO
@@ -33,8 +33,6 @@ A scan of a few bytes takes as long to decode as one of the whole image, so a sm
 """
 DEEPENING = 4
 """The factor by which a search for a label looks at more neighbors if there were too few of the label."""
-Shares = Sequence[float]
-"""The left, top, right and bottom edge of a box, as shares of the width and height of the image; none for all of it."""
 
 logger = logging.getLogger(__name__)
 
@@ -90,45 +88,41 @@ class ImageSearch:
 
     Args:
         index: the index, which nobody changes meanwhile.
-        limits: largest number of bytes and pixels of an uploaded image; background and margin are those of the model.
+        limits: largest number of bytes and pixels of an uploaded image; the background is that of the model.
     """
 
     def __init__(self, index: Index, limits: ImageLimits = UPLOAD_LIMITS) -> None:
         self.index = index
         trained = index.model.settings.limits
-        self.limits = replace(limits, background=trained.background, box_margin=trained.box_margin)
+        self.limits = replace(limits, background=trained.background)
         codes: dict[str, int] = {}
         self._codes = np.fromiter(
-            (codes.setdefault(labels, len(codes)) for labels in index.items.labels), np.int64, len(index)
+            (codes.setdefault(label, len(codes)) for label in index.items.labels), np.int64, len(index)
         )
         self._codes_by_label = defaultdict[str, list[int]](list)
-        for labels, code in codes.items():
-            for label in index.items.split(labels) or [""]:
-                self._codes_by_label[printable(label)].append(code)
+        for label, code in codes.items():
+            self._codes_by_label[printable(label)].append(code)
         counts, by_label = Counter(self._codes.tolist()), sorted(self._codes_by_label.items())
         self.count_by_label = {label: sum(map(counts.__getitem__, part)) for label, part in by_label if label}
 
-    def find_similar(self, content: bytes, k: int, label: str | None = None, box: Shares = ()) -> list[Neighbor]:
-        """Find the images that are most similar to an uploaded image, or to a box in it, best first.
+    def find_similar(self, content: bytes, k: int, label: str | None = None) -> list[Neighbor]:
+        """Find the images that are most similar to an uploaded image, best first.
 
         Raises:
-            RefusedRequestError: if it isn't an image that may be decoded, no image has the label, or the box is empty.
+            RefusedRequestError: if it isn't an image that may be decoded, or no image has the label.
         """
         self._find_codes(label)  # before the image is decoded
         with _explained_upload():
             self._check_upload(content)
             file = ImageFile("upload", self.limits, content)
-            _crop(file, box or (0, 0, 1, 1), "upload")
+            _check_sides(file)
             return self._search(file, k, label)
 
-    def find_similar_to_item(self, item: int, k: int, label: str | None = None, box: Shares = ()) -> list[Neighbor]:
+    def find_similar_to_item(self, item: int, k: int, label: str | None = None) -> list[Neighbor]:
         """Find the images that are most similar to an item; it finds itself first. See `find_similar`."""
         self._find_codes(label)
         with self._explained_item(item):
-            file = self._open(item)
-            if box:
-                _crop(file, box, f"item {item}")
-            return self._search(file, k, label)
+            return self._search(self._open(item), k, label)
 
     def list_items(self, offset: int, limit: int, label: str | None = None) -> tuple[int, list[Item]]:
         """List the items of the index in its order -> the number of all with the label, and those of one page.
@@ -238,15 +232,12 @@ class ImageSearch:
             raise RefusedRequestError(410, f"item {item}: its image file can't be read any more") from error
 
 
-def _crop(file: ImageFile, box: Shares, name: str) -> None:
-    """Crop a query to a box; refuse an empty one, and a strip."""
-    left, right = (round(share * file.width) for share in box[::2])
-    top, bottom = (round(share * file.height) for share in box[1::2])
-    sides = right - left, bottom - top
-    if min(sides) < 1 or max(sides) > MOST_PROPORTIONS * min(sides):
+def _check_sides(file: ImageFile) -> None:
+    """Refuse a strip."""
+    sides = file.width, file.height
+    if max(sides) > MOST_PROPORTIONS * min(sides):
         line = f"{sides[0]:,} x {sides[1]:,} pixels; no side may be more than {MOST_PROPORTIONS} times the other"
-        raise RefusedRequestError(422, f"{name}: {line}, nor below 1")
-    file.crop((left, top, right, bottom))
+        raise RefusedRequestError(422, f"upload: {line}")
 
 
 def draw_picture(file: ImageFile, size: int) -> bytes:

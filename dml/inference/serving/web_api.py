@@ -129,7 +129,6 @@ class IndexFacts(BaseModel):
     fingerprint: str = Field(description="identifier of the model that embedded the images")
     dimension: int = Field(description="size of the vectors")
     certificate: str = Field(description="share of the true nearest that is found; empty if it wasn't measured")
-    geometry: str = Field(description='"cosine", or the Poincare ball in which vectors are compared')
     kind: str = Field(description='kind of the index; "Flat" is exact')
     threshold: float | None = Field(description="score from which on an image is judged to be of the query's class")
     threshold_choice: str = Field(description="which threshold was chosen, as the end of a sentence")
@@ -177,8 +176,6 @@ Limiter = Annotated[CapacityLimiter, Depends(_find_limiter)]
 Number = Annotated[int, Path(ge=0, lt=2**63, description="number of the item")]
 Count = Annotated[int, Query(ge=1, le=1000, description="largest number of neighbors")]
 Label = Annotated[str | None, Query(max_length=1000, description="label that the images shall have")]
-EDGES = Query(min_length=4, max_length=4, description="left, top, right, bottom edge of the part to search by, 0 to 1")
-Box = Annotated[list[Annotated[float, Field(ge=0, le=1)]] | None, EDGES]
 
 router = APIRouter(prefix="/api", responses={status: {"model": Problem} for status in (403, 404, 422)})
 
@@ -198,7 +195,6 @@ def describe_index(search: Search) -> IndexFacts:
         model=index.model.settings.name,
         fingerprint=index.space,
         dimension=index.vectors.dimension if index.adapter else index.model.dimension,
-        geometry=index.model.geometry,
         kind=index.vectors.factory,
         certificate=describe(index.certificate, index.state) if index.certificate else "",
         threshold=index.threshold,
@@ -253,10 +249,10 @@ async def get_image(
 
 @router.get("/items/{item}/neighbors", responses={410: {"model": Problem}})
 async def search_by_item(
-    search: Search, limiter: Limiter, item: Number, k: Count = 10, label: Label = None, box: Box = None
+    search: Search, limiter: Limiter, item: Number, k: Count = 10, label: Label = None
 ) -> Neighbors:
-    """Find the images that are most similar to an item, which finds itself first, or to a part of it."""
-    neighbors = await _compute(limiter, partial(search.find_similar_to_item, item, k, label, box or ()))
+    """Find the images that are most similar to an item, which finds itself first."""
+    neighbors = await _compute(limiter, partial(search.find_similar_to_item, item, k, label))
     return Neighbors(neighbors=neighbors, space=search.index.space)
 
 
@@ -272,15 +268,15 @@ async def search_by_item(
     },
 )
 async def search_by_upload(
-    request: Request, search: Search, limiter: Limiter, k: Count = 10, label: Label = None, box: Box = None
+    request: Request, search: Search, limiter: Limiter, k: Count = 10, label: Label = None
 ) -> Neighbors:
-    """Find the images that are most similar to the image in the body of the request, or to a part of it."""
+    """Find the images that are most similar to the image in the body of the request."""
     if request.headers.get("content-type", "").startswith("multipart/"):
         raise RefusedRequestError(415, "upload: a form; send the bytes of the image file as the body of the request")
     content = BytesIO()  # its bytes are taken out without a copy of them
     try:
         await _read_body(request, content, search.limits.max_image_bytes)
-        neighbors = await _compute(limiter, partial(search.find_similar, content.getvalue(), k, label, box or ()))
+        neighbors = await _compute(limiter, partial(search.find_similar, content.getvalue(), k, label))
     finally:
         request.app.state.upload_bytes -= content.tell()
     return Neighbors(neighbors=neighbors, space=search.index.space)

@@ -139,20 +139,17 @@ def upload_images(
 
     Raises:
         StoreError: if the database can't be reached, refuses something, or holds fewer images than were uploaded.
-        InputError: if the name can't be used, the model's vectors can't be compared by cosine similarity, the
-            collection holds vectors of another model, not one image can be used, or without a source the images of the
-            collection change meanwhile.
+        InputError: if the name can't be used, the collection holds vectors of another model, not one image can be
+            used, or without a source the images of the collection change meanwhile.
     """
     check_name(name)
-    if model.ball:
-        raise InputError(f"--to {address}: it compares by cosine similarity, the model by {model.geometry}; use a file")
     listed = _list_stored(address, name, root) if source is None else _list_images(source, root)
     images = listed.choose(shard)
     IndexItems.number(images.paths, images.labels)  # refuses an image that is given twice
     with closing(address.open()) as store:
         live = store.call(store.find, name)
         place = "" if root is None else absolute_path(expand_home(root))
-        facts = CollectionFacts(model.fingerprint, model.geometry, model.dimension, root=place)
+        facts = CollectionFacts(model.fingerprint, model.dimension, root=place)
         collection = _open_collection(store, facts, name, live, replace=replace)
         missing = _find_missing(store, collection, images)
         left_out = _upload(store, collection, model, images, missing, options)

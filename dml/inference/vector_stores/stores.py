@@ -43,14 +43,12 @@ class CollectionFacts:
 
     Args:
         fingerprint: the model's `ImageEmbedder.fingerprint`.
-        geometry: how vectors are compared, such as "cosine".
         dimension: size D of the vectors.
         format: version of the facts and columns.
         root: folder that the paths are relative to, on the machine that made the collection; "" for absolute paths.
     """
 
     fingerprint: str
-    geometry: str
     dimension: int
     format: int = FORMAT
     root: str = field(default="", compare=False)
@@ -63,8 +61,8 @@ class CollectionFacts:
     def decode(cls, text: Any) -> "CollectionFacts | None":
         """Read facts that `encode` wrote; None if the text is none, as in a collection that dml didn't make.
 
-        >>> CollectionFacts.decode(CollectionFacts("ab12", "cosine", 8).encode())
-        CollectionFacts(fingerprint='ab12', geometry='cosine', dimension=8, format=1, root='')
+        >>> CollectionFacts.decode(CollectionFacts("ab12", 8).encode())
+        CollectionFacts(fingerprint='ab12', dimension=8, format=1, root='')
         """
         try:
             return cls(**parse_json(text))

@@ -116,7 +116,7 @@ class EmbeddingBankUpdates(Callback):
         if self.bank is None or not self.bank.neighbors.numel() or not pl_module.is_logged_step:
             return
         rows = gather_batch(pl_module, batch[2]).cpu()
-        shares = hard_shares(get_training_data(trainer).train_table.label_sets, self.bank.neighbors, rows)
+        shares = hard_shares(get_training_data(trainer).train_table.labels, self.bank.neighbors, rows)
         for name, value in shares._asdict().items():
             pl_module.log(f"batch/{name}", value)
 

@@ -244,6 +244,6 @@ class ProxiesAtClassMeans(Callback):
         labels = torch.from_numpy(all_labels)[embedded.rows]
         for head, head_sets in sets.items():
             begin_at_class_means(head_sets, embedded.embeddings[head], labels)
-            for _, proxies, _ in head_sets:  # whose sums may be rounded differently in each process
+            for _, proxies in head_sets:  # whose sums may be rounded differently in each process
                 # from the CPU: they are pickled, and tensors of the first GPU would take all processes there
                 proxies.copy_(trainer.strategy.broadcast(proxies.cpu()))

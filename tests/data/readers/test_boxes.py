@@ -4,19 +4,17 @@ import pickle
 from pathlib import Path
 
 import pytest
-from trees.ilias import TREE as ILIAS
 from trees.inshop import TREE as INSHOP
 from trees.inshop import rows
 from trees.roxford5k import LIST, TRUTH
 from trees.roxford5k import TREE as ROXFORD
 from trees.tree import write_lines
 
-from dml.data.readers import csv, ilias, inshop, roxford
+from dml.data.readers import csv, inshop, roxford
 from dml.data.table import ImageTable, find_faults
 from dml.runtime.errors import InputError
 
 HEADER = "path,label,x_1,x_2,y_1,y_2"
-WHOLE = [-1, -1, -1, -1]
 
 
 def read_rows(folder: Path, *lines: str, header: str = HEADER, **options: object) -> ImageTable:
@@ -27,8 +25,8 @@ def read_rows(folder: Path, *lines: str, header: str = HEADER, **options: object
 def test_a_list_has_several_boxes_of_an_image(tmp_path: Path) -> None:
     """The columns are in the order of other libraries, and a spreadsheet wrote 4 as 4.0."""
     table = read_rows(tmp_path, "a.jpg,cup,4.0,40,0,30", "a.jpg,pen,50,60,1,9", "a.jpg,desk,,,,", "b.jpg,pen,,,,")
-    assert table.boxes.tolist() == [[4, 0, 40, 30], [50, 1, 60, 9], WHOLE, WHOLE]
-    assert table.paths.tolist() == [f"{tmp_path}/{name}.jpg" for name in "aaab"]
+    names = ("a.jpg#4,0,40,30", "a.jpg#50,1,60,9", "a.jpg", "b.jpg")
+    assert table.paths.tolist() == [f"{tmp_path}/{name}" for name in names]
     assert [*find_faults(table)] == []
     assert table.content[:3].tolist() == [table.content[0]] * 3
     assert table.content[3] != table.content[0]
@@ -60,15 +58,15 @@ def test_columns_of_boxes_are_complete_and_may_have_other_names(tmp_path: Path) 
         read_rows(tmp_path, "a.jpg,cup,0", header="path,label,x1")
     names = {"x_1": "left", "y_1": "top", "x_2": "right", "y_2": "bottom"}
     table = read_rows(tmp_path, "a.jpg,cup,1,2,3,4", header="path,label,left,top,right,bottom", columns=names)
-    assert table.boxes.tolist() == [[1, 2, 3, 4]]
+    assert table.paths.tolist() == [f"{tmp_path}/a.jpg#1,2,3,4"]
 
 
 def test_queries_of_roxford_are_cropped(tmp_path: Path) -> None:
     ROXFORD.build(tmp_path)
     table = roxford.read(tmp_path)
     queries = table.rows("query")
-    assert table.boxes[queries].tolist() == [[2, 1, 9, 7], [0, 0, 9, 7], [0, 0, 9, 7]] * 3
-    assert table.boxes[table.rows("gallery")].max() == -1
+    assert [path.partition("#")[2] for path in table.paths[queries]] == ["2,1,9,7", "0,0,9,7", "0,0,9,7"] * 3
+    assert not any("#" in path for path in table.paths[table.rows("gallery")])
     (tmp_path / LIST).write_bytes(
         pickle.dumps(TRUTH | {"gnd": [{**entry, "bbx": [3, 0, 2, 4]} for entry in TRUTH["gnd"]]})
     )
@@ -76,31 +74,16 @@ def test_queries_of_roxford_are_cropped(tmp_path: Path) -> None:
         roxford.read(tmp_path)
 
 
-def test_queries_of_ilias_are_cropped_to_all_their_boxes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    ILIAS.build(tmp_path)
-    write_lines(tmp_path / "ilias_core/mug_001/query/Q001_01_bbox.txt", ["1 2 5 1", "3.4 1 6 2"])
-    write_lines(tmp_path / "ilias_core/mug_001/pos/P001_00_bbox.txt", ["1 1 5 5"])
-    assert ilias.read(tmp_path).boxes.tolist() == [[1, 1, 6, 6], [1, 1, 9, 3], *[WHOLE] * 5]
-    assert "1 queries have no _bbox.txt" in caplog.text
-    for line, fault in (
-        ("1 2 5", ", line 1: '1 2 5', expected 4 columns"),
-        ("1 2 5 x", ": .*; expected x, y, width and height in a line"),
-        ("1 2 5 6 7", ": .*; expected x, y, width and height in a line"),
-        ("", ": .*; expected x, y, width and height in a line"),
-        ("1 2 nan 6", r": the box '1\.0,2\.0,nan,8\.0', expected"),
-    ):
-        write_lines(tmp_path / "ilias_core/toy_002/query/Q002_00_bbox.txt", [line])
-        with pytest.raises(InputError, match=rf"Q002_00_bbox\.txt{fault}"):
-            ilias.read(tmp_path)
-
-
 def test_images_of_inshop_may_be_cropped(tmp_path: Path) -> None:
     INSHOP.build(tmp_path)
     lines = [f"{image} 1 2 {i} 1 {i + 9:03} 20" for i, (image, _, _) in enumerate(rows())]
     boxes, header = tmp_path / "Anno/list_bbox_inshop.txt", "image_name clothes_type pose_type x_1 y_1 x_2 y_2"
     write_lines(boxes, [str(len(lines)), header, *lines])
-    assert inshop.read(tmp_path).boxes.max() == -1
-    assert inshop.read(tmp_path, crop=True).boxes.tolist() == [[i, 1, i + 9, 20] for i in range(len(lines))]
+    whole = inshop.read(tmp_path).paths.tolist()
+    assert not any("#" in path for path in whole)
+    assert inshop.read(tmp_path, crop=True).paths.tolist() == [
+        f"{path}#{i},1,{i + 9},20" for i, path in enumerate(whole)
+    ]
     (tmp_path / "img").rename(tmp_path / "img_highres")
     with pytest.raises(
         InputError, match=r"its boxes end at 28, so they are of img/ \(256 x 256\), not of .*img_highres"

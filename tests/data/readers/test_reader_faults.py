@@ -1,8 +1,6 @@
 """Every reader against miniature trees in the official layout, whole and with each of the faults that trees have."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 
@@ -251,17 +249,9 @@ def test_names_that_are_not_utf8_are_refused(tree: Tree, tmp_path: Path) -> None
     root.mkdir()
     tree.build(root)
     line = r"/caf\\xe9\S*' in row 0 .*isn't UTF-8, .*; rename the file"
-    with pytest.raises(InputError, match=line) as raised, archives_in(root):
+    with pytest.raises(InputError, match=line) as raised:
         table(tree, root)
     assert str(raised.value).encode()
-
-
-@contextmanager
-def archives_in(root: Path) -> Iterator[None]:
-    """Images that a reader writes itself stand in the root, not in the cache of the tests before."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(root))
-        yield
 
 
 def test_the_configuration_states_the_limits_of_the_code() -> None:

@@ -89,17 +89,6 @@ def test_a_label_filters_before_the_neighbors_are_counted(client: TestClient, in
         assert [neighbor["item"] for neighbor in found] == expected
 
 
-def test_a_label_finds_the_images_that_have_others_too(index: Index) -> None:
-    labels = ["cats|night", "cats", "dogs|night", "dogs", *[""] * 8]
-    paths = index.items.paths.tolist()
-    several = Index.build(index.model, vectors=index.model.embed(paths), paths=paths, labels=labels, separator="|")
-    with TestClient(create_app(ImageSearch(several), HOSTS), base_url="http://localhost") as client:
-        assert client.get("/api/labels").json() == [{"label": name, "images": 2} for name in ("cats", "dogs", "night")]
-        found = client.get("/api/items/3/neighbors", params={"k": 5, "label": "night"}).json()["neighbors"]
-        assert {neighbor["item"]: neighbor["label"] for neighbor in found} == {0: "cats|night", 2: "dogs|night"}
-        assert client.get("/api/items", params={"label": "cats"}).json()["total"] == 2
-
-
 def test_it_describes_the_index(client: TestClient, index: Index) -> None:
     facts = client.get("/api/index").json()
     assert (facts["images"], facts["labels"], facts["kind"], facts["threshold"]) == (12, 2, "Flat", THRESHOLD)
@@ -171,7 +160,6 @@ def test_only_files_of_the_index_are_sent(tmp_path: Path) -> None:
         ("GET /api/items/cat", 422, "item: "),
         ("GET /api/items/1/image?size=100000", 422, "size: "),
         ("GET /api/items/1/neighbors?k=0", 422, "k: "),
-        ("GET /api/items/1/neighbors?box=1&box=0&box=0&box=1", 422, "times the other, nor below 1"),
         ("GET /api/items?limit=100000", 422, "limit: "),
         (f"GET /api/items?offset={10**30}", 422, "offset: "),
         ("GET /api/items?label=birds", 404, "label=birds: no image of the index has it"),

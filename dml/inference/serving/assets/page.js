@@ -2,16 +2,14 @@
 "use strict";
 
 (() => {
-  const [facts, crop, query, whole, queryName, file, label, count, error, title, explanation, results, more] =
-    "facts crop query whole query-name file label count error title explanation results more"
+  const [facts, crop, query, queryName, file, label, count, error, title, explanation, results, more] =
+    "facts crop query query-name file label count error title explanation results more"
       .split(" ").map((id) => document.getElementById(id));
-  const [picker, part] = [query.parentElement, query.nextElementSibling];
   const PAGE = 48;
   const PICTURE = 224; // pixels: twice the width of a tile, for screens of a high density
   const SVG = "http://www.w3.org/2000/svg";
   let index = null;
   let upload = null; // a promise of the query's bytes; null if the query is an item, whose number is in the address
-  let box = []; // the edges of the part to search by: left, top, right, bottom as shares of the width and height
   let latest = 0; // the number of the last request: answers to earlier ones are dropped
   let shown = 0;
 
@@ -116,13 +114,11 @@
   function options() {
     const chosen = new URLSearchParams({ k: count.value });
     if (label.value) chosen.set("label", label.value);
-    box.forEach((share) => chosen.append("box", share));
     return chosen;
   }
 
   function explainScores() {
-    const score = index.geometry === "cosine" ? "cosine similarity" : "negative distance in the Poincaré ball";
-    const sentences = [`The number is the ${score}.`];
+    const sentences = ["The number is the cosine similarity."];
     if (index.threshold !== null) {
       const { wrong_share: wrong } = index.threshold_errors;
       sentences.push(`A tick and “same” mark what is surely of the query's class: from ${index.threshold.toFixed(3)} on, ${index.threshold_choice} on the validation classes. ${wrong === undefined ? "" : `Of the nearest test images that it marks, ${percent(wrong)} % are wrong. `}An image without them may be of the class, too.`);
@@ -143,37 +139,9 @@
   function showQuery(source, name) {
     if (query.src.startsWith("blob:")) URL.revokeObjectURL(query.src);
     crop.hidden = !source;
-    chooseBox([]);
     if (source) query.src = source;
     else query.removeAttribute("src");
     queryName.textContent = name;
-  }
-
-  function chooseBox(edges) {
-    box = edges;
-    part.hidden = whole.hidden = !edges.length;
-    const [left, top, right, bottom] = edges.map((share) => 100 * share);
-    part.style.inset = `${top}% ${100 - right}% ${100 - bottom}% ${left}%`;
-  }
-
-  /** Let the pointer draw the part to search by, from where it went down. */
-  function drawBox(down) {
-    if (!down.isPrimary || down.button) return;
-    const earlier = box;
-    const { left, top, width, height } = query.getBoundingClientRect();
-    const toShares = ({ clientX: x, clientY: y }) =>
-      [(x - left) / width, (y - top) / height].map((share) => Math.min(1, Math.max(0, share)));
-    const start = toShares(down);
-    picker.setPointerCapture(down.pointerId);
-    picker.onpointermove = (move) => {
-      const end = toShares(move);
-      chooseBox([Math.min, Math.max].flatMap((choose) => end.map((share, i) => choose(share, start[i]))));
-    };
-    picker.onlostpointercapture = () => {
-      picker.onpointermove = null;
-      if (box !== earlier && Math.min(part.offsetWidth, part.offsetHeight) > 8) search();
-      else chooseBox(earlier); // it was a click
-    };
   }
 
   function searchByUpload(chosen) {
@@ -197,7 +165,6 @@
   }
 
   function searchByItem(item) {
-    chooseBox([]);
     if (location.hash === `#${item}`) search();
     else location.hash = item; // the address of a search by an item can be kept, and the browser goes back to it
     window.scrollTo({ top: 0 });
@@ -251,12 +218,6 @@
   }
 
   query.addEventListener("error", () => (crop.hidden = true)); // a format that the browser does not show
-  picker.addEventListener("pointerdown", drawBox);
-  whole.addEventListener("click", () => {
-    chooseBox([]);
-    title.focus(); // the button is hidden now
-    search();
-  });
   file.addEventListener("change", () => {
     if (file.files.length) searchByUpload(file.files[0]);
     file.value = ""; // so that the same file can be chosen again

@@ -1,1 +1,0 @@
-"""The search for copies and doubtful labels in a data set."""
