@@ -20,7 +20,7 @@ from conftest import ROOT
 from hydra.utils import instantiate
 from peers import exporting, page, parts, protocol
 from peers.dml_settings import list_overrides
-from peers.protocol import LOSSES, Job, RecallClock, StepClock
+from peers.protocol import Job, RecallClock, StepClock
 
 from dml.data.table import ImageTable
 from dml.run import builders
@@ -34,7 +34,6 @@ def job(tmp_path: Path) -> Job:
         task="train",
         folder=str(tmp_path),
         size=64,
-        loss="triplet",
         steps=8,
         warm_up=3,
         every=2,
@@ -49,7 +48,7 @@ def job(tmp_path: Path) -> Job:
 
 def make_run(peer: str, **values: Any) -> dict[str, Any]:
     """A measured process of a peer."""
-    return {"peer": peer, "task": "train", "data": "emoji", "loss": page.MAIN_LOSS, "round": 0, **values}
+    return {"peer": peer, "task": "train", "data": "emoji", "round": 0, **values}
 
 
 def test_the_page_has_the_tables_of_the_results() -> None:
@@ -57,7 +56,7 @@ def test_the_page_has_the_tables_of_the_results() -> None:
     assert page.format_page(measured) in bench_peers.PAGE.read_text(encoding="utf-8")
     page.check_agreement(measured["runs"])
     assert {run["peer"] for run in measured["runs"]} == {*PEERS, CONTIGUOUS}
-    assert {(run["task"], run["data"], run["loss"]) for run in measured["runs"]} == {item[:3] for item in MEASUREMENTS}
+    assert {(run["task"], run["data"]) for run in measured["runs"]} == {item[:2] for item in MEASUREMENTS}
 
 
 def test_peers_take_turns_within_a_measurement() -> None:
@@ -160,14 +159,10 @@ def test_the_environments_share_the_versions_of_what_is_compared() -> None:
     assert all(pin[name] == constraints[name] for pin in pins for name in shared)
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-def test_all_have_the_same_loss(job: Job, tmp_path: Path, loss: str) -> None:
-    (tmp_path / "images.csv").write_text("path,label,split\n" + "".join(f"{i}.png,{i},train\n" for i in range(4)))
-    config = compose(f"loss={loss}")
+def test_all_have_the_same_loss() -> None:
+    config = compose(f"loss={protocol.LOSS}")
     [ours] = builders.build_losses(settings_of(config), {"H": protocol.EMBED_DIM}, np.arange(4)[:, None]).values()
-    theirs = parts.MinedLoss(Job(**{**job.__dict__, "loss": loss}))
-    for own, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        other.data.copy_(own.data)
+    theirs = parts.MinedLoss()
     draws = torch.Generator().manual_seed(0)
     embeddings, labels = torch.randn(12, protocol.EMBED_DIM, generator=draws), torch.arange(12) // 3
     assert theirs(embeddings, labels).item() == pytest.approx(ours(embeddings, labels).item(), rel=1e-5)
@@ -205,19 +200,6 @@ def test_training_classes_have_the_first_numbers() -> None:
         (1, "train"),
         (3, "gallery"),
     ]
-
-
-def test_stored_batches_repeat(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Images:
-        def __getitem__(self, row: int) -> tuple[torch.Tensor, int]:
-            return torch.tensor([row]), row
-
-    monkeypatch.setattr(parts, "ListedImages", lambda *_: Images())
-    (tmp_path / "batches.json").write_text(json.dumps([[step, step + 1] for step in range(9)]))
-    stored, batches = parts.build_training_data(Job(**{**job.__dict__, "task": "memory"}))
-    assert [*batches] == [[step % 4, step % 4 + 1] for step in range(8)]
-    assert stored[4] == (torch.tensor([4]), 4)
-    assert [*parts.build_training_data(job)[1]] == [[step, step + 1] for step in range(8)]
 
 
 def test_the_driver_runs_the_peers_and_adds_up_what_they_write(
