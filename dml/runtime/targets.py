@@ -100,8 +100,8 @@ ARGUMENTS = {
     "pytorch_lightning.loggers.CSVLogger": {"flush_logs_every_n_steps", "name", "save_dir", "version"},
     # Others reach PyTorch's DistributedDataParallel, or are objects.
     "pytorch_lightning.strategies.DDPStrategy": {
-        *("broadcast_buffers", "bucket_cap_mb", "find_unused_parameters", "gradient_as_bucket_view"),
-        *("process_group_backend", "static_graph", "timeout"),
+        *("broadcast_buffers", "bucket_cap_mb", "cluster_environment", "find_unused_parameters"),
+        *("gradient_as_bucket_view", "process_group_backend", "static_graph", "timeout"),
     },
     # Others are options of the compiler, which name programs and folders, and backends of other libraries.
     "training.compile": {"dynamic", "fullgraph", "mode"},
