@@ -120,7 +120,13 @@ def test_other_data_is_tested_as_a_whole(
     divided = tmp_path / "divided"
     for split in ("query", "gallery"):
         write_photos(divided / split)
-    line = test("divided", "dataset=folder", f"dataset.root={divided}", "dataset.name=divided")
+    line = test(
+        "divided",
+        "dataset=folder",
+        f"dataset.root={divided}",
+        "dataset.name=divided",
+        "dataset.queries_in_gallery=true",
+    )
     assert "divided: query 36 images of 12 classes, gallery 36 of 12" in line
     assert "(for a test alone: dataset.reader.test_fraction=null)" in refused(
         "dataset=folder", f"dataset.root={divided}"

@@ -135,13 +135,6 @@ def test_a_run_under_slurm_is_the_same_on_other_nodes(monkeypatch: pytest.Monkey
     assert plain_config(compose("trainer=slurm")) == before
 
 
-def test_unset_changes_of_a_data_set_are_not_stored() -> None:
-    unset = {"name": "emoji", "sets": None}
-    assert plain_config(OmegaConf.create({"dataset": unset}))["dataset"] == {"name": "emoji"}
-    joined = unset | {"sets": {"emoji": {}}}
-    assert plain_config(OmegaConf.create({"dataset": joined}))["dataset"].keys() == {"name", "sets"}
-
-
 def test_the_default_rate_is_that_of_older_versions_unless_the_heads_alone_learn() -> None:
     optimizer = OmegaConf.to_container(OmegaConf.load(CONF / "optimizer" / "adamw.yaml"), resolve=False)
     assert optimizer["lr"] == LEARNING_RATE
