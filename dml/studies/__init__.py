@@ -1,1 +1,1 @@
-"""Studies: trainings that are compared, in the papers' tables and figures and on the pages of this project."""
+"""Studies: trainings that are compared, in the papers' tables and on a page of this project."""

@@ -82,7 +82,7 @@ def test_a_point_that_cannot_be_composed_counts_as_failed_and_the_search_goes_on
 ) -> None:
     """Of the losses one alone has a margin, and it is the second; the sampler's seed proposes both."""
     searched = ["loss=proxy_nca,rll", "loss.margin=interval(0.2,0.8)", "optimizer.lr=5e-4", "hydra.sweeper.n_trials=4"]
-    short = ["trainer.max_steps=1", "trainer.val_check_interval=1", "sweep.pruner=null", f"hydra.sweep.dir={tmp_path}"]
+    short = ["trainer.max_steps=1", "trainer.val_check_interval=1", f"hydra.sweep.dir={tmp_path}"]
     here("train", "-m", "sweep=optuna", f"dataset.root={small_emoji}", *PLAIN, *searched, *short)
     failed = [line for line in capfd.readouterr().err.splitlines() if line.startswith("failed: ")]
     assert failed
