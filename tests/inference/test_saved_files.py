@@ -1,6 +1,5 @@
 """Saved models and indexes: damage to a file is noticed, and a killed save leaves the old one or the new one."""
 
-import json
 import math
 import multiprocessing
 import os
@@ -18,7 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 from examples import examples
 from small_embedders import SETTINGS, make_model
 
@@ -27,7 +25,6 @@ from dml.inference.embedding_files import EmbeddingParts
 from dml.inference.image_embedder import ImageEmbedder
 from dml.retrieval.vector_index import VectorIndex
 from dml.runtime import files
-from dml.runtime.checksums import CHECKSUMS
 from dml.runtime.errors import InputError
 
 pytest_plugins = ("small_embedders",)
@@ -125,18 +122,6 @@ def test_a_flipped_bit_changes_nothing_without_a_word(
     assert read(folder) == expected
 
 
-def test_a_model_of_the_last_version_is_read(folders: dict[str, Path], tmp_path: Path) -> None:
-    """It wrote no checksums of descriptions and configurations."""
-    folder = Path(shutil.copytree(folders["model"], tmp_path / "model"))
-    for config in folder.rglob("config.yaml"):
-        config.write_text(yaml.safe_dump(yaml.safe_load(config.read_text()), sort_keys=False))
-    for path in folder.rglob("*.json"):
-        description = json.loads(path.read_text())
-        del description[CHECKSUMS]
-        path.write_text(json.dumps(description))
-    assert read_model(folder) == read_model(folders["model"])
-
-
 @pytest.mark.parametrize("factory", ["Flat", "IVF4,Flat", "HNSW8", "PQ4x4", "IVF4,PQ4x4", "PCA4,SQ8"])
 def test_a_damaged_file_of_vectors_is_one_line(tmp_path: Path, factory: str) -> None:
     """Without the checksum of index.json: a damaged size asks for any memory."""
@@ -205,16 +190,6 @@ def test_a_save_that_is_killed_leaves_a_model(
             break
     assert fingerprints == sorted(fingerprints, key=[old.fingerprint, new.fingerprint].index)
     assert len(fingerprints) > 10
-
-
-def test_what_a_killed_save_of_the_last_version_left_is_put_back(tmp_path: Path) -> None:
-    model, path = make_described_model(), tmp_path / "saved"
-    model.save_pretrained(path).rename(tmp_path / ".saved.old-0123abcd")
-    (tmp_path / ".saved.partial-0123abcd").mkdir()
-    assert dml.load(path).fingerprint == model.fingerprint
-    (tmp_path / ".saved.partial-89abcdef").mkdir()
-    model.save_pretrained(path)
-    assert [left.name for left in tmp_path.iterdir()] == ["saved"]
 
 
 def test_a_save_that_is_killed_leaves_an_index(photos: Path, tmp_path: Path) -> None:

@@ -5,13 +5,12 @@ from itertools import groupby, islice
 import numpy as np
 import pytest
 import torch
-import yaml
 from conftest import ROOT
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dml.runtime.errors import InputError
-from dml.samplers.class_balanced import ClassBalancedSampler, _Queue
+from dml.samplers.class_balanced import ClassBalancedSampler
 
 CONFIG = ROOT / "conf" / "sampler" / "class_balanced.yaml"
 
@@ -155,30 +154,12 @@ def test_images_are_even_in_a_batch_also_where_it_crosses_into_the_next_shuffle(
         assert set(counts.values()) == {6 * k}
 
 
-@pytest.mark.parametrize("seed", range(100))
-def test_a_round_of_classes_is_the_same_with_and_without_the_rounds_before_it(seed):
-    rng = np.random.default_rng(seed)
-    gives = rng.integers(1, rng.integers(2, 6), rng.integers(1, 14))
-    queue = _Queue(gives, int(rng.integers(1, gives.sum() + 1)), (seed,))
-    from_the_first = queue.passes(0, 30)
-    for index, order in enumerate(from_the_first):
-        assert queue.passes(index, index + 1).tolist() == [order.tolist()]
-
-
 @given(st.lists(st.integers(4, 9), min_size=3, max_size=8), st.integers(0, 99))
 def test_without_short_classes_the_three_ways_agree(sizes, number):
     labels = labels_of(sizes)
     ways = [ClassBalancedSampler(labels, 3, 4, short_classes=way) for way in ("repeat", "drop", "fill")]
     batches = [epoch(sampler, number) for sampler in ways]
     assert batches[0] == batches[1] == batches[2]
-
-
-def test_shuffles_are_new_every_pass_and_differ_between_seeds():
-    labels = labels_of([30] * 10)
-    first, second = (ClassBalancedSampler(labels, 10, 30, batches_per_epoch=2, seed=seed) for seed in (0, 1))
-    batches = epoch(first, 0) + epoch(first, 1) + epoch(second, 0)
-    assert len({tuple(batch) for batch in batches}) == 6
-    assert len({tuple(label for label, _ in runs(batch, labels)) for batch in batches}) == 6
 
 
 def test_images_of_a_class_meet_all_others():
@@ -202,20 +183,6 @@ def test_by_default_an_epoch_has_the_images_of_one_pass(short_classes, batches):
     labels = labels_of([7, 5, 3, 2, 2])  # 19 images, 15 of them in classes of three or more
     assert len(ClassBalancedSampler(labels, 2, 3, short_classes=short_classes)) == batches
     assert len(ClassBalancedSampler(labels, 2, 3, short_classes=short_classes, batches_per_epoch=11)) == 11
-
-
-def test_repeat_fills_a_short_class_with_its_own_images():
-    labels = np.array([0, 1, 1])
-    for batch in ClassBalancedSampler(labels, 2, 5, batches_per_epoch=4):
-        counts = Counter(batch)
-        assert counts[0] == 5
-        assert sorted((counts[1], counts[2])) == [2, 3]
-
-
-def test_drop_never_draws_a_short_class():
-    labels = labels_of([2, 3, 5])
-    seen = {row for batch in ClassBalancedSampler(labels, 2, 3, short_classes="drop") for row in batch}
-    assert set(labels[list(seen)]) == {1, 2}
 
 
 def test_fill_takes_further_classes_and_goes_on_with_the_one_it_cut():
@@ -242,15 +209,6 @@ def test_the_finest_level_of_hierarchical_labels_counts():
     assert list(ClassBalancedSampler(torch.from_numpy(levels), 2, 3)) == expected
     assert list(ClassBalancedSampler(labels.tolist(), 2, 3)) == expected
     assert list(ClassBalancedSampler(1000 * labels - 7, 2, 3)) == expected
-
-
-def test_a_loader_takes_it_as_batch_sampler():
-    labels = torch.from_numpy(labels_of([4, 6, 3]))
-    sampler = ClassBalancedSampler(labels, 2, 3)
-    data = torch.utils.data.TensorDataset(labels)
-    loaded = [batch.tolist() for (batch,) in torch.utils.data.DataLoader(data, batch_sampler=sampler)]
-    sampler.set_epoch(0)
-    assert loaded == [labels[batch].tolist() for batch in sampler]
 
 
 def test_many_batches_an_epoch_take_no_more_memory():
@@ -340,21 +298,3 @@ def test_the_values_that_an_error_names_would_do(sizes, c, k):
             for name, value in re.findall(r"sampler\.(\w+)=(\w+)(?= or | would do)", str(error)):
                 changed = settings | {name: int(value) if value.isdigit() else value}
                 ClassBalancedSampler(labels_of(sizes), **changed)
-
-
-def test_an_epoch_is_not_negative():
-    with pytest.raises(ValueError, match="epoch=-1"):
-        ClassBalancedSampler([0, 1], 1, 1).set_epoch(-1)
-
-
-def test_the_configuration_lists_every_parameter_with_its_default():
-    config = yaml.safe_load(CONFIG.read_text())
-    assert config.pop("_target_") == "dml.samplers.class_balanced.ClassBalancedSampler"
-    assert config.pop("_partial_") is True
-    assert config.pop("seed") == "${seed}"
-    assert config == {
-        "classes_per_batch": "auto",
-        "images_per_class": 3,
-        "short_classes": ClassBalancedSampler.__init__.__kwdefaults__["short_classes"],
-        "batches_per_epoch": None,
-    }

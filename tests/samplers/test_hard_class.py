@@ -3,7 +3,6 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-import yaml
 from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
@@ -144,18 +143,6 @@ def test_candidates_are_a_random_part_of_the_classes():
     assert len(set(widths(3))) > 10
 
 
-def test_epochs_and_seeds_differ():
-    labels, embeddings = np.arange(60) // 3, np.random.default_rng(0).standard_normal((60, 4))
-    batches = []
-    for seed in range(2):
-        sampler = HardClassSampler(labels, 5, embeddings=embeddings, seed=seed)
-        assert len(sampler) == 6
-        for number in range(2):
-            sampler.set_epoch(number)
-            batches += list(sampler)
-    assert len({tuple(batch) for batch in batches}) == len(batches) == 24
-
-
 def test_the_finest_level_of_hierarchical_labels_counts_and_small_classes_do_not():
     labels = np.array([5, 5, 5, -2, -2, 7, 9, 9])
     embeddings = torch.tensor([[1.0], [1.0], [1.0], [0.0], [0.0], [1.0], [5.0], [5.0]])
@@ -203,18 +190,3 @@ def test_auto_takes_all_classes_with_enough_images():
     sampler = HardClassSampler([0, 0, 1, 2, 2, 3, 3], "auto")
     assert sampler.classes_per_batch == 3
     assert {len(batch) for batch in sampler} == {6}
-
-
-def test_the_configuration_lists_every_parameter_with_its_default():
-    config = yaml.safe_load(CONFIG.read_text())
-    assert config.pop("_target_") == "dml.samplers.hard_class.HardClassSampler"
-    assert config.pop("_partial_") is True
-    assert config.pop("seed") == "${seed}"
-    assert config == {
-        "classes_per_batch": 64,
-        "images_per_class": HardClassSampler.__init__.__defaults__[0],
-        "embeddings": None,
-        "margin": HardClassSampler.__init__.__kwdefaults__["margin"],
-        "candidate_classes": HardClassSampler.__init__.__kwdefaults__["candidate_classes"],
-        "batches_per_epoch": None,
-    }

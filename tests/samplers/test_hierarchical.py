@@ -5,7 +5,6 @@ from itertools import combinations, groupby
 import numpy as np
 import pytest
 import torch
-import yaml
 from conftest import ROOT
 from examples import examples
 from hypothesis import assume, given
@@ -145,20 +144,6 @@ def test_classes_and_images_of_a_super_class_are_drawn_evenly_across_epochs():
                 assert max(used) - min(used) <= 1
 
 
-def test_pairs_come_in_a_new_order_every_epoch_and_seed():
-    labels = labels_of([[4] * 6] * 5)
-
-    def order(number, seed):
-        return tuple(
-            tuple(dict.fromkeys(labels[batch, 1].tolist()))
-            for batch in epoch(HierarchicalSampler(labels, 1, 4, 2, 2, seed=seed), number)
-        )
-
-    orders = [order(0, 0), order(1, 0), order(0, 1), order(1, 1)]
-    assert len(set(orders)) == 4
-    assert len({tuple(sorted(pairs)) for pairs in orders}) == 1
-
-
 def test_super_classes_shuffle_apart_from_each_other():
     half = 6 * 4
     first = labels_of([[4] * 6])
@@ -244,17 +229,3 @@ def test_auto_takes_as_many_classes_as_two_super_classes_can_give():
     sampler = HierarchicalSampler(labels, 1, "auto", 2)
     assert sampler.classes_per_batch == 6
     assert list(sampler) == list(HierarchicalSampler(labels, 1, 6, 2))
-
-
-def test_the_configuration_lists_every_parameter_with_its_default():
-    config = yaml.safe_load(CONFIG.read_text())
-    assert config.pop("_target_") == "dml.samplers.hierarchical.HierarchicalSampler"
-    assert config.pop("_partial_") is True
-    assert config.pop("seed") == "${seed}"
-    assert config == {
-        "super_level": 1,
-        "classes_per_batch": 64,
-        "images_per_class": 4,
-        "batches_per_pair": HierarchicalSampler.__init__.__defaults__[0],
-        "short_classes": HierarchicalSampler.__init__.__kwdefaults__["short_classes"],
-    }

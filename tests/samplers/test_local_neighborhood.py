@@ -6,7 +6,6 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-import yaml
 from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
@@ -150,17 +149,6 @@ def test_an_epoch_depends_on_settings_seed_table_and_its_number_only(setup):
     other.set_neighbors(table.copy())
     other.set_epoch(epoch)
     assert list(other) == list(sampler) == expected
-
-
-def test_epochs_and_seeds_differ():
-    labels, table = clustered(200, 20, 8)
-    first, second = (LocalNeighborhoodSampler(labels, table, 32, seed=seed) for seed in (0, 1))
-    batches = []
-    for sampler in (first, second):
-        for number in range(2):
-            sampler.set_epoch(number)
-            batches += list(sampler)
-    assert len({tuple(batch) for batch in batches}) == len(batches) == 28
 
 
 def test_a_new_table_counts_from_the_next_iteration_on():
@@ -345,15 +333,6 @@ def test_the_finest_level_of_hierarchical_labels_counts():
         assert list(LocalNeighborhoodSampler(labels, table.astype(dtype), 32)) == expected
 
 
-def test_a_loader_takes_it_as_batch_sampler():
-    labels, table = clustered(200, 20, 8)
-    sampler = LocalNeighborhoodSampler(labels, table, 32)
-    data = torch.utils.data.TensorDataset(torch.arange(200))
-    loaded = [batch.tolist() for (batch,) in torch.utils.data.DataLoader(data, batch_sampler=sampler)]
-    sampler.set_epoch(0)
-    assert loaded == list(sampler)
-
-
 def shares_by_counting(labels: np.ndarray, table: np.ndarray, batch: list[int]) -> tuple[float, float, float]:
     near: dict[bool, list[bool]] = {True: [], False: []}
     anchors = 0
@@ -430,11 +409,3 @@ def test_without_a_table_there_are_no_batches():
     assert len(sampler) == 2
     with pytest.raises(InputError, match="need a table of neighbors, and none was set yet"):
         iter(sampler)
-
-
-def test_the_configuration_lists_every_parameter_with_its_default():
-    config = yaml.safe_load(CONFIG.read_text())
-    assert config.pop("_target_") == "dml.samplers.local_neighborhood.LocalNeighborhoodSampler"
-    assert config.pop("_partial_") is True
-    assert config.pop("seed") == "${seed}"
-    assert config == {"neighbors": None, "batch_size": 128, "num_neighbors": 16, "batches_per_epoch": None}

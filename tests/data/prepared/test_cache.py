@@ -493,20 +493,6 @@ def test_two_data_sets_of_one_name_have_two_folders(tmp_path: Path, monkeypatch:
     assert find(first) == find(f"{first}/") == find("a/set") == find(tmp_path / "link")
 
 
-@pytest.mark.parametrize("name", ["table.parquet", "verified.jsonl", "warp-256.pixels"])
-def test_a_folder_without_a_hash_is_a_cache_only_if_dml_prepared_it(name: str, tmp_path: Path) -> None:
-    (tmp_path / "fast" / "folder").mkdir(parents=True)
-    (tmp_path / "fast" / "folder" / "1.jpg").touch()
-    (tmp_path / "set").mkdir()
-    images = CacheFolder.from_setting(f"{tmp_path}/fast", f"{tmp_path}/set", "folder")
-    assert images is not None
-    assert re.fullmatch(r"folder-[0-9a-f]{8}", images.path.name)
-    (tmp_path / "fast" / "folder" / name).touch()  # as an earlier version wrote it
-    prepared_folder = CacheFolder.from_setting(f"{tmp_path}/fast", f"{tmp_path}/set", "folder")
-    assert prepared_folder is not None
-    assert prepared_folder.path == tmp_path / "fast" / "folder"
-
-
 def test_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "set").mkdir()

@@ -1,9 +1,3 @@
-import bz2
-import gzip
-import io
-import lzma
-import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -122,37 +116,6 @@ def test_other_encodings(encoding: str, likely: str, tmp_path: Path) -> None:
         read(file, encoding="klingon")
 
 
-def zipped(content: bytes) -> bytes:
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr("mine.csv", content)
-    return file.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("compress", "message"),
-    [
-        (gzip.compress, "a gzip file; unpack it"),
-        (bz2.compress, "a bzip2 file; unpack it"),
-        (lzma.compress, "an xz file; unpack it"),
-        (zipped, r"a zip file or a spreadsheet; unpack it, or save the spreadsheet as \.csv"),
-        (lambda content: b"PAR1\x15\x04" + content, r"a Parquet file; name it \.parquet"),
-    ],
-)
-@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
-def test_compressed_files_are_named(
-    compress: Callable[[bytes], bytes], message: str, encoding: str, tmp_path: Path
-) -> None:
-    file = tmp_path / "mine.csv.gz"
-    file.write_bytes(compress(b"path,label\n1.jpg,a\n2.jpg,b\n"))
-    with pytest.raises(InputError, match=rf"mine\.csv\.gz: not a text file but {message}$"):
-        read(file, encoding=encoding)
-
-
-def test_empty_lines_are_passed_over(tmp_path: Path) -> None:
-    assert len(read(written(tmp_path, "path,label", "", "1.jpg,a", ",", "2.jpg,b", ""))) == 2
-
-
 @pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
 def test_line_ends_and_those_within_quotes(line_end: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.csv"
@@ -160,10 +123,6 @@ def test_line_ends_and_those_within_quotes(line_end: str, tmp_path: Path) -> Non
     table = read(file)
     assert table.paths.tolist() == [f"{tmp_path}/1\r.jpg", f"{tmp_path}/2\r\n.jpg"]
     assert table.names == (("a\nb", "c"),)
-
-
-def test_other_columns_are_passed_over(tmp_path: Path) -> None:
-    assert len(read(written(tmp_path, "path,weight,label,labels,Id,,", "1.jpg,,a,,,,", "2.jpg,3,b,x,y,,"))) == 2
 
 
 COLUMNS = [
@@ -279,13 +238,6 @@ def test_labels_that_mean_that_there_is_none(tmp_path: Path, caplog: pytest.LogC
     assert "mine.csv: the class of 11 images is #N/A, -, <NA>, N/A, NA, NULL, NaN, None, nan, as if it" in message
 
 
-def test_a_label_composed_and_decomposed_is_one_class(tmp_path: Path) -> None:
-    file = written(tmp_path, "path,label", "Zoe\u0308.jpg,Zoe\u0308", "Zo\u00eb.jpg,Zo\u00eb", "3.jpg,b")
-    table = read(file)
-    assert table.names == (("Zo\u00eb", "b"),)
-    assert table.paths.tolist()[:2] == [f"{tmp_path}/Zoe\u0308.jpg", f"{tmp_path}/Zo\u00eb.jpg"]
-
-
 @pytest.mark.parametrize(
     "column",
     [
@@ -367,20 +319,3 @@ def test_other_roots(tmp_path: Path) -> None:
         read(tmp_path / "photos" / "robin")
     with pytest.raises(InputError, match=r"2 \.csv files in it; give the path of a \.csv file of your own"):
         read(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("a\0b.jpg", r"line 3: a NUL byte, which neither text nor the name of a file holds"),
-        ("a.jpg\0", r"line 3: a NUL byte"),  # numpy would take it off
-        ("", r"line 3: an empty cell in the column path"),
-    ],
-)
-def test_a_path_that_no_file_has(tmp_path: Path, path: str, message: str) -> None:
-    file = tmp_path / "mine.csv"
-    file.write_text(f"path,label\n1.jpg,robin\n{path},owl\n", encoding="utf-8")
-    with pytest.raises(InputError, match=rf"mine\.csv, {message}") as raised:
-        read(file)
-    assert "\n" not in str(raised.value)
-    assert "\0" not in str(raised.value)

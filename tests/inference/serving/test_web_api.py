@@ -29,7 +29,6 @@ from small_embedders import make_model
 from dml.data.image_files.limits import ImageLimits
 from dml.inference.image_index import Index
 from dml.inference.serving import http_server, web_api
-from dml.inference.serving.http_server import open_listener
 from dml.inference.serving.image_search import ImageSearch, ServedIndex
 from dml.inference.serving.web_api import create_app
 
@@ -307,13 +306,6 @@ def test_a_bug_is_no_answer_of_its_own(index: Index, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(search, "get_item", lambda item: 1 / 0)
     with TestClient(create_app(search, HOSTS), base_url="http://localhost", raise_server_exceptions=False) as client:
         assert refusal(client.get("/api/items/1"), 500) == "the server failed; its log says why"
-
-
-def test_answers_do_not_wait_for_acknowledgements() -> None:
-    with open_listener("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
-        connection, _ = listener.accept()
-        with connection:
-            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_32_clients_are_answered_at_a_time(address: str, index: Index) -> None:
