@@ -11,7 +11,6 @@ from conftest import SMALL, Here, Refused
 from runs import TWO, assert_same_run, kill_at, last, run_ranks
 
 from dml.models.embedding import EmbeddingModel
-from dml.run import untrained_model
 from dml.training.checkpoints import read_checkpoint
 from dml.training.frozen import FeatureEmbedder
 
@@ -103,15 +102,6 @@ def test_a_second_run_takes_the_features_of_the_first_and_resumes_bit_for_bit(
     assert_same_run(whole, tmp_path)
 
 
-def test_a_limit_of_the_test_is_none_of_the_training(
-    whole: Path, arguments: list[str], here: Here, tmp_path: Path
-) -> None:
-    limited = ["trainer.limit_test_batches=1", "data.eval_batch_size=8", "data.cache=null"]
-    here("train", *arguments, *limited, f"hydra.run.dir={tmp_path}")
-    assert read_history(tmp_path) == pytest.approx(read_history(whole), abs=LIMIT)
-    assert "images_skipped" not in read_metrics(tmp_path)  # no image of the test is unreadable
-
-
 def test_the_network_is_where_it_was_after_its_features_are_computed(
     arguments: list[str], here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,26 +115,6 @@ def test_the_network_is_where_it_was_after_its_features_are_computed(
     assert len(moves) >= 4  # of training and of validation at least
 
 
-def test_components_are_of_as_many_images_as_those_of_any_training(
-    arguments: list[str], here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(untrained_model, "PCA_IMAGES", 20)
-    found = []
-    for folder, frozen in ((tmp_path / "frozen", "true"), (tmp_path / "whole", "false")):
-        here(
-            "train",
-            *arguments,
-            "evaluation.raw=true",
-            "quick=true",
-            f"training.frozen={frozen}",
-            f"hydra.run.dir={folder}",
-        )
-        found.append({name: value for name, value in read_metrics(folder).items() if name.startswith("raw/")})
-    assert "raw/pca/level0/map@r" in found[0]
-    assert found[0]["raw/pca/size"] < untrained_model.PCA_IMAGES  # images have fewer components than their number
-    assert_metrics_agree(*found)
-
-
 def test_evaluate_repeats_the_test(whole: Path, here: Here, tmp_path: Path) -> None:
     here("evaluate", f"checkpoint={whole}/checkpoints/best.ckpt", f"hydra.run.dir={tmp_path}")
     expected = {
@@ -152,21 +122,6 @@ def test_evaluate_repeats_the_test(whole: Path, here: Here, tmp_path: Path) -> N
     }
     metrics = read_metrics(tmp_path)
     assert_metrics_agree({name: metrics[name] for name in expected}, expected)
-
-
-def test_a_damaged_file_of_features_is_one_line(
-    whole: Path, arguments: list[str], here: Here, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (cache,) = (argument.partition("=")[2] for argument in arguments if argument.startswith("data.cache="))
-    paths = [*Path(cache).rglob("features-*.npz")]
-    assert len(paths) >= 3 * 3 + 1  # three heads in three splits, and the raw features of the test
-    for path in paths:
-        path.write_bytes(path.read_bytes()[:-100])
-    here("train", *arguments, f"hydra.run.dir={tmp_path}")
-    warnings = capfd.readouterr().out.replace("\n", " ").split("warning")[1:]
-    assert len(warnings) == 3 * 3 + 2
-    assert all("damaged" in line and "computed anew" in line for line in warnings)
-    assert read_metrics(tmp_path) == read_metrics(whole)
 
 
 def test_a_stage_may_train_the_heads_alone(arguments: list[str], here: Here, tmp_path: Path) -> None:
@@ -179,6 +134,7 @@ def test_a_stage_may_train_the_heads_alone(arguments: list[str], here: Here, tmp
     assert groups == ["backbone", "heads"]
 
 
+@pytest.mark.thorough
 def test_crops_are_embedded_from_images(whole: Path, arguments: list[str], here: Here, tmp_path: Path) -> None:
     given = [*arguments, "evaluation.crops=2", "data.cache=null", "evaluation.raw=false"]
     here("train", *given, f"hydra.run.dir={tmp_path}/run")
