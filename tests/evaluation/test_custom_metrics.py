@@ -224,6 +224,7 @@ def test_a_run_computes_monitors_and_shows_a_users_metric(
     assert again["level0/first_rank"] == pytest.approx(values["level0/first_rank"])
 
 
+@pytest.mark.thorough
 def test_reports_and_comparisons_show_the_label_direction_and_unit(run: Any, tmp_path: Path) -> None:
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder, offset in zip(folders, (1000, 2000), strict=True):

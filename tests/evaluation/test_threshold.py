@@ -246,19 +246,6 @@ def test_the_metrics_of_pairs_are_computed_on_request() -> None:
     assert other["level0/eer"] == equal_error_rate(across.rates)
 
 
-@pytest.mark.parametrize(
-    ("metrics", "words"),
-    [
-        ({"wanted_wrong_share": 0.05}, 'where the share of wrong "same" among the nearest is 5 %'),
-        ({"wanted_fmr": 0.001}, "for a false match rate of 0.1 %"),
-        ({"similarity": 0.5}, "for equal rates of both errors"),  # a run of an older version
-    ],
-)
-def test_the_choice_is_stated_in_words(metrics: dict[str, float], words: str) -> None:
-    assert describe_choice(metrics) == describe_choice(metrics, of_nearest=True) == words
-    assert find_nearest_threshold(metrics) == metrics.get("similarity")
-
-
 def test_the_thresholds_of_two_images_and_of_the_nearest_are_told_apart() -> None:
     metrics = {"wanted_fmr": 0.01, "wanted_wrong_share": 0.05, "similarity": 0.5, "nearest_similarity": 0.7}
     assert describe_choice(metrics) == "for a false match rate of 1 %"

@@ -168,17 +168,16 @@ def run_until(line: int, action: Callable[[], Any], functions: tuple[str, ...]) 
     return process.exitcode == 0
 
 
-@pytest.mark.first_cases(2)
-@pytest.mark.parametrize(("can_exchange", "first_line"), [(can, line) for line in (1, 2, 3) for can in (True, False)])
+@pytest.mark.parametrize("can_exchange", [True, False])
 def test_a_save_that_is_killed_leaves_a_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_exchange: bool, first_line: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_exchange: bool
 ) -> None:
     if not can_exchange:  # as on other systems and file systems
         monkeypatch.setattr(files, "_exchange", lambda *_: False)
     old, new, path = make_described_model(0), make_described_model(1), tmp_path / "saved"
     functions = ("save_folder", "replacing_folder", "_exchange", "clean_up", "_delete")
     fingerprints = []
-    for line in count(first_line, 3):
+    for line in count(1, 4):
         shutil.rmtree(path, ignore_errors=True)
         old.save_pretrained(path)
         is_completed = run_until(line, lambda: new.save_pretrained(path), functions)
@@ -189,13 +188,13 @@ def test_a_save_that_is_killed_leaves_a_model(
         if is_completed:
             break
     assert fingerprints == sorted(fingerprints, key=[old.fingerprint, new.fingerprint].index)
-    assert len(fingerprints) > 10
+    assert len(fingerprints) > 7
 
 
 def test_a_save_that_is_killed_leaves_an_index(photos: Path, tmp_path: Path) -> None:
     index, path = dml.Index.build(make_described_model(), photos), tmp_path / "index"
     sizes, removed = [], str(index.items.paths[0])
-    for line in count(1, 7):
+    for line in count(1, 29):
         shutil.rmtree(path, ignore_errors=True)
         index.save(path)
         index.remove(removed)

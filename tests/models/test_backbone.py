@@ -139,6 +139,13 @@ def test_unfrozen_batchnorm_changes_over_training_steps() -> None:
     assert all(not torch.equal(value, before[key]) for key, value in norms(network).items())
 
 
+def test_frozen_from_the_start() -> None:
+    network = backbone(freeze_batchnorm="all")
+    before = norms(network)
+    network(images())  # nobody called train()
+    torch.testing.assert_close(norms(network), before, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("frozen", ["all", "statistics"])
 def test_frozen_batchnorm_trains_as_it_evaluates(frozen: str) -> None:
     network = backbone(freeze_batchnorm=frozen)

@@ -11,6 +11,7 @@ from conftest import SMALL, Here, Refused
 from runs import TWO, assert_same_run, kill_at, last, run_ranks
 
 from dml.models.embedding import EmbeddingModel
+from dml.run import untrained_model
 from dml.training.checkpoints import read_checkpoint
 from dml.training.frozen import FeatureEmbedder
 
@@ -113,6 +114,27 @@ def test_the_network_is_where_it_was_after_its_features_are_computed(
     here("train", *arguments, "data.cache=null", "trainer.max_steps=1", f"hydra.run.dir={tmp_path}")
     assert moves == ["cpu", "back"] * (len(moves) // 2)
     assert len(moves) >= 4  # of training and of validation at least
+
+
+@pytest.mark.thorough
+def test_components_are_of_as_many_images_as_those_of_any_training(
+    arguments: list[str], here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(untrained_model, "PCA_IMAGES", 20)
+    found = []
+    for folder, frozen in ((tmp_path / "frozen", "true"), (tmp_path / "whole", "false")):
+        here(
+            "train",
+            *arguments,
+            "evaluation.raw=true",
+            "quick=true",
+            f"training.frozen={frozen}",
+            f"hydra.run.dir={folder}",
+        )
+        found.append({name: value for name, value in read_metrics(folder).items() if name.startswith("raw/")})
+    assert "raw/pca/level0/map@r" in found[0]
+    assert found[0]["raw/pca/size"] < untrained_model.PCA_IMAGES  # images have fewer components than their number
+    assert_metrics_agree(*found)
 
 
 def test_evaluate_repeats_the_test(whole: Path, here: Here, tmp_path: Path) -> None:

@@ -202,6 +202,13 @@ def test_the_shares_of_each_batch_are_logged() -> None:
         assert logged["batch/anchors"] == pytest.approx(shares.anchors)
 
 
+def test_the_shares_of_the_last_batch_are_its_own() -> None:
+    recorder, _ = fit(network(), neighborhoods(), 3, log_every_n_steps=2)
+    shares = hard_shares(LABELS, recorder.banks[2].neighbors, recorder.batches[2])
+    assert recorder.logged[2]["batch/hard_negatives"] == pytest.approx(shares.hard_negatives)
+    assert recorder.logged[2]["batch/hard_negatives"] != recorder.logged[1]["batch/hard_negatives"]
+
+
 @pytest.mark.parametrize(("few", "many"), [(2, NEIGHBORS), (NEIGHBORS, ROWS + 9)])
 def test_a_resumed_run_may_need_more_neighbors(few: int, many: int) -> None:
     recorder, _ = fit(network(), Images(neighborhoods(num_neighbors=few)), 1)
@@ -306,6 +313,14 @@ def test_a_recurrent_model_learns_with_the_neighbors_that_its_pretrained_network
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert not any(name.startswith(prefix) for name in moved)
     assert {name.split(".")[0] for name in moved} == {"cnn", "recurrent"}
+
+
+def test_a_recurrent_model_reads_as_many_neighbors_in_training_as_in_a_test() -> None:
+    _, module = fit(recurrent_network(), neighborhoods(num_neighbors=NEIGHBORS + 2), 1, kind=RecurrentLearner)
+    module.eval()
+    found = module.embed_for_loss(IMAGES[:3], torch.arange(3))
+    for head, expected in loop(module.model, torch.arange(3), torch.arange(ROWS)).items():
+        torch.testing.assert_close(found[head], expected)
 
 
 def test_at_test_neighbors_come_from_an_images_own_split() -> None:

@@ -347,6 +347,11 @@ def test_losses_are_logged_every_n_steps_and_in_the_last_step(tmp_path: Path) ->
     assert logged_losses(tmp_path / "some.csv", 5, 2, StopAfter(5)) == {step: each[step] for step in (2, 4, 5)}
 
 
+def test_no_step_at_which_a_training_ends_early_gets_the_losses_of_another(tmp_path: Path) -> None:
+    each = logged_losses(tmp_path / "each.csv", 5, 1)
+    assert logged_losses(tmp_path / "stopped.csv", 9, 3, StopAfter(5)) == {3: each[3]}
+
+
 def test_heads_and_sets_of_heads_can_be_evaluated() -> None:
     embedded = Embedded(
         {CHOSEN_HEADS: torch.ones(2, 2), "L": torch.zeros(2, 1), "L+H": torch.ones(2, 1)}, torch.arange(2)

@@ -165,13 +165,6 @@ def test_sixteen_bits_a_color(tmp_path: Path) -> None:
         decode_opened(opened, print, None, in_place=False)
 
 
-def test_a_jpeg_of_twelve_bits_is_refused(tmp_path: Path) -> None:
-    content = bytearray(saved(photo(40, 30), "JPEG"))
-    content[content.index(b"\xff\xc0") + 4] = 12
-    (tmp_path / "image.jpg").write_bytes(content)
-    fails(f"{tmp_path}/image.jpg", "cannot be decoded (")
-
-
 def test_cmyk_jpeg(tmp_path: Path) -> None:
     content = saved(large().convert("CMYK"), "JPEG", quality=95)
     assert Image.open(BytesIO(content)).mode == "CMYK"
@@ -349,22 +342,6 @@ def test_exif_orientation(tmp_path: Path, orientation: int, kind: str) -> None:
     exif[0x0112] = orientation
     image = read(tmp_path, saved(large(), kind, exif=exif))
     np.testing.assert_allclose(centers(image).astype(int), ORIENTATIONS[orientation](COLORS), atol=8)
-
-
-def test_orientation_in_xmp(tmp_path: Path) -> None:
-    xmp = b'<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
-    image = read(tmp_path, saved(large(), "JPEG", xmp=xmp))
-    np.testing.assert_allclose(centers(image).astype(int), ORIENTATIONS[6](COLORS), atol=8)
-
-
-@pytest.mark.parametrize("orientation", [None, 0, 9])
-def test_exif_without_an_orientation(tmp_path: Path, orientation: int | None) -> None:
-    exif = Image.Exif()
-    exif[0x0110] = "a camera"
-    if orientation is not None:
-        exif[0x0112] = orientation
-    image = read(tmp_path, saved(large(), "JPEG", exif=exif))
-    np.testing.assert_allclose(centers(image).astype(int), COLORS, atol=8)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
