@@ -36,30 +36,18 @@ def without_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (["loss=csl", "loss.margins=[0.1,inf]"], "loss.margins[1]=inf: must be a finite number"),
         (["seed=-1"], "seed=-1: must be a whole number, 0 or more"),
         (["checkpoints.every_n_steps=0"], "checkpoints.every_n_steps=0: must be a whole number, 1 or more"),
-        (
-            ["scheduler.loss={attribute:margin,start:0}"],
-            "scheduler.loss={attribute, start}: takes attribute, start, end",
-        ),
+        (["scheduler.loss={attribute:margin,start:0}"], "scheduler.loss={attribute, start}: takes attribute, start,"),
         (["trainer.strategy=dpp"], "trainer.strategy=dpp: unknown; nearest: ddp"),
         (["trainer.sync_batchnorm=true"], "trainer.sync_batchnorm=true: replaces the batch normalizations that conv"),
-        (
-            ["training.compile={mode: max-autotune}", "training.gradient_cache=8"],
-            "its CUDA graphs overwrite what gradient_cache keeps; ",
-        ),
+        (["training.compile={mode: max-autotune}", "training.gradient_cache=8"], "its CUDA graphs overwrite what"),
         (
             ["training.compile={mode: reduce-overhead}", "trainer.accumulate_grad_batches=2"],
             "accumulate_grad_batches keeps; ",
         ),
         (["dataset=folder", "dataset.fold=1"], "dataset.fold=1: it needs dataset.folds=5, which divides the training"),
         (["+stages.first.dataset.root=other"], "stages.first.dataset: all stages share the run's dataset; give"),
-        (
-            ["+stages={first:{},second:{init:a.ckpt}}"],
-            "stages.second.training.init: a later stage goes on with",
-        ),
-        (
-            ["+stages={a:{},b:{loss:triplet}}"],
-            "stages.b.loss=triplet: a stage takes the values of a part; in an experiment's",
-        ),
+        (["+stages={first:{},second:{init:a.ckpt}}"], "stages.second.training.init: a later stage goes on with"),
+        (["+stages={a:{},b:{loss:triplet}}"], "stages.b.loss=triplet: a stage takes the values of a part; in an"),
         (["+stages={a:{},b:{sampler:n_pair}}"], "/sampler@stages.b.sampler: n_pair chooses another"),
         (["trainer.devices=-2"], "trainer.devices=-2: at least 1, or auto for all GPUs"),
         (["trainer.gradient_clip_val=-1"], "trainer.gradient_clip_val=-1: 0 or more, or null for no limit"),
@@ -95,10 +83,7 @@ def test_a_group_that_is_taken_out(here: Here, tmp_path: Path, capfd: pytest.Cap
     [
         (["~seed"], "~seed: train needs seed; its default is seed=0"),
         (["~data"], "~data: train needs data; leave it in"),
-        (
-            ["model=timm"],
-            "model.backbone.name: give it a value, such as model.backbone.name=resnet18 or model.",
-        ),
+        (["model=timm"], "model.backbone.name: give it a value, such as model.backbone.name=resnet18 or model."),
         (["+stages={a:{ema:???}}"], "training.ema: no value; give training.ema=..."),
     ],
 )
@@ -140,19 +125,13 @@ def test_a_logger_that_is_not_installed(
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (
-            ["~transform", "transform.size=112"],
-            "transform: the configuration has no transform, so nothing",
-        ),
+        (["~transform", "transform.size=112"], "transform: the configuration has no transform, so nothing"),
         (["trainer.precision=fp16"], "; is it 16-mixed?"),
         (["evaluation.recall_at=5"], "evaluation.recall_at=5: must be a list, such as 'evaluation.recall_at=[5]'"),
         (["model.heads=H"], "model.heads=H: must be a list, such as 'model.heads=[H]'"),
         (["evaluation.report=true"], "evaluation.report=true: must be a mapping or null"),
         (["seed=4294967296"], "seed=4294967296: must be a whole number, 0 or more and below 4294967296"),
-        (
-            ["transform=rll", "transform.size=336"],
-            "transform.test crops 336 of 256 pixels, and frames each image in black",
-        ),
+        (["transform=rll", "transform.size=336"], "transform.test crops 336 of 256 pixels, and frames each image in"),
         (["training.init=nowhere.ckpt"], "training.init=nowhere.ckpt: no such file; a checkpoint of another run"),
     ],
 )

@@ -626,11 +626,7 @@ def test_mistakes_are_named(index: dml.Index, model: ImageEmbedder, photos: Path
     [
         ("IVF2,Flat", "nprobe=0", "factory=IVF2,Flat, parameters=nprobe=0: FAISS can't search such an index ('cur_np"),
         ("PQ4x2", "", "factory=PQ4x2: FAISS can't search such an index ('ksub % 8 == 0' failed); build it with others"),
-        (
-            "HNSW8,PQ4",
-            "",
-            "factory=HNSW8,PQ4: FAISS searches such an index by distance, not by inner product; Flat would",
-        ),
+        ("HNSW8,PQ4", "", "factory=HNSW8,PQ4: FAISS searches such an index by distance, not by inner product; Flat"),
         ("IDMap,Flat", "", "factory=IDMap,Flat: FAISS can't add vectors to such an index (add does not make sense"),
     ],
 )

@@ -98,10 +98,7 @@ def test_a_users_entry_comes_after_the_others() -> None:
     [
         ("callbacks.last_checkpoint=null", "callbacks.last_checkpoint=null: a run needs its last checkpoint; "),
         ("callbacks.averaging=0.9", "callbacks.averaging: 0.9 is not a callback; a mapping is due"),
-        (
-            "+callbacks.mine={_target_: dml.losses.rll.RankedListLoss}",
-            "callbacks.mine: RankedListLoss() is not a",
-        ),
+        ("+callbacks.mine={_target_: dml.losses.rll.RankedListLoss}", "callbacks.mine: RankedListLoss() is not a"),
     ],
 )
 @pytest.mark.usefixtures("own_code")

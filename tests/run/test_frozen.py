@@ -170,10 +170,7 @@ def test_crops_are_embedded_from_images(whole: Path, arguments: list[str], here:
     ("override", "message"),
     [
         ("training.frozen=maybe", "training.frozen=maybe: must be true or false"),
-        (
-            "training.compile=true",
-            "training.frozen=true: training.compile needs the whole network in each step; training.compile=",
-        ),
+        ("training.compile=true", "training.frozen=true: training.compile needs the whole network in each step;"),
         ("recurrent=lstm", "training.frozen=true: recurrent needs the whole network in each step; recurrent=none"),
         ("adapter=bitfit", "training.frozen=true: adapter needs the whole network in each step; adapter=none"),
     ],
