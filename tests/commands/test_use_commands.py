@@ -9,12 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import yaml
 from PIL import Image, ImageColor
 from small_embedders import make_model, write_photos
-from stored_arrays import stored_arrays
 
 import dml
 from dml.__main__ import dispatch
@@ -31,21 +29,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_photos(tmp_path_factory.mktemp("photos"), 8)
-
-
-def test_vectors_are_written(model: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    expected = dml.load(model).embed(photos)
-    for name in ("vectors.npz", "vectors.parquet"):
-        dispatch(["embed", str(model), str(photos), "--output", str(tmp_path / name), "--workers", "0"])
-        assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / name)
-    arrays = stored_arrays(tmp_path / "vectors.npz")
-    np.testing.assert_array_equal(arrays["vectors"], expected)
-    assert arrays["fingerprint"] == dml.load(model).fingerprint
-    table = pq.read_table(tmp_path / "vectors.parquet")
-    np.testing.assert_array_equal(np.array(table.column("vector").to_pylist(), np.float32), expected)
-    assert table.column("label").to_pylist() == arrays["labels"].tolist() == ["cats"] * 4 + ["dogs"] * 4
-    assert table.column("path").to_pylist() == arrays["paths"].tolist() == sorted(map(str, photos.rglob("*.png")))
-    assert table.schema.metadata[b"fingerprint"].decode() == dml.load(model).fingerprint
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:

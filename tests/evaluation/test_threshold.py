@@ -288,12 +288,5 @@ def test_the_report_draws_the_curves_and_the_threshold(make_run: MakeRun) -> Non
         "There is no threshold, as there is no similarity where the share of wrong &#34;same&#34; among the nearest is"
     )
     assert words in run_report(read_run(run))
-    folder.write_metrics({**plain, **metrics})
-    old = {name: curve.tolist() for name, curve in curves.items() if name in ("test", "val")}
-    folder.write_threshold_curves(old)  # a run of a version that fitted no probabilities
-    folder.write_metrics({name: value for name, value in folder.metrics().items() if "calibration" not in name})
-    page = run_report(read_run(run))
-    assert 'class="chosen"' in page
-    assert "reliability" not in page
     folder.write_threshold_curves({})
     assert folder.threshold_curves() == {}

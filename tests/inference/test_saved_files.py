@@ -21,7 +21,6 @@ from examples import examples
 from small_embedders import SETTINGS, make_model
 
 import dml
-from dml.inference.embedding_files import EmbeddingParts
 from dml.inference.image_embedder import ImageEmbedder
 from dml.retrieval.vector_index import VectorIndex
 from dml.runtime import files
@@ -61,19 +60,7 @@ def read_index(folder: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def parts(tmp_path_factory: pytest.TempPathFactory) -> EmbeddingParts:
-    """The first of two parts of a file of embedded images."""
-    folder = tmp_path_factory.mktemp("parts")
-    names = [f"/gone/{number}.png" for number in range(1100)]
-    parts = EmbeddingParts(folder / "vectors.npz", names, ["a", "b"] * 550, {"fingerprint": "f"}, 32)
-    parts.folder.mkdir()
-    parts._check_plan()
-    parts.write(0, np.random.default_rng(0).normal(size=(1024, 4)).astype(np.float32))
-    return parts
-
-
-@pytest.fixture(scope="module")
-def folders(photos: Path, tmp_path_factory: pytest.TempPathFactory, parts: EmbeddingParts) -> dict[str, Path]:
+def folders(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder, model = tmp_path_factory.mktemp("saved"), make_described_model()
     index = dml.Index.build(model, photos, factory="IVF3,Flat", parameters="nprobe=2")
     adapted = dml.Index.build(model, photos)
@@ -82,7 +69,6 @@ def folders(photos: Path, tmp_path_factory: pytest.TempPathFactory, parts: Embed
         "model": model.save_pretrained(folder / "model"),
         "index": index.save(folder / "index"),
         "adapted": adapted.save(folder / "adapted"),
-        "parts": parts.folder,
     }
 
 
@@ -96,16 +82,10 @@ def flip_bits(content: bytes, seed: int) -> Iterator[tuple[int, bytes]]:
         yield bit, bytes(flipped)
 
 
-@pytest.mark.parametrize("kind", ["model", "index", "adapted", "parts"])
-def test_a_flipped_bit_changes_nothing_without_a_word(
-    folders: dict[str, Path], parts: EmbeddingParts, tmp_path: Path, kind: str
-) -> None:
-    def read_parts(_: Path) -> Any:
-        parts._check_plan()
-        return parts._read(0).to_pydict()
-
-    read = {"model": read_model, "parts": read_parts}.get(kind, read_index)
-    folder = folders[kind] if kind == "parts" else Path(shutil.copytree(folders[kind], tmp_path / kind))
+@pytest.mark.parametrize("kind", ["model", "index", "adapted"])
+def test_a_flipped_bit_changes_nothing_without_a_word(folders: dict[str, Path], tmp_path: Path, kind: str) -> None:
+    read = {"model": read_model}.get(kind, read_index)
+    folder = Path(shutil.copytree(folders[kind], tmp_path / kind))
     expected, lines = read(folder), []
     names = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in NOT_READ]
     for number, path in enumerate(names):

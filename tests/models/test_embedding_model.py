@@ -374,10 +374,8 @@ class OwnHead(nn.Module):
     ],
 )
 def test_a_head_that_returns_no_embeddings_of_its_size(change: Callable[[Tensor], Any], returned: str) -> None:
-    expected = r"for one image, expected a tensor of shape \(1, 8\): model\.embed_dim=8"
-    with pytest.raises(
-        InputError, match=rf"^model\.head\.H: test_embedding_model\.OwnHead returned {returned} {expected}"
-    ):
+
+    with pytest.raises(InputError, match=rf"^model\.head\.H: test_embedding_model\.OwnHead returned {returned}"):
         model(head={"H": partial(OwnHead, change)}, heads=["H"])
 
 

@@ -85,48 +85,11 @@ def png_header(height: int, width: int) -> bytes:
     return content[:16] + header + struct.pack(">I", zlib.crc32(b"IHDR" + header)) + content[33:]
 
 
-def gif(height: int, width: int) -> bytes:
-    content = encoded("GIF")
-    return content[:6] + struct.pack("<HH", width, height) + content[10:]
-
-
-def bmp(height: int, width: int) -> bytes:
-    content = encoded("BMP")
-    return content[:18] + struct.pack("<ii", width, height) + content[26:]
-
-
-def tiff(height: int, width: int) -> bytes:
-    content = bytearray(encoded("TIFF"))
-    first = struct.unpack_from("<I", content, 4)[0]
-    for i in range(struct.unpack_from("<H", content, first)[0]):
-        at = first + 2 + 12 * i
-        if (tag := struct.unpack_from("<H", content, at)[0]) in (256, 257):
-            struct.pack_into("<HHII", content, at, tag, 4, 1, (width, height)[tag - 256])
-    return bytes(content)
-
-
-def webp(height: int, width: int) -> bytes:
-    """The header of an animation, the only one that can claim more than 16,384 x 16,384."""
-    canvas = (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
-    file = BytesIO()
-    frames = [Image.new("RGB", (8, 8), (shade, 0, 0)) for shade in (0, 200)]
-    frames[0].save(file, "WEBP", save_all=True, append_images=frames[1:])
-    content = file.getvalue()
-    return content[:24] + canvas + content[30:]
-
-
 CLAIMS: dict[str, Callable[[int, int], bytes]] = {
     "JPEG": jpeg,
     "progressive JPEG": lambda height, width: jpeg(height, width, b"\xff\xc2"),
     "PNG": png_header,
-    "GIF": gif,
-    "BMP": bmp,
-    "TIFF": tiff,
-    "WebP": webp,
     "PPM": lambda height, width: f"P6 {width} {height} 255\n".encode() + bytes(9),
-    "TGA": lambda height, width: struct.pack("<BBBHHBHHHHBB", 0, 0, 2, 0, 0, 0, 0, 0, width, height, 24, 0) + bytes(9),
-    "SGI": lambda height, width: struct.pack(">HBBHHHH", 474, 0, 1, 3, width, height, 3).ljust(600, b"\0"),
-    "QOI": lambda height, width: b"qoif" + struct.pack(">IIBB", width, height, 3, 0) + bytes(9),
 }
 
 
@@ -135,9 +98,6 @@ def test_a_few_bytes_that_claim_gigabytes(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "image.jpg"
     path.write_bytes(CLAIMS[kind](65000, 65000))
     assert path.stat().st_size < 1500
-    if kind == "WebP":  # its library finds out by itself
-        refused(path, "")
-        return
     message = "65,000 x 65,000 pixels, at most 120,000,000 are decoded; data.max_pixels=4225000000 reads it (data."
     refused(path, message)
 

@@ -109,9 +109,7 @@ def check_rows(images: Prepared, resize: Resize) -> None:
 def test_a_cache_of_another_background_is_refused_and_made_anew(images: Prepared) -> None:
     resize, black = Resize("warp", 32), ImageLimits(background="black")
     images.build(resize)
-    with pytest.raises(
-        InputError, match=r"another data\.background; run dml prepare .*data\.background=black resize=32"
-    ):
+    with pytest.raises(InputError, match=r"another data\.background; run dml prepare .*data\.background=black"):
         images.folder.find(images.table, resize, black)
     checked = check_images(images.table, images.folder, processes=1, advance=lambda _: None)
     build_cache(images.folder, resize, checked, processes=1, advance=lambda _: None, limits=black)
@@ -444,9 +442,7 @@ def test_several_processes_write_the_same(images: Prepared, monkeypatch: pytest.
 
 def test_a_disk_that_is_too_small(images: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(9, 9, 0))  # type: ignore[attr-defined]
-    with pytest.raises(
-        InputError, match=r"warp-3200\.pixels: the cache takes 0\.3 GB, and 0\.0 GB are free; data\.cac"
-    ):
+    with pytest.raises(InputError, match=r"warp-3200\.pixels: the cache takes 0\.3 GB, and 0\.0 GB are free;"):
         images.build(Resize("warp", 3200))
 
 

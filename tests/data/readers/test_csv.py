@@ -81,9 +81,7 @@ def test_columns_of_other_names(tmp_path: Path) -> None:
     assert table.paths.tolist() == [f"{tmp_path}/1.jpg", f"{tmp_path}/2.jpg"]
     assert table.names == (("a", "b"),)
     assert table.split.tolist() == ["train", "test"]
-    with pytest.raises(
-        InputError, match=r"^dataset\.reader\.columns: .*mine\.csv has no column 'klass' among 'image', 'c"
-    ):
+    with pytest.raises(InputError, match=r"^dataset\.reader\.columns: .*mine\.csv has no column 'klass' among"):
         read(file, columns=columns | {"label": "klass"})
     numbered = written(tmp_path, "0,1", "1.jpg,a", "2.jpg,b")
     assert read(numbered, columns={"path": 0, "label": 1}).names == (("a", "b"),)  # type: ignore[dict-item]
@@ -108,9 +106,7 @@ def test_other_encodings(encoding: str, likely: str, tmp_path: Path) -> None:
     assert read(file, encoding=likely or "utf-8").names == (("Zoë", "b"),)
     if encoding == "utf-8-sig":
         assert read(file, encoding="U8").levels == read(file).levels  # without the byte order mark
-        with pytest.raises(
-            InputError, match=r"not in ASCII, it seems to be in utf-8; .*dataset\.reader\.encoding=utf-8 "
-        ):
+        with pytest.raises(InputError, match=r"not in ASCII, it seems to be in utf-8;"):
             read(file, encoding="ascii")
     with pytest.raises(InputError, match=r"mine\.csv: unknown encoding: klingon"):
         read(file, encoding="klingon")
@@ -199,9 +195,7 @@ def test_folders_in_the_paths_say_the_split(tmp_path: Path, caplog: pytest.LogCa
     file = written(
         tmp_path / "test", "path,label", *(f"{path},{i}" for i, path in enumerate([*paths[:3], "c/x/1.jpg"]))
     )
-    with pytest.raises(
-        InputError, match=r"mine\.csv: .*/c/x/ stands beside test/ and train/; beside a split there may"
-    ):
+    with pytest.raises(InputError, match=r"mine\.csv: .*/c/x/ stands beside test/ and train/; beside a split there"):
         read(file)
     others = [f"a/{name}/1.jpg,{name}" for name in ("bus", "train", "test tube")]
     assert read(written(tmp_path / "test", "path,label", *others)).counts().keys() == {"train", "test"}
@@ -282,10 +276,7 @@ def test_other_files(lines: list[str], message: str, tmp_path: Path) -> None:
 
 
 def test_other_roots(tmp_path: Path) -> None:
-    with pytest.raises(
-        InputError,
-        match=r"dataset\.root: no value; give dataset\.root=FILE, the path of a \.csv file of",
-    ):
+    with pytest.raises(InputError, match=r"dataset\.root: no value; give dataset\.root=FILE, the path of a \.csv file"):
         read(None)
     with pytest.raises(InputError, match=r"dataset\.root=.*/none\.csv: no such file; give the path"):
         read(tmp_path / "none.csv")
@@ -294,9 +285,7 @@ def test_other_roots(tmp_path: Path) -> None:
         read(tmp_path / "a.csv")
     (tmp_path / "b.csv").write_text("path,label\n")
     (tmp_path / "photos" / "robin").mkdir(parents=True)
-    with pytest.raises(
-        InputError, match=r"photos: no \.csv file in it; .*; dataset=folder reads a folder for each class$"
-    ):
+    with pytest.raises(InputError, match=r"photos: no \.csv file in it; .*; dataset=folder reads a folder for each"):
         read(tmp_path / "photos")
     with pytest.raises(InputError, match=r"robin: no \.csv file in it; give .*\(docs/own_data\.md\)$"):
         read(tmp_path / "photos" / "robin")
