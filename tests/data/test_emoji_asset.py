@@ -92,58 +92,9 @@ ICONS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("hexcode", "code"),
-    [
-        ("1F600", "1f600"),
-        ("263A-FE0F", "263a"),
-        ("1F441-FE0F-200D-1F5E8-FE0F", "1f441-200d-1f5e8"),
-        ("002A-FE0F-20E3", "002a-20e3"),
-    ],
-)
-def test_code_points_are_lower_case_without_variation_selector(builder: ModuleType, hexcode: str, code: str) -> None:
-    assert builder.code_points(hexcode) == code
-
-
-@pytest.mark.parametrize(
-    ("name", "slug"),
-    [
-        ("grinning face", "grinning-face"),
-        ("man’s shoe", "mans-shoe"),
-        ("family: man, boy", "family-man-boy"),
-        ("UP! button", "up-button"),
-    ],
-)
-def test_slug_is_the_name_as_icon_sets_spell_it(builder: ModuleType, name: str, slug: str) -> None:
-    assert builder.slug(name) == slug
-
-
-@pytest.mark.parametrize("name", ["bear", "bear-face", "teddy"])
-def test_aliases_are_followed_to_the_icon(builder: ModuleType, name: str) -> None:
-    assert builder.resolve(ICONS, name) == "bear"
-
-
 @pytest.mark.parametrize("name", ["flipped", "mirrored", "rotated", "of-flipped", "unknown"])
 def test_rotated_and_flipped_aliases_are_no_icons(builder: ModuleType, name: str) -> None:
     assert builder.resolve(ICONS, name) is None
-
-
-class TestFindIcon:
-    @staticmethod
-    def find(builder: ModuleType, name: str, known: list[str], chars: dict[str, str], separator: str = "-") -> Any:
-        designer = builder.Designer("someone", builder.Package("some-package", "1.0.0"), separator)
-        icons = {"icons": {"keycap": {}, "keycap-asterisk": {}, "redheart": {}}}
-        emoji = builder.Emoji("1f43b", name, "subgroup", "group")
-        return builder.find_icon(emoji, builder.IconSet(designer, icons, chars), known)
-
-    def test_code_points_decide_where_a_set_has_them(self, builder: ModuleType) -> None:
-        assert self.find(builder, "keycap", [], {"1f43b": "redheart"}) == "redheart"
-        assert self.find(builder, "keycap", ["keycap"], {"ffff": "redheart"}) is None
-
-    def test_names_of_other_sets_go_before_the_slug(self, builder: ModuleType) -> None:
-        assert self.find(builder, "keycap: *", ["no-such", "keycap-asterisk"], {}) == "keycap-asterisk"
-        assert self.find(builder, "keycap", ["no-such"], {}) == "keycap"
-        assert self.find(builder, "bear", ["no-such"], {}) is None
 
 
 def test_shared_images_go_first_then_emoji_with_too_few_left(builder: ModuleType) -> None:

@@ -384,7 +384,7 @@ def test_a_line_that_was_cut_short_does_not_count(
 
 
 @pytest.mark.parametrize("name", ["progress", "pixels"])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 def test_damage_to_an_unfinished_one_is_repaired(images: Prepared, written: list[int], name: str, seed: int) -> None:
     with pytest.raises(StoppedError):
         images.build(RESIZES[0], stop_after(6))
