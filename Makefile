@@ -5,8 +5,8 @@
 # make test-oldest   some tests with the oldest versions of the dependencies that pyproject.toml allows
 # make check   style, types and the rooms' import rules
 # make docs    builds the site of docs/ and the API reference in build/site; broken links are errors
-# make bench   start, training step, losses, loading, readers, evaluation, samplers, indexes and embedding against their bare
-#     counterparts, and what each part takes for up to 100,000 images: docs/benchmarks.md. ONLY="losses loading" some alone
+# make bench   start, training step, losses, loading, evaluation, samplers, indexes and embedding against their bare
+#     counterparts, in twenty minutes: docs/benchmarks.md. ONLY="losses loading" some alone
 # make bench-peers   dml against other libraries for metric learning, each in an environment of its own below build/peers, in
 #     half an hour: docs/performance.md. PHOTOGRAPHS=CSV adds a second data set
 # make tables-list   the papers' tables with the numbers of their cells and runs

@@ -1,6 +1,6 @@
 """Run the benchmarks of dml's parts, and write what they print into docs/benchmarks.md.
 
-python scripts/bench.py                  # all of them, in half an hour on two idle cores
+python scripts/bench.py                  # all of them, in twenty minutes on two idle cores
 python scripts/bench.py losses loading   # some of them; the others stay on the page as they are
 python scripts/bench.py --show           # writes the page anew from docs/benchmarks.json
 
@@ -39,18 +39,12 @@ LIBRARIES = ("torch", "torchvision", "timm", "numpy", "faiss-cpu", "pytorch-ligh
 TITLES = {
     "start": "Start of a command",
     "training": "A training step beside a bare loop",
-    "cpu": "Options for a CPU",
-    "gradient_cache": "Memory of large batches",
     "losses": "Losses",
-    "sharding": "Losses shared by several processes",
     "loading": "Loading of photographs",
-    "cache": "Decoded images that are read from the disk",
-    "tables": "Reading of large data sets",
     "evaluation": "Evaluation",
     "sampling": "Samplers",
     "index": "Indexes of a million vectors",
     "embedding": "Embedding and searching of photographs",
-    "limits": "How the parts grow with the data",
 }
 """The benchmarks in the order in which they run, scripts/bench_<name>.py, and how the page calls them."""
 

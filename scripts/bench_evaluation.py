@@ -2,12 +2,10 @@
 
 python scripts/bench_evaluation.py                # half an hour on two cores
 python scripts/bench_evaluation.py --scale 0.1    # a minute
-python scripts/bench_evaluation.py --gallery 200000    # ten minutes: recall@K, MAP@R and R-precision of so many images
 
 The embeddings are random, with 512 dimensions. There are as many as in the test splits of SOP (60,502 images of 11,316
 classes in 12 super-classes) and of iNaturalist-full (136,093 images, seven levels). Memory is what a call adds to the
-process. --gallery predicts the time of each size by the square of the size, from the size before, and the time of a
-million images; its embeddings have 128 dimensions, in classes of ten.
+process.
 """
 
 from dml.runtime.signals import handle_signals
@@ -70,14 +68,6 @@ def random_items(number: int, classes: tuple[int, ...], scale: float = 1.0) -> t
     labels = np.stack(levels, axis=1)
     embeddings = rng.standard_normal((number, SIZE), dtype=np.float32)
     return embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True), labels
-
-
-def draw_gallery(images: int) -> tuple[Any, Any]:
-    """Draw embeddings (N, 128) around the centers of classes of ten, and their labels (N,)."""
-    rng = np.random.default_rng(0)
-    labels = rng.permutation(np.arange(images) // 10)
-    noise, centers = (rng.standard_normal((images, 128), dtype=np.float32) for _ in range(2))
-    return centers[labels] + 2 * noise, labels
 
 
 def multiply_and_sort(embeddings: Any) -> None:
@@ -172,30 +162,11 @@ def measure_sop(scale: float) -> None:
         )
 
 
-def measure_gallery(largest: int) -> None:
-    """Measure the metrics that need the nearest neighbors alone, at a quarter, half and all of a size."""
-    half: Cost | None = None
-    for images in (largest // 4, largest // 2, largest):
-        embeddings, labels = draw_gallery(images)
-        predicted = f"; {4 * half.seconds:.0f} and {4 * half.processors:.0f} s were predicted" if half else ""
-        settings: dict[str, Any] = {"metrics": ("recall", "map@r", "r_precision"), "clustering": False}
-        cost = half = measure(evaluate, embeddings, labels, **settings)
-        times = f"{cost.seconds:.0f} s, {cost.processors:.0f} s of the processors, {cost.megabytes:.0f} MB"
-        print(f"{images:,} images: {times}{predicted}", flush=True)
-    hours = cost.seconds * (1_000_000 / largest) ** 2 / 3600
-    print(f"a million images: {hours:.1f} hours are predicted")
-
-
 def main() -> None:
     """Measure everything and print the table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--scale", type=float, default=1.0, help="share of the images and classes")
-    parser.add_argument("--gallery", type=int, help="number of images; measures recall@K, MAP@R and R-precision alone")
-    options = parser.parse_args()
-    scale: float = options.scale
-    if options.gallery:
-        measure_gallery(options.gallery)
-        return
+    scale: float = parser.parse_args().scale
     kernels = sorted({f"{part['prefix']} {part.get('architecture', '')}".strip() for part in threadpool_info()})
     print(f"{torch.get_num_threads()} threads; {', '.join(kernels)}")
     print(f"{'':<42}{'seconds':>9}{'CPU s':>9}{'MB':>7}{'ratio':>8}{'of CPU':>8}{'limit':>7}")

@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 
 from bench import write_between
 from machine import describe_machine
-from peers.page import MAIN_LOSS, MARKERS, check_agreement, format_page
-from peers.protocol import LOSSES, Job
+from peers.page import MARKERS, check_agreement, format_page
+from peers.protocol import Job
 
 from dml.runtime.errors import InputError
 
@@ -39,7 +39,7 @@ REQUIREMENTS = Path(__file__).parent / "peers" / "requirements"
 ENVIRONMENTS = ROOT / "build" / "peers"
 PEERS = ("dml", "pml", "oml", "st")
 CONTIGUOUS = "dml_contiguous"
-"""dml with the memory format of the peers; only its trainings on multi-similarity are measured."""
+"""dml with the memory format of the peers; only its trainings are measured."""
 SIZES = {"emoji": 64, "photographs": 112}
 SLOWEST = 1800
 """Seconds after which a process is ended."""
@@ -51,22 +51,17 @@ class Measurement(NamedTuple):
     Args:
         task: task of a `Job`.
         data: name of the data set, one of `SIZES`.
-        loss: name of the loss.
         rounds: number of rounds.
     """
 
     task: str
     data: str
-    loss: str = MAIN_LOSS
     rounds: int = 3
 
 
 MEASUREMENTS = (
     Measurement("train", "emoji"),
-    Measurement("memory", "emoji"),
     Measurement("train", "photographs"),
-    *(Measurement("train", "emoji", loss, rounds=1) for loss in LOSSES if loss != MAIN_LOSS),
-    Measurement("memory", "photographs", rounds=1),
     Measurement("evaluate", "emoji", rounds=2),
     Measurement("evaluate", "photographs", rounds=2),
     Measurement("recall", "emoji", rounds=1),
@@ -82,7 +77,7 @@ def list_processes(measurements: Sequence[Measurement], peers: Sequence[str]) ->
         for measurement in measurements
         if number < measurement.rounds
         for peer in peers
-        if peer != CONTIGUOUS or (measurement.task in ("train", "memory") and measurement.loss == MAIN_LOSS)
+        if peer != CONTIGUOUS or measurement.task == "train"
     ]
 
 
@@ -139,14 +134,13 @@ def run_process(module: str, python: Path, job: Job, *arguments: str) -> dict[st
     return parsed
 
 
-def make_job(options: argparse.Namespace, task: str, data: str, loss: str, *, channels_last: bool = True) -> Job:
+def make_job(options: argparse.Namespace, task: str, data: str, *, channels_last: bool = True) -> Job:
     """Make the job of a process."""
     folder = options.environments / "data" / data
     return Job(
         task=task,
         folder=str(folder),
         size=SIZES[data],
-        loss=loss,
         steps=options.most_steps if task in ("recall", "export") else options.steps,
         warm_up=3,
         every=options.every,
@@ -154,7 +148,7 @@ def make_job(options: argparse.Namespace, task: str, data: str, loss: str, *, ch
         workers=1,
         threads=options.threads,
         channels_last=channels_last,
-        results=str(options.environments / "runs" / f"{os.getpid()}" / f"{data}_{task}_{loss}_{time():.3f}.json"),
+        results=str(options.environments / "runs" / f"{os.getpid()}" / f"{data}_{task}_{time():.3f}.json"),
         started=0.0,
     )
 
@@ -166,13 +160,13 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     started, before = perf_counter(), os.getloadavg()
     counts = {}
     for data, source in sources.items():
-        job = make_job(options, "export", data, MAIN_LOSS)
+        job = make_job(options, "export", data)
         counts[data] = run_process("exporting", Path(sys.executable), job, source)["counts"]
     measurements = [item._replace(rounds=min(item.rounds, options.rounds)) for item in MEASUREMENTS]
     measurements = [item for item in measurements if item.data in sources]
     runs, versions = [], {}
     for number, peer, item in list_processes(measurements, options.peers):
-        job = make_job(options, item.task, item.data, item.loss, channels_last=peer == "dml")
+        job = make_job(options, item.task, item.data, channels_last=peer == "dml")
         result = run_process(f"{peer.split('_')[0]}_peer", pythons[peer], job)
         versions[peer] = result.pop("versions")
         runs.append({"peer": peer, "round": number, **item._asdict(), "load": os.getloadavg()[0], **result})
@@ -195,7 +189,7 @@ def show_run(run: Mapping[str, Any]) -> None:
     """Print a line of a process."""
     names = ("images_per_s", "first_step_s", "evaluation_s", "target_s", "peak_mb", "load")
     values = ", ".join(f"{name} {run[name]:.1f}" for name in names if run.get(name) is not None)
-    print(f"{run['round']} {run['task']:<9}{run['data']:<12}{run['loss']:<17}{run['peer']:<15}{values}", flush=True)
+    print(f"{run['round']} {run['task']:<9}{run['data']:<12}{run['peer']:<15}{values}", flush=True)
 
 
 def write_page(measured: Mapping[str, Any], page: Path = PAGE) -> None:

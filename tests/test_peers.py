@@ -20,7 +20,7 @@ from conftest import ROOT
 from hydra.utils import instantiate
 from peers import exporting, page, parts, protocol
 from peers.dml_settings import list_overrides
-from peers.protocol import LOSSES, Job, RecallClock, StepClock
+from peers.protocol import Job, RecallClock, StepClock
 
 from dml.run import builders
 from dml.runtime.errors import InputError
@@ -33,7 +33,6 @@ def job(tmp_path: Path) -> Job:
         task="train",
         folder=str(tmp_path),
         size=64,
-        loss="triplet",
         steps=8,
         warm_up=3,
         every=2,
@@ -48,7 +47,7 @@ def job(tmp_path: Path) -> Job:
 
 def make_run(peer: str, **values: Any) -> dict[str, Any]:
     """A measured process of a peer."""
-    return {"peer": peer, "task": "train", "data": "emoji", "loss": page.MAIN_LOSS, "round": 0, **values}
+    return {"peer": peer, "task": "train", "data": "emoji", "round": 0, **values}
 
 
 def test_the_page_has_the_tables_of_the_results() -> None:
@@ -56,7 +55,7 @@ def test_the_page_has_the_tables_of_the_results() -> None:
     assert page.format_page(measured) in bench_peers.PAGE.read_text(encoding="utf-8")
     page.check_agreement(measured["runs"])
     assert {run["peer"] for run in measured["runs"]} == {*PEERS, CONTIGUOUS}
-    assert {(run["task"], run["data"], run["loss"]) for run in measured["runs"]} == {item[:3] for item in MEASUREMENTS}
+    assert {(run["task"], run["data"]) for run in measured["runs"]} == {item[:2] for item in MEASUREMENTS}
 
 
 def test_peers_take_turns_within_a_measurement() -> None:
@@ -116,14 +115,10 @@ def test_the_environments_share_the_versions_of_what_is_compared() -> None:
     assert all(pin[name] == constraints[name] for pin in pins for name in shared)
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-def test_all_have_the_same_loss(job: Job, tmp_path: Path, loss: str) -> None:
-    (tmp_path / "images.csv").write_text("path,label,split\n" + "".join(f"{i}.png,{i},train\n" for i in range(4)))
-    config = compose(f"loss={loss}")
+def test_all_have_the_same_loss() -> None:
+    config = compose(f"loss={protocol.LOSS}")
     [ours] = builders.build_losses(settings_of(config), {"H": protocol.EMBED_DIM}, np.arange(4)[:, None]).values()
-    theirs = parts.MinedLoss(Job(**{**job.__dict__, "loss": loss}))
-    for own, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        other.data.copy_(own.data)
+    theirs = parts.MinedLoss()
     draws = torch.Generator().manual_seed(0)
     embeddings, labels = torch.randn(12, protocol.EMBED_DIM, generator=draws), torch.arange(12) // 3
     assert theirs(embeddings, labels).item() == pytest.approx(ours(embeddings, labels).item(), rel=1e-5)

@@ -262,7 +262,7 @@ class Task:
             if (trainer.get("num_nodes") or 1) > 1:
                 raise InputError(
                     f"trainer.num_nodes={trainer.num_nodes}: torchrun or srun starts the processes on each machine; "
-                    "see docs/multi_node.md"
+                    "see docs/training.md"
                 )
         command = [*processes.python_command(self.command), *self.typed, f"hydra.run.dir={quote(folder.path)}"]
         code = ranks.launch(command, ranks.count_processes(trainer))

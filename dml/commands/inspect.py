@@ -89,8 +89,9 @@ def _find_faults(
     pixels = np.array([image.width * image.height for image in checked])
     order = np.lexsort((-pixels, ~np.isin(table.split, TEST_SPLITS)))
     findings = []
-    *columns, groups = find_near_duplicates(embeddings, pictures, labels, order)
-    for row, other, cosine, bits, score in zip(*(column.tolist() for column in columns), strict=True):
+    near = find_near_duplicates(embeddings, pictures, labels, order)
+    groups = near.groups
+    for row, other, cosine, bits, score in zip(*(column.tolist() for column in near[:-1]), strict=True):
         remark = f"cosine {cosine:.2f}, {bits} of 256 bits of the hash differ"
         if table.split[row] != table.split[other]:
             remark += f"; in {table.split[row]} and in {table.split[other]}"

@@ -205,12 +205,9 @@ def upload_images(
         **options: further arguments of `ImageEmbedder.embed_in_batches`.
 
     Raises:
-        InputError: if the database can't be reached or refuses something, the model doesn't compare by cosine, or not
-            one image can be used.
+        InputError: if the database can't be reached or refuses something, or not one image can be used.
     """
     name, place = parse_address(address)
-    if model.ball:
-        raise InputError(f"--to {address}: it compares by cosine similarity, the model by {model.geometry}; use a file")
     folder = source if expand_home(source).is_dir() else root
     if prune and folder is None:
         raise InputError("--prune: deletes what a folder lacks; give a folder of images, or --root")

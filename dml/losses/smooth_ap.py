@@ -24,7 +24,7 @@ class SmoothAPLoss(Loss):
 
     With a ``relevance``, it is 1 - H-AP with the same sigmoid in both ranks, the first row of Table 5 of HAPPIER (Ramzi
     et al., 2022). P are then the items that share a level with the query, and Hrank(i) / sum rel takes the place of
-    rank(i, P) / |P|::
+    ``rank(i, P) / |P|``::
 
         Hrank(i) = rel(i) + sum_{j in P, j != i} min(rel(j), rel(i)) sigmoid((s_j - s_i) / temperature)
 

@@ -100,7 +100,7 @@ def slurm() -> SLURMEnvironment:
     """Make the Lightning environment of a job that srun started, without Lightning's requeueing.
 
     At a signal, the requeueing would write a checkpoint that no run reads. A run of dml stops after the step and writes
-    ``last.ckpt``, and ``resume=FOLDER`` goes on from there (docs/multi_node.md).
+    ``last.ckpt``, and ``resume=FOLDER`` goes on from there (docs/training.md).
     """
     if "SLURM_PROCID" not in os.environ:
         raise InputError("trainer=slurm: srun did not start this process; srun python train.py ..., or trainer=ddp")

@@ -217,7 +217,7 @@ FAULTS = [
         _damage_result_file,
     ),
     _flip_fault("flips-metrics", "metrics.json", RESULT, "metrics.json"),
-    _flip_fault("flips-history", "metrics.csv", RESULT, "metrics.csv", "metrics.csv of an interrupted run"),
+    _flip_fault("flips-history", "metrics.csv", RESULT, "metrics.csv of an interrupted run"),
     _flip_fault("flips-queries", "per_query.parquet", RESULT, "per_query.parquet"),
     _flip_fault("flips-yaml", ".hydra/*.yaml", RESULT, *(name for name in TARGETS if name.startswith(".hydra"))),
     Fault(

@@ -32,19 +32,17 @@ kinds of faults happen to real commands, {tries:,} times in all, and writes this
 
 ## How it is tried
 
-The script trains a small network on {images} drawings. Each try copies the data set or the run folder, damages the
-copy, and runs `train.py`, `evaluate.py` or another command in a new process. A try **holds** if the result is the
-same, bit for bit: the loaded weights, the metrics, the tables and the pixels. It also holds if the command tells the
-user: by one line, which begins with `error:` or `stopped`, and exit code 2, or that of the signal. The command has to
-end within {seconds:.0f} seconds, in {memory:.0f} GB of memory, without a trace, a `.partial` file, or a process that is
-left {grace:.0f} seconds later. `--list` has the rule of each row.
+Each try damages a copy of a data set of {images} drawings, or of the folder of a small run on it, and runs a command.
+It **holds** if the result is the same, bit for bit, or if the command tells the user by one line, with exit code 2 or
+that of the signal. The command has to end within {seconds:.0f} seconds, in {memory:.0f} GB of memory, without a trace,
+a `.partial` file, or a process that is left {grace:.0f} seconds later. `--list` has the rule of each row.
 
 """
 END = """
     python scripts/inject_faults.py --rows flips-best,sigterm --tries-scale 0.1   # some rows, a tenth of the tries
 
-The script shows each try that doesn't hold, with its command and what the command printed. The same seed makes the same
-faults, except for the moments of signals. A full or read-only disk needs Linux, and root or user namespaces.
+The same seed makes the same faults, except for the moments of signals. A full or read-only disk needs Linux, and root
+or user namespaces.
 """
 
 

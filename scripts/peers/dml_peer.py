@@ -1,16 +1,13 @@
 """dml itself: ``dml train`` with a callback that measures it, and the same classes for what has no command."""
 
 import sys
-import tempfile
-from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from dml.run.settings import Settings, read_settings
 from peers.dml_settings import list_overrides
-from peers.protocol import STORED_BATCHES, Job, Results, run_job
+from peers.protocol import Job, Results, run_job
 
 CLOCKS = {"train": "TimeSteps", "recall": "TimeValidations"}
 
@@ -47,52 +44,6 @@ def compose_job(job: Job) -> Any:
     return config
 
 
-class SameBatches:
-    """Yields prepared batches again and again.
-
-    Args:
-        batches: the prepared batches.
-        steps: number of batches to yield.
-    """
-
-    def __init__(self, batches: list[Any], steps: int) -> None:
-        self.batches, self.steps = batches, steps
-
-    def __len__(self) -> int:
-        return self.steps
-
-    def __iter__(self) -> Iterator[Any]:
-        return (self.batches[step % len(self.batches)] for step in range(self.steps))
-
-
-def train_from_memory(job: Job) -> Results:
-    """Measure the training steps on batches that are in memory: dml's module in its trainer, with its log."""
-    from dml.run import builders, loop
-    from dml.training.callbacks.process_state import StepSeed
-    from dml.training.callbacks.progress import Progress
-    from dml.training.loggers import History
-    from peers.dml_clocks import TimeSteps
-
-    config = compose_job(job)
-    settings = read_settings(config, Settings)
-    images = builders.build_data(settings, builders.build_table(settings))
-    builders.count_in_steps(config, len(images.sampler))
-    settings = read_settings(config, Settings)
-    learner = builders.build_learner(settings, images, builders.build_model(settings))
-    batches = list(islice(images.train_dataloader(), STORED_BATCHES))
-    images.stream.close()
-    clock = TimeSteps(sys.argv[1])
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = loop.build_trainer(
-            settings,
-            logger=[History(Path(folder) / "metrics.csv")],
-            callbacks=[StepSeed(config.seed), Progress(), clock],
-            enable_checkpointing=False,
-        )
-        trainer.fit(learner, SameBatches(batches, job.steps))
-    raise RuntimeError("the training has ended before its clock")
-
-
 def evaluate(job: Job) -> Results:
     """Measure an evaluation of the test split, by the classes of ``dml evaluate``."""
     import numpy as np
@@ -127,4 +78,4 @@ def evaluate(job: Job) -> Results:
 
 
 if __name__ == "__main__":
-    run_job({"train": run_command, "recall": run_command, "memory": train_from_memory, "evaluate": evaluate})
+    run_job({"train": run_command, "recall": run_command, "evaluate": evaluate})

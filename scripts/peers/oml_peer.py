@@ -46,18 +46,14 @@ def make_evaluated_images(job: Job, split: str) -> Any:
 
 
 def make_batches(job: Job) -> Any:
-    """Return the training batches: from the library's data set, or prepared and repeated."""
+    """Return the training batches of the library's data set."""
     images = ImageLabeledDataset(list_images(job, "train"), transform=parts.build_transform(job.size, is_training=True))
-    if job.task != "memory":
-        return DataLoader(images, batch_sampler=parts.GivenBatches(parts.read_batches(job)), num_workers=job.workers)
-    stored, batches = parts.build_training_data(job)
-    pairs = DataLoader(stored, batch_sampler=batches)
-    return ({"input_tensors": tensors, "labels": labels} for tensors, labels in pairs)
+    return DataLoader(images, batch_sampler=parts.GivenBatches(parts.read_batches(job)), num_workers=job.workers)
 
 
 def train_network(job: Job, extractor: Extractor, after_step: Any) -> None:
     """Train as the library's README; a function is called after each step, and ends the training by True."""
-    criterion = parts.MinedLoss(job)
+    criterion = parts.MinedLoss()
     optimizer = parts.build_optimizer(extractor, criterion)
     extractor.train()
     for step, batch in enumerate(make_batches(job), start=1):
@@ -122,4 +118,4 @@ def evaluate(job: Job) -> Results:
 
 
 if __name__ == "__main__":
-    run_job({"train": train, "memory": train, "evaluate": evaluate, "recall": train_to_recall})
+    run_job({"train": train, "evaluate": evaluate, "recall": train_to_recall})

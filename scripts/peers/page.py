@@ -17,10 +17,9 @@ TITLES = {
 }
 """How the page calls each peer, by its name in the results."""
 DATA = {"emoji": "emoji, 64 px", "photographs": "photographs, 112 px"}
-MAIN_LOSS = "multi_similarity"
 MISSING = "–"
 Run = Mapping[str, Any]
-"""A measured process: peer, task, data, loss, round, and its results."""
+"""A measured process: peer, task, data, round, and its results."""
 
 
 class Column(NamedTuple):
@@ -31,7 +30,6 @@ class Column(NamedTuple):
         value: name of a result.
         task: task of the processes that have it.
         data: data set of these processes.
-        loss: loss of these processes.
         digits: number of digits behind the point.
         factor: number by which the value is multiplied.
     """
@@ -40,13 +38,12 @@ class Column(NamedTuple):
     value: str
     task: str
     data: str = "emoji"
-    loss: str = MAIN_LOSS
     digits: int = 0
     factor: float = 1.0
 
     def format_cell(self, runs: Sequence[Run], peer: str) -> str:
         """Format the median over the rounds; a dash if it wasn't measured."""
-        key = {"peer": peer, "task": self.task, "data": self.data, "loss": self.loss}
+        key = {"peer": peer, "task": self.task, "data": self.data}
         matching = [run for run in runs if all(run[name] == value for name, value in key.items())]
         values = [run[self.value] for run in matching if run.get(self.value) is not None]
         return f"{self.factor * median(values):,.{self.digits}f}" if values else MISSING

@@ -11,12 +11,12 @@ import timm
 import torch
 import torchvision
 from PIL import Image
-from pytorch_metric_learning import distances, losses, miners  # type: ignore[import-untyped]
+from pytorch_metric_learning import losses, miners  # type: ignore[import-untyped]
 from torch import Tensor, nn
-from torch.utils.data import BatchSampler, DataLoader, Dataset
+from torch.utils.data import BatchSampler, Dataset
 from torchvision.transforms import v2
 
-from peers.protocol import EMBED_DIM, LEARNING_RATE, NETWORK, STORED_BATCHES, WEIGHT_DECAY, Job
+from peers.protocol import EMBED_DIM, LEARNING_RATE, NETWORK, WEIGHT_DECAY, Job
 
 Item = tuple[Tensor, int]
 
@@ -85,42 +85,6 @@ class ListedImages(Dataset[Item]):
         return len(self.paths)
 
 
-class StoredImages(Dataset[Item]):
-    """Some images of another data set, decoded and transformed once.
-
-    Args:
-        images: the data set.
-        rows: rows of the images that will be asked for.
-    """
-
-    def __init__(self, images: Dataset[Item], rows: set[int]) -> None:
-        self.items = {row: images[row] for row in rows}
-
-    def __getitem__(self, row: int) -> Item:
-        return self.items[row]
-
-
-def build_training_data(job: Job) -> tuple[Dataset[Item], GivenBatches]:
-    """Return the training images and their batches; those of "memory" are a few that repeat."""
-    images, batches = ListedImages(job, "train"), read_batches(job)
-    if job.task != "memory":
-        return images, GivenBatches(batches)
-    few = batches[:STORED_BATCHES]
-    repeated = [few[step % len(few)] for step in range(job.steps)]
-    return StoredImages(images, {row for batch in few for row in batch}), GivenBatches(repeated)
-
-
-def count_workers(job: Job) -> int:
-    """Return the number of processes that load the training images; those in memory take none."""
-    return 0 if job.task == "memory" else job.workers
-
-
-def build_loader(job: Job) -> DataLoader[Item]:
-    """Build PyTorch's loader of the training batches."""
-    images, batches = build_training_data(job)
-    return DataLoader(images, batch_sampler=batches, num_workers=count_workers(job))
-
-
 class Network(nn.Module):
     """The network that all train: timm's without its classifier, and a linear layer, with the exported weights.
 
@@ -145,33 +109,21 @@ class Network(nn.Module):
         return embeddings
 
 
-def build_loss(job: Job) -> tuple[nn.Module, nn.Module | None]:
-    """Build the loss of pytorch-metric-learning, with the settings of dml's conf/loss, and its miner."""
-    if job.loss == "triplet":
-        squared = distances.LpDistance(normalize_embeddings=True, p=2, power=2)
-        miner = miners.TripletMarginMiner(margin=0.2, type_of_triplets="semihard", distance=squared)
-        return losses.TripletMarginLoss(margin=0.2, distance=squared), miner
-    if job.loss == "multi_similarity":
-        return losses.MultiSimilarityLoss(alpha=2, beta=50, base=0.5), miners.MultiSimilarityMiner(epsilon=0.1)
-    classes = len(set(read_rows(job.folder, "train")[1]))
-    return losses.ProxyAnchorLoss(num_classes=classes, embedding_size=EMBED_DIM, margin=0.1, alpha=32), None
+def build_loss() -> tuple[nn.Module, nn.Module]:
+    """Build the loss of pytorch-metric-learning, as in conf/loss/multi_similarity.yaml, and its miner."""
+    return losses.MultiSimilarityLoss(alpha=2, beta=50, base=0.5), miners.MultiSimilarityMiner(epsilon=0.1)
 
 
 class MinedLoss(nn.Module):
-    """The loss with its miner as one module of embeddings (B, D) and labels (B,).
+    """The loss with its miner as one module of embeddings (B, D) and labels (B,)."""
 
-    Args:
-        job: the job, which names the loss.
-    """
-
-    def __init__(self, job: Job) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.loss, self.miner = build_loss(job)
+        self.loss, self.miner = build_loss()
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss -> scalar."""
-        mined = self.miner(embeddings, labels) if self.miner is not None else None
-        value: Tensor = self.loss(embeddings, labels, mined)
+        value: Tensor = self.loss(embeddings, labels, self.miner(embeddings, labels))
         return value
 
 

@@ -34,21 +34,18 @@ def evaluate_split(tester: Any, job: Job, split: str, network: parts.Network) ->
 
 def train_network(job: Job, network: parts.Network, after_step: Any) -> None:
     """Train the network; a function is called with the trainer after each step."""
-    loss, miner = parts.build_loss(job)
-    images, batches = parts.build_training_data(job)
+    loss, miner = parts.build_loss()
     optimizers = {"trunk_optimizer": network.trunk, "embedder_optimizer": network.head}
-    if [*loss.parameters()]:
-        optimizers["metric_loss_optimizer"] = loss
     MetricLossOnly(
         models={"trunk": network.trunk, "embedder": network.head},
         optimizers={name: parts.build_optimizer(module) for name, module in optimizers.items()},
         batch_size=BATCH_SIZE,
         loss_funcs={"metric_loss": loss},
-        mining_funcs={"tuple_miner": miner} if miner is not None else {},
-        dataset=images,
-        sampler=batches,
+        mining_funcs={"tuple_miner": miner},
+        dataset=parts.ListedImages(job, "train"),
+        sampler=parts.GivenBatches(parts.read_batches(job)),
         iterations_per_epoch=job.steps,
-        dataloader_num_workers=parts.count_workers(job),
+        dataloader_num_workers=job.workers,
         end_of_iteration_hook=after_step,
     ).train(num_epochs=1)
 
@@ -92,4 +89,4 @@ def evaluate(job: Job) -> Results:
 
 
 if __name__ == "__main__":
-    run_job({"train": train, "memory": train, "evaluate": evaluate, "recall": train_to_recall})
+    run_job({"train": train, "evaluate": evaluate, "recall": train_to_recall})

@@ -15,15 +15,13 @@ from typing import Any
 
 Results = dict[str, Any]
 
-LOSSES = ("triplet", "multi_similarity", "proxy_anchor")
+LOSS = "multi_similarity"
 CLASSES_PER_BATCH, IMAGES_PER_CLASS = 20, 3
 BATCH_SIZE = CLASSES_PER_BATCH * IMAGES_PER_CLASS
 EVAL_BATCH_SIZE = 128
 EMBED_DIM = 128
 LEARNING_RATE, WEIGHT_DECAY = 3e-4, 1e-2
 NETWORK = "tf_efficientnet_lite0"
-STORED_BATCHES = 4
-"""Number of batches that a training from memory repeats."""
 PACKAGES = (
     *("torch", "torchvision", "timm", "numpy", "pillow", "dml", "pytorch-lightning", "pytorch-metric-learning"),
     *("open-metric-learning", "sentence-transformers", "transformers", "faiss-cpu"),
@@ -36,11 +34,9 @@ class Job:
     """What one process of a peer measures.
 
     Args:
-        task: "train" (from files), "memory" (from batches in memory), "evaluate" (the test split) or "recall" (train
-            until a validation finds `target`).
+        task: "train", "evaluate" (the test split) or "recall" (train until a validation finds `target`).
         folder: folder of the exported data set, see `peers.exporting`.
         size: side of the network's input in pixels.
-        loss: one of `LOSSES`.
         steps: number of training steps.
         warm_up: number of first steps that the images per second leave out.
         every: number of steps between two validations of "recall".
@@ -55,7 +51,6 @@ class Job:
     task: str
     folder: str
     size: int
-    loss: str
     steps: int
     warm_up: int
     every: int

@@ -24,7 +24,6 @@ from sentence_transformers.sentence_transformer.data_collator import (
     SentenceTransformerDataCollator,
 )
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 
 from peers import parts
@@ -76,10 +75,10 @@ def open_image(image: Any) -> Any:
 class ModelLoss(nn.Module):
     """The loss in the library's form: of features and labels, with the model inside."""
 
-    def __init__(self, model: Any, job: Job) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
-        self.loss = parts.MinedLoss(job)
+        self.loss = parts.MinedLoss()
 
     def forward(self, features: Any, labels: Tensor) -> Tensor:
         """Embed the features of the only column, and compute the loss -> scalar."""
@@ -98,22 +97,6 @@ class AfterStep(TrainerCallback):  # type: ignore[misc]
         self.function(state.global_step)
 
 
-class MemoryTrainer(SentenceTransformerTrainer):  # type: ignore[misc]
-    """The library's trainer with batches that are in memory."""
-
-    job: Job
-
-    def get_train_dataloader(self) -> Any:
-        """Return a loader of stored tensors, in the form of the library's collator."""
-        images, batches = parts.build_training_data(self.job)
-
-        def collate(items: list[parts.Item]) -> dict[str, Tensor]:
-            pixels, labels = zip(*items, strict=True)
-            return {"image_pixel_values": torch.stack(pixels), "label": torch.tensor(labels)}
-
-        return self.accelerator.prepare(DataLoader(images, batch_sampler=batches, collate_fn=collate))
-
-
 def load_training_images(job: Job) -> Any:
     """Return the training images as the library's trainer takes them, decoded when they are asked for."""
     paths, labels = parts.read_rows(job.folder, "train")
@@ -130,7 +113,7 @@ def make_arguments(job: Job) -> Any:
         weight_decay=WEIGHT_DECAY,
         lr_scheduler_type="constant",
         max_grad_norm=0.0,
-        dataloader_num_workers=parts.count_workers(job),
+        dataloader_num_workers=job.workers,
         dataloader_pin_memory=False,
         batch_sampler=lambda *_, **__: parts.GivenBatches(parts.read_batches(job)),
         save_strategy="no",
@@ -146,13 +129,11 @@ def train_model(job: Job, model: Any, after_step: Any) -> None:
         features: dict[str, Tensor] = model[0].preprocess(images, is_training=True)
         return features
 
-    kind = MemoryTrainer if job.task == "memory" else SentenceTransformerTrainer
-    MemoryTrainer.job = job
-    kind(
+    SentenceTransformerTrainer(
         model=model,
         args=make_arguments(job),
         train_dataset=load_training_images(job),
-        loss=ModelLoss(model, job),
+        loss=ModelLoss(model),
         data_collator=SentenceTransformerDataCollator(preprocess_fn=preprocess),
         callbacks=[AfterStep(after_step)],
     ).train()
@@ -219,4 +200,4 @@ def evaluate(job: Job) -> Results:
 
 
 if __name__ == "__main__":
-    run_job({"train": train, "memory": train, "evaluate": evaluate, "recall": train_to_recall})
+    run_job({"train": train, "evaluate": evaluate, "recall": train_to_recall})
