@@ -7,8 +7,7 @@ from conftest import Here, Refused
 
 from dml.run import builders
 
-GROUPS = ["loss", "model", "dataset", "transform", "optimizer", "scheduler", "evaluation", "sampler", "trainer"]
-GROUPS += ["callbacks", "logger", "adapter", "recurrent", "sweep", "distill"]
+GROUPS = ["loss", "dataset", "trainer", "callbacks", "sweep"]
 
 
 @pytest.fixture

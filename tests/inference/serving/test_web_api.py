@@ -153,17 +153,13 @@ def test_only_files_of_the_index_are_sent(tmp_path: Path) -> None:
     ("request_line", "status", "line"),
     [
         ("GET /api/items/99", 404, "item 99: the index has no item of this number"),
-        ("GET /api/items/99/image", 404, "item 99"),
         (f"GET /api/items/{10**30}", 422, "item: "),
         ("GET /api/items/-1", 422, "item: "),
-        ("GET /api/items/cat", 422, "item: "),
         ("GET /api/items/1/image?size=100000", 422, "size: "),
         ("GET /api/items/1/neighbors?k=0", 422, "k: "),
-        ("GET /api/items?limit=100000", 422, "limit: "),
         (f"GET /api/items?offset={10**30}", 422, "offset: "),
         ("GET /api/items?label=birds", 404, "label=birds: no image of the index has it"),
         ("GET /api/items/1/neighbors?label=%1b[31m", 404, r"label=\x1b[31m: no image"),
-        ("GET /nothing", 404, "Not Found"),
         ("DELETE /api/items/1", 405, "Method Not Allowed"),
     ],
 )
