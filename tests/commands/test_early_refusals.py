@@ -45,7 +45,7 @@ def without_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ),
         (["dataset=folder", "dataset.fold=1"], "dataset.fold=1: it needs dataset.folds=5, which divides the training"),
         (["+stages.first.dataset.root=other"], "stages.first.dataset: all stages share the run's dataset; give"),
-        (["+stages={first:{},second:{init:a.ckpt}}"], "stages.second.training.init: a later stage goes on with"),
+        (["+stages={first:{},second:{training:{init:a.ckpt}}}"], "stages.second.training.init: a later stage goes on with"),
         (["+stages={a:{},b:{loss:triplet}}"], "stages.b.loss=triplet: a stage takes the values of a part; in an"),
         (["+stages={a:{},b:{sampler:n_pair}}"], "/sampler@stages.b.sampler: n_pair chooses another"),
         (["trainer.devices=-2"], "trainer.devices=-2: at least 1, or auto for all GPUs"),
@@ -83,7 +83,7 @@ def test_a_group_that_is_taken_out(here: Here, tmp_path: Path, capfd: pytest.Cap
         (["~seed"], "~seed: train needs seed; its default is seed=0"),
         (["~data"], "~data: train needs data; leave it in"),
         (["model=timm"], "model.backbone.name: give it a value, such as model.backbone.name=resnet18 or model."),
-        (["+stages={a:{ema:???}}"], "training.ema: no value; give training.ema=..."),
+        (["+stages={a:{training:{ema:???}}}"], "training.ema: no value; give training.ema=..."),
     ],
 )
 def test_a_value_that_is_missing(refused: Refused, tmp_path: Path, overrides: list[str], expected: str) -> None:
