@@ -45,7 +45,10 @@ def without_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ),
         (["dataset=folder", "dataset.fold=1"], "dataset.fold=1: it needs dataset.folds=5, which divides the training"),
         (["+stages.first.dataset.root=other"], "stages.first.dataset: all stages share the run's dataset; give"),
-        (["+stages={first:{},second:{training:{init:a.ckpt}}}"], "stages.second.training.init: a later stage goes on with"),
+        (
+            ["+stages={first:{},second:{training:{init:a.ckpt}}}"],
+            "stages.second.training.init: a later stage goes on with",
+        ),
         (["+stages={a:{},b:{loss:triplet}}"], "stages.b.loss=triplet: a stage takes the values of a part; in an"),
         (["+stages={a:{},b:{sampler:n_pair}}"], "/sampler@stages.b.sampler: n_pair chooses another"),
         (["trainer.devices=-2"], "trainer.devices=-2: at least 1, or auto for all GPUs"),

@@ -16,7 +16,7 @@ def make_table(rows: list[tuple[str, int, str]]) -> ImageTable:
 
 
 def readable(content: str, width: int = 8, height: int = 6) -> CheckedImage:
-    return CheckedImage(1, 1, height, width, content, "")
+    return CheckedImage(1, 1, 1, 1, height, width, content, "")
 
 
 def test_counts_and_sizes_of_each_split() -> None:
@@ -27,8 +27,8 @@ def test_counts_and_sizes_of_each_split() -> None:
         "a1": readable("x", 100, 20),
         "a2": readable("x", 30, 40),
         "a3": readable("y", 50, 60),
-        "b1": CheckedImage(1, 1, 0, 0, "", "broken"),
-        "c1": CheckedImage(-1, -1, 0, 0, "", NO_FILE),
+        "b1": CheckedImage(1, 1, 1, 1, 0, 0, "", "broken"),
+        "c1": CheckedImage(-1, -1, -1, -1, 0, 0, "", NO_FILE),
     }
     assert [*summarize_split(table.subset("train"), images).values()] == [
         "4",

@@ -48,7 +48,7 @@ def test_the_tables_of_metrics(screen: StringIO, name: str, shown: str) -> None:
 def test_what_prepare_prints(screen: StringIO, name: str, shown: str) -> None:
     table = ImageTable(np.array([f"{name}/1.jpg"]), np.zeros((1, 1), np.int64), np.array(["train"]), (name,))
     prepare_job.console.print(make_count_table(table, {}))
-    gone = CheckedImage(-1, -1, 0, 0, "", "no such file")
+    gone = CheckedImage(-1, -1, -1, -1, 0, 0, "", "no such file")
     prepare_job._print_faults(list_faults(table, dict.fromkeys(table.paths.tolist(), gone)))
     text = screen.getvalue()
     assert f" {shown} " in text
