@@ -47,7 +47,7 @@ def without_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (["+stages.first.dataset.root=other"], "stages.first.dataset: all stages share the run's dataset; give"),
         (
             ["+stages={first:{},second:{training:{init:a.ckpt}}}"],
-            "stages.second.training.init: a later stage goes on with",
+            "stages.second.training.init: a later stage goes on",
         ),
         (["+stages={a:{},b:{loss:triplet}}"], "stages.b.loss=triplet: a stage takes the values of a part; in an"),
         (["+stages={a:{},b:{sampler:n_pair}}"], "/sampler@stages.b.sampler: n_pair chooses another"),
