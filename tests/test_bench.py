@@ -1,8 +1,6 @@
 """The driver of the benchmarks, and the page that it writes."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import bench
@@ -61,11 +59,6 @@ def test_a_failed_benchmark_changes_nothing(project: Path, monkeypatch: pytest.M
     assert not (project / "results.json").exists()
 
 
-def test_other_work_is_told() -> None:
-    assert bench.describe_other_work(0.04) == bench.describe_other_work(None) == ""
-    assert "Rough ratios: other work took 0.8 cores" in bench.describe_other_work(0.8)
-
-
 def test_own_processes_are_no_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, busy, own = iter([0.0, 10.0]), iter([100.0, 118.0]), iter([1.0, 11.0])
     monkeypatch.setattr(machine, "perf_counter", lambda: next(clock))
@@ -74,11 +67,3 @@ def test_own_processes_are_no_other_work(monkeypatch: pytest.MonkeyPatch) -> Non
     with machine.OtherWork() as other:
         pass
     assert other.cores == pytest.approx(0.8)  # of 18 busy seconds in 10, 10 are the work's own
-
-
-def test_the_system_tells_what_is_busy() -> None:
-    before, own_before = machine._read_busy_seconds(), machine._read_own_seconds()
-    subprocess.run([sys.executable, "-c", "sum(range(20_000_000))"], check=True)
-    assert machine._read_own_seconds() - own_before > 0.1
-    if before is not None:
-        assert machine._read_busy_seconds() > before

@@ -40,38 +40,6 @@ def test_all_checks_pass_on_a_cpu(here: Here, small_emoji: Path, tmp_path: Path)
     assert [row.remark for row in rows[3:5]] == [f"{what} differ by 0.0e+00 at most" for what in ("weights", "metrics")]
 
 
-@pytest.mark.parametrize("chosen", [["tested"], ["bfloat16", "resumed"]])
-def test_a_comparison_needs_the_run_of_float32(chosen: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["check_gpu.py", "--accelerator", "cpu", "--checks", ",".join(chosen)])
-    with pytest.raises(SystemExit, match=f"error: --checks {chosen[-1]}: compares with the run of float32"):
-        check_gpu.main()
-
-
-def test_a_check_that_does_not_exist(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("sys.argv", ["check_gpu.py", "--checks", "float32,bfloat"])
-    with pytest.raises(SystemExit):
-        check_gpu.main()
-    assert "--checks: bfloat: no such check; there are float32, bfloat16, " in capsys.readouterr().err
-
-
-@pytest.mark.thorough
-def test_chosen_checks_train_on_photographs(
-    here: Here, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(check_gpu, "PHOTOGRAPHS", 32)
-    monkeypatch.setattr(check_gpu, "PER_CLASS", 2)
-    monkeypatch.setattr(check_gpu.Checks, "execute", staticmethod(one_process(here)))
-    overrides = [override for override in OVERRIDES if override != "dataset.counts=null"]
-    options = ["--accelerator", "cpu", "--steps", "11", "--output", str(tmp_path), "--photographs"]
-    # as docs/performance.md has them, the overrides behind the last option
-    monkeypatch.setattr("sys.argv", ["check_gpu.py", *options, "--checks", "float32", *overrides, "model.heads=[H]"])
-    with pytest.raises(SystemExit) as ended:
-        check_gpu.main()
-    assert ended.value.code is False
-    assert "float32: ok" in capsys.readouterr().out
-    assert len([*(tmp_path / "photographs").glob("??/??.jpg")]) == 32
-
-
 def leaves(metrics: Sequence[dict[str, Any]]) -> Callable[[str, Sequence[str]], None]:
     """Instead of a test, leaves one of the results after the other."""
     left = iter(metrics)

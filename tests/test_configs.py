@@ -82,3 +82,11 @@ def test_a_target_takes_what_its_yaml_gives(group: str, choice: str) -> None:
         signature = inspect.signature(get_method(node._target_))
         keywords = {str(key): None for key in node if not str(key).startswith("_")}
         signature.bind_partial(**keywords)
+
+
+@pytest.mark.parametrize("path", sorted((CONF / "sampler").glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_sampler_lists_every_parameter(path: Path) -> None:
+    node = compose(f"sampler={path.stem}").sampler
+    given = {str(key) for key in node if not str(key).startswith("_")}
+    parameters = set(inspect.signature(get_method(node._target_)).parameters)
+    assert given | {"labels"} == parameters - {"rows"}

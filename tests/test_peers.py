@@ -22,7 +22,6 @@ from peers import exporting, page, parts, protocol
 from peers.dml_settings import list_overrides
 from peers.protocol import Job, RecallClock, StepClock
 
-from dml.data.table import ImageTable
 from dml.run import builders
 from dml.runtime.errors import InputError
 
@@ -84,42 +83,6 @@ def test_peers_that_disagree_are_refused() -> None:
         page.check_agreement([make_run("dml", **{"given_recall@1": 0.5}), make_run("st", **{"given_recall@1": 0.51})])
 
 
-def test_a_missing_environment_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["bench_peers.py", "--quick", "--environments", str(tmp_path)])
-    with pytest.raises(SystemExit, match="2"):
-        bench_peers.main()
-    expected = f"error: {tmp_path}/pml/bin/python: no environment of pml; scripts/bench_peers.py --install makes it\n"
-    assert capsys.readouterr().err == expected
-
-
-def test_a_page_without_its_lines_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "page.md").write_text("# Performance\n")
-    measured = json.loads(RESULTS.read_text(encoding="utf-8"))
-    with pytest.raises(InputError, match="lacks the lines <!-- peers --> and <!-- /peers -->"):
-        bench_peers.write_page(measured, tmp_path / "page.md")
-
-
-def test_options() -> None:
-    assert bench_peers.parse_options(["--photographs", "a.csv"]).photographs == str(Path("a.csv").absolute())
-    quick = bench_peers.parse_options(["--quick", "--photographs", "a.csv"])
-    assert (quick.rounds, quick.photographs) == (1, None)
-    with pytest.raises(SystemExit):
-        bench_peers.parse_options(["--peers", "dml,tml"])
-
-
-def test_a_process_that_fails_shows_its_output(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(InputError, match=r"peers.nothing, train: exit code 1; its output is above"):
-        bench_peers.run_process("nothing", Path(sys.executable), job)
-    assert "No module named peers.nothing" in capsys.readouterr().err
-
-
-def test_a_job_is_read_as_it_was_written(job: Job, tmp_path: Path) -> None:
-    job.write(tmp_path / "job.json")
-    assert Job.read(tmp_path / "job.json") == job
-
-
 def test_the_clock_leaves_out_the_warm_up(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, times = StepClock(job), iter([9.0, 20.0, 30.0, 31.0, 32.0, 33.0, 34.0, 35.0])
     monkeypatch.setattr(protocol, "perf_counter", lambda: next(times))
@@ -139,13 +102,6 @@ def test_the_clock_of_validations_knows_its_target(job: Job, monkeypatch: pytest
     assert clock.add_validation(4, 0.5)
     results = clock.summarize()
     assert (results["target_s"], results["target_step"], len(results["validations"])) == (8.0, 4, 2)
-
-
-def test_results_have_memory_and_versions(job: Job) -> None:
-    job.finish({"images_per_s": 1.0})
-    results = json.loads(Path(job.results).read_text())
-    assert results["versions"]["torch"] == torch.__version__.partition("+")[0]
-    assert results["peak_mb"] is None or results["peak_mb"] > 10
 
 
 def test_the_environments_share_the_versions_of_what_is_compared() -> None:
@@ -184,22 +140,6 @@ def test_all_have_the_same_network_and_optimizer(job: Job, tmp_path: Path) -> No
         for group in optimizer.param_groups
     ]
     assert settings == [settings[0]] * len(settings)
-
-
-def test_training_classes_have_the_first_numbers() -> None:
-    table = ImageTable(
-        paths=np.array([f"/images/{row}.png" for row in range(5)]),
-        labels=np.array([[4], [0], [2], [4], [1]]),
-        split=np.array(["train", "query", "train", "train", "gallery"]),
-        levels=("class",),
-    )
-    assert [(label, split) for _, label, split in exporting.sorted_by_split(table)] == [
-        (1, "train"),
-        (2, "query"),
-        (0, "train"),
-        (1, "train"),
-        (3, "gallery"),
-    ]
 
 
 def test_the_driver_runs_the_peers_and_adds_up_what_they_write(

@@ -64,44 +64,6 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(
     assert_same_run(whole, run)
 
 
-@pytest.mark.first_cases(2)
-@pytest.mark.parametrize(
-    "name",
-    ["config.yaml", "last.ckpt", "metrics.csv", "per_query.parquet", "report.html", "retrieval.png", "metrics.json"],
-)
-def test_whichever_file_finds_no_room_it_is_named(
-    refused: Refused,
-    here: Here,
-    small_emoji: Path,
-    tmp_path: Path,
-    disk: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-) -> None:
-    arguments = [f"dataset.root={small_emoji}", *QUICK, "trainer.max_steps=2", "trainer.val_check_interval=2"]
-    arguments += ["evaluation.report={neighbors:3,map:false,seed:0}", "evaluation.sheet={queries:2,neighbors:2,seed:0}"]
-    run, filler = disk / "run", disk / "filler"
-    opened = os.open
-
-    def open_on_a_full_disk(path: object, *settings: int, **more: int) -> int:
-        descriptor = opened(path, *settings, **more)
-        if f".{name}." in str(path) and not filler.exists():
-            with filler.open("wb") as file:
-                os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(disk).free)
-        return descriptor
-
-    monkeypatch.setattr(os, "open", open_on_a_full_disk)
-    line = refused(*arguments, f"hydra.run.dir={run}")
-    assert re.search(rf"/{name}: No space left on device \(\d\.\d MB free in .*\); make room there", line)
-    assert partial_files(run) == []
-    assert not (run / "metrics.json").exists()
-    monkeypatch.undo()
-    filler.unlink()
-    begun = RunFolder(run).last_checkpoint.exists()
-    here("train", *([f"resume={run}"] if begun else [*arguments, f"hydra.run.dir={run}"]))
-    assert RunFolder(run).state == RunState.FINISHED
-
-
 def test_a_read_only_disk_is_one_line(
     refused: Refused, here: Here, small_emoji: Path, tmp_path: Path, disk: Path
 ) -> None:
@@ -216,12 +178,6 @@ def test_a_write_that_finds_no_room_keeps_the_last_checkpoint(
     free = shutil.disk_usage(tmp_path).free / 1e6
     named = float(re.findall(r"\(([\d,.]+) MB free", line)[0].replace(",", ""))
     assert abs(named - free) < 1000  # other programs write as well
-
-
-def test_a_folder_that_is_missing_has_the_room_of_the_one_above(tmp_path: Path) -> None:
-    line = explain(OSError(errno.ENOSPC, "full", str(tmp_path / "none" / "file")))
-    assert line is not None
-    assert f" MB free in {tmp_path});" in line
 
 
 def test_writing_names_the_file_and_keeps_the_old_one(tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ run
 """
 
 
+@pytest.mark.thorough
 def test_a_training_in_a_notebook_prints_lines_and_is_interrupted(small_emoji: Path, tmp_path: Path) -> None:
     words = [*ONE_HEAD, f"dataset.root={small_emoji}"]
     cells = [nbformat.v4.new_code_cell(text) for text in (TRAINING.format(words=words), INTERRUPT)]

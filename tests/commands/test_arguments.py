@@ -1,7 +1,6 @@
 import shlex
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -10,14 +9,12 @@ from hydra.errors import HydraException
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dml.commands import hydra_command
 from dml.commands.arguments import (
     find_path,
     put_options_first,
     quote_paths,
     replace_latest,
 )
-from dml.commands.remedies import explain_grammar
 from dml.run.config_folders import CONF
 from dml.run.settings import list_keys
 from dml.runtime.errors import InputError
@@ -113,21 +110,6 @@ def test_latest_is_the_newest_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert replace_latest("training.init=latest") == f"training.init={run.best_checkpoint}"
 
 
-def test_a_path_without_a_key_is_told_what_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    RunFolder("my runs/a").write_configuration("seed: 1\n", "{}\n", "[]\n")
-    Path("best.ckpt").touch()
-    Path("list.csv").touch()
-    Path("images").mkdir()
-    both = "'checkpoint=my runs/a/checkpoints/best.ckpt' tests it, 'resume=my runs/a' goes on with the run"
-    assert explain_grammar("my runs/a", "").endswith(both)
-    assert explain_grammar("my runs", "").endswith(both)
-    line = explain_grammar("best.ckpt", "")
-    assert line.endswith("checkpoint=best.ckpt tests it, training.init=best.ckpt begins a new run with its weights")
-    assert explain_grammar("images", "").endswith("dataset=folder dataset.root=images reads it")
-    assert explain_grammar("list.csv", "").endswith("dataset=csv reads a list of images: dataset.root=list.csv")
-
-
 def test_a_sweep_over_paths_stays_one() -> None:
     sweep = ["-m", "training.init=a.ckpt,b.ckpt", "dataset.root=glob(*)", "resume=choice(a, 'b c')"]
     assert quote_paths(sweep) == sweep
@@ -135,15 +117,6 @@ def test_a_sweep_over_paths_stays_one() -> None:
         *("-m", "dataset.root='~/images'", "training.init='/a (1)'", "seed=1,2"),
     ]
     assert quote_paths(["-m", "hydra.sweep.dir=a,b"]) == ["-m", "hydra.sweep.dir='a,b'"]  # no sweep has two
-
-
-@given(TEXTS.filter(lambda text: text.isprintable()))
-def test_the_line_about_a_signal_names_an_argument_that_resumes_the_run(name: str) -> None:
-    run = RunFolder(f"/{name}")
-    with patch.object(RunFolder, "has_configuration", True):
-        argument, goes, on = shlex.split(hydra_command._hint("train", run))
-    assert (goes, on) == ("goes", "on")
-    assert find_path(quote_paths([argument]), "resume") == run.path
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,10 @@ import logging
 
 import pytest
 from configurations import CONF, compose
-from omegaconf import OmegaConf
 
-from dml.commands.training_checks import check_crops, check_job
+from dml.commands.training_checks import check_crops
 from dml.runtime.errors import InputError
 
-CROP = "torchvision.transforms.v2.CenterCrop"
 TRANSFORMS = sorted(path.stem for path in (CONF / "transform").glob("*.yaml"))
 
 
@@ -62,17 +60,3 @@ def test_a_crop_that_the_image_does_not_fill_is_refused(
 
 def test_a_padded_image_is_large_enough() -> None:
     check_crops(compose("transform=nra", "transform.size=384").transform)
-
-
-@pytest.mark.parametrize("command", ["train", "evaluate"])
-def test_trainings_and_tests_warn(caplog: pytest.LogCaptureFixture, command: str) -> None:
-    check_job(command, compose("transform=rll", "transform.size=64"))
-    assert ["transform.test crops 64 of 256" in message for message in caplog.messages] == [True]
-
-
-def test_transforms_of_other_kinds_are_passed_over(caplog: pytest.LogCaptureFixture) -> None:
-    own = {"train": {"_target_": "own.Transform"}, "test": {"steps": [{"_target_": CROP, "size": [8, 8]}, {}]}}
-    with caplog.at_level(logging.WARNING):
-        check_crops(OmegaConf.create(own))
-        check_crops(OmegaConf.create({"test": {"steps": [{"_target_": CROP, "size": 8}]}}))
-    assert caplog.messages == []

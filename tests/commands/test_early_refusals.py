@@ -7,8 +7,7 @@ from conftest import Here, Refused
 
 from dml.run import builders
 
-GROUPS = ["loss", "model", "dataset", "transform", "optimizer", "scheduler", "evaluation", "sampler", "trainer"]
-GROUPS += ["callbacks", "logger", "adapter", "recurrent", "sweep", "distill"]
+GROUPS = ["loss", "dataset", "trainer", "callbacks", "sweep"]
 
 
 @pytest.fixture
@@ -28,80 +27,35 @@ def without_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ("overrides", "expected"),
     [
         (["optimizer.lr=-1"], "optimizer.lr=-1: must be a finite number, 0 or more"),
-        (["optimizer.lr=nan"], "optimizer.lr=nan: must be a finite number, 0 or more"),
-        (["optimizer=sgd", "optimizer.momentum=-0.5"], "optimizer.momentum=-0.5: must be a finite number, 0 or more"),
-        (["optimizer.heads_lr_multiplier=-2"], "optimizer.heads_lr_multiplier=-2: must be a finite number, 0 or more"),
         (["+optimizer.betas=[2,0]"], "optimizer: Invalid beta parameter at index 0: 2"),
-        (["+optimizer.moment=1"], "unexpected keyword argument 'moment'"),
         (["scheduler.schedule.eta_min=abc"], "scheduler.schedule.eta_min=abc: must be a number"),
-        (["scheduler=step", "scheduler.schedule.step_size=0"], "scheduler.schedule: StepLR(step_size=0, gamma=0.2): "),
-        (["scheduler=multistep", "scheduler.schedule.milestones=3"], "MultiStepLR(milestones=3, gamma=0.2): 'int'"),
         (["+scheduler.schedule.speed=1"], "unexpected keyword argument 'speed'"),
-        (["scheduler.warmup_steps=-4"], "scheduler.warmup_steps=-4: must be a whole number, 0 or more"),
         (["scheduler.warmup_epochs=nan"], "scheduler.warmup_epochs=nan: must be a number, 0 or more, or null"),
-        (["scheduler.warmup_epochs=inf"], "scheduler.warmup_epochs=inf: must be a finite number"),
-        (["scheduler.schedule.eta_min=nan"], "scheduler.schedule.eta_min=nan: must be a finite number"),
-        (["scheduler.loss={attribute:margin,start:nan,end:1}"], "scheduler.loss.start=nan: must be a finite number"),
         (["loss.margin=nan"], "loss.margin=nan: must be a finite number"),
-        (["loss.margin=-inf"], "loss.margin=-inf: must be a finite number"),
         (["loss=csl", "loss.margins=[0.1,inf]"], "loss.margins[1]=inf: must be a finite number"),
-        (["sampler=hierarchical", "+sampler.extra=nan"], "sampler.extra=nan: must be a finite number"),
-        (["+model.extra=nan"], "model.extra=nan: must be a finite number"),
-        (
-            ["evaluation.threshold.fmr=nan"],
-            "evaluation.threshold.fmr=nan: must be a number, above 0 and below 1, or null",
-        ),
-        (["+stages={a:{loss:{margin:inf}}}"], "loss.margin=inf: must be a finite number"),
         (["seed=-1"], "seed=-1: must be a whole number, 0 or more"),
-        (["evaluation.fixed_neighbors=0"], "evaluation.fixed_neighbors=0: must be a whole number, 1 or more"),
         (["checkpoints.every_n_steps=0"], "checkpoints.every_n_steps=0: must be a whole number, 1 or more"),
-        (["checkpoints.every_n_seconds=-1"], "checkpoints.every_n_seconds=-1: must be a number, above 0, or null"),
-        (["checkpoints.every_n_seconds=0"], "checkpoints.every_n_seconds=0: must be a number, above 0, or null"),
-        (
-            ["scheduler.loss={attribute:margin,start:0}"],
-            "scheduler.loss={attribute, start}: takes attribute, start, end",
-        ),
-        (["scheduler.loss={attribute:3,start:0,end:1}"], "scheduler.loss.attribute=3: must be the name of a number of"),
-        (["data.eval_batch_size=0"], "data.eval_batch_size=0: must be a whole number, 1 or more"),
-        (["checkpoints.every_n_seconds=abc"], "checkpoints.every_n_seconds=abc: must be a number"),
-        (["checkpoints.tie_breaker=3"], "checkpoints.tie_breaker=3: must be a text"),
+        (["scheduler.loss={attribute:margin,start:0}"], "scheduler.loss={attribute, start}: takes attribute, start,"),
         (["trainer.strategy=dpp"], "trainer.strategy=dpp: unknown; nearest: ddp"),
         (["trainer.sync_batchnorm=true"], "trainer.sync_batchnorm=true: replaces the batch normalizations that conv"),
-        (
-            ["training.compile={mode: max-autotune}", "training.gradient_cache=8"],
-            "its CUDA graphs overwrite what gradient_cache keeps; ",
-        ),
+        (["training.compile={mode: max-autotune}", "training.gradient_cache=8"], "its CUDA graphs overwrite what"),
         (
             ["training.compile={mode: reduce-overhead}", "trainer.accumulate_grad_batches=2"],
             "accumulate_grad_batches keeps; ",
         ),
         (["dataset=folder", "dataset.fold=1"], "dataset.fold=1: it needs dataset.folds=5, which divides the training"),
-        (["distill.weight=-1"], "distill.weight=-1: must be a number, 0 or more"),
-        (["evaluation.raw=5"], "evaluation.raw=5: must be true or false"),
         (["+stages.first.dataset.root=other"], "stages.first.dataset: all stages share the run's dataset; give"),
         (
-            ["+stages={first:{},second:{init:a.ckpt}}"],
-            "stages.second.training.init: a later stage goes on with",
+            ["+stages={first:{},second:{training:{init:a.ckpt}}}"],
+            "stages.second.training.init: a later stage goes on",
         ),
-        (
-            ["+stages={a:{},b:{loss:triplet}}"],
-            "stages.b.loss=triplet: a stage takes the values of a part; in an experiment's",
-        ),
-        (
-            ["+stages={a:{},b:{optimizer:sgd}}"],
-            "stages.b.optimizer=sgd: a stage takes the values of a part; in an experiment",
-        ),
+        (["+stages={a:{},b:{loss:triplet}}"], "stages.b.loss=triplet: a stage takes the values of a part; in an"),
         (["+stages={a:{},b:{sampler:n_pair}}"], "/sampler@stages.b.sampler: n_pair chooses another"),
-        (["+stages={a:{trainer:{precision:foo}}}"], "trainer.precision=foo: must be one of 64, 32, 16"),
         (["trainer.devices=-2"], "trainer.devices=-2: at least 1, or auto for all GPUs"),
         (["trainer.gradient_clip_val=-1"], "trainer.gradient_clip_val=-1: 0 or more, or null for no limit"),
-        (["+trainer.min_steps=-1"], "trainer.min_steps=-1: 0 or more, or null"),
-        (["trainer.gradient_clip_val=nan"], "trainer.gradient_clip_val=nan: 0 or more, or null for no limit"),
         (["trainer.max_time=10"], "trainer.max_time=10: must be days:hours:minutes:seconds, such as 00:08:00:00"),
-        (["trainer.max_time=abc"], "trainer.max_time=abc: must be days:hours:minutes:seconds, such as 00:08:00:00"),
         (["+trainer.max_time=00:00:00:00"], "trainer.max_time=00:00:00:00: longer than nothing, such as 00:08:00:00"),
         (["recurrent=lstm"], "recurrent: it finds neighbors by a trained network, and the run has none; training"),
-        (["+stages.first.recurrent={_target_:dml.models.recurrent.RecurrentModel}"], "recurrent: it finds neighbors"),
     ],
 )
 def test_a_setting_that_no_training_can_take(
@@ -130,14 +84,9 @@ def test_a_group_that_is_taken_out(here: Here, tmp_path: Path, capfd: pytest.Cap
     ("overrides", "expected"),
     [
         (["~seed"], "~seed: train needs seed; its default is seed=0"),
-        (["~quick"], "~quick: train needs quick; its default is quick=false"),
         (["~data"], "~data: train needs data; leave it in"),
-        (
-            ["model=timm"],
-            "model.backbone.name: give it a value, such as model.backbone.name=resnet18 or model.",
-        ),
-        (["+loss.level=???"], "loss.level: no value; give loss.level=..."),
-        (["+stages={a:{ema:???}}"], "training.ema: no value; give training.ema=..."),
+        (["model=timm"], "model.backbone.name: give it a value, such as model.backbone.name=resnet18 or model."),
+        (["+stages={a:{training:{ema:???}}}"], "training.ema: no value; give training.ema=..."),
     ],
 )
 def test_a_value_that_is_missing(refused: Refused, tmp_path: Path, overrides: list[str], expected: str) -> None:
@@ -150,10 +99,8 @@ def test_a_value_that_is_missing(refused: Refused, tmp_path: Path, overrides: li
     ("overrides", "text", "expected"),
     [
         (["loss=mine"], "", "error: loss=mine: my_conf/loss/mine.yaml has no _target_, which names the class to build"),
-        (["loss=mine"], "margin: 1", "error: loss=mine: my_conf/loss/mine.yaml has no _target_, which names the class"),
         (["~loss._target_"], "", "error: loss: has no _target_, which names the class to build"),
         (["loss=mine"], "margin: [1, 2\nscale: 3\n", "my_conf/loss/mine.yaml:2:6: expected ',' or ']', but got ':'"),
-        (["loss=mine"], "margin: \x01", "my_conf/loss/mine.yaml"),
     ],
 )
 def test_a_file_of_the_users_own_that_makes_no_loss(
@@ -180,31 +127,13 @@ def test_a_logger_that_is_not_installed(
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (
-            ["~transform", "transform.size=112"],
-            "transform: the configuration has no transform, so nothing",
-        ),
+        (["~transform", "transform.size=112"], "transform: the configuration has no transform, so nothing"),
         (["trainer.precision=fp16"], "; is it 16-mixed?"),
-        (["trainer.precision=float32"], "; is it 32-true?"),
-        (["data.on_corrupt=rais"], "; is it raise?"),
         (["evaluation.recall_at=5"], "evaluation.recall_at=5: must be a list, such as 'evaluation.recall_at=[5]'"),
         (["model.heads=H"], "model.heads=H: must be a list, such as 'model.heads=[H]'"),
-        (["evaluation.recall_at=null"], "evaluation.recall_at=null: must be a list"),
-        (["evaluation.other_labels=null"], "evaluation.other_labels=null: must be a mapping"),
-        (["transform.train=null"], "transform.train=null: must be a mapping"),
         (["evaluation.report=true"], "evaluation.report=true: must be a mapping or null"),
-        (["evaluation.sheet=3"], "evaluation.sheet=3: must be a mapping or null"),
-        (
-            ["evaluation.fixed_neighbors=true"],
-            "evaluation.fixed_neighbors=true: must be a whole number, 1 or more, or null",
-        ),
-        (["dataset.name=2026"], "dataset.name=2026: must be a text"),
         (["seed=4294967296"], "seed=4294967296: must be a whole number, 0 or more and below 4294967296"),
-        (
-            ["transform=rll", "transform.size=336"],
-            "transform.test crops 336 of 256 pixels, and frames each image in black",
-        ),
-        (["transform=rll_plain", "transform.size=300"], "transform.train crops 300 of 256 pixels"),
+        (["transform=rll", "transform.size=336"], "transform.test crops 336 of 256 pixels, and frames each image in"),
         (["training.init=nowhere.ckpt"], "training.init=nowhere.ckpt: no such file; a checkpoint of another run"),
     ],
 )

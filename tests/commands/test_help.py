@@ -39,12 +39,6 @@ def test_help_is_printed_and_nothing_is_run(here: Here, capfd: pytest.CaptureFix
     assert "  loss=nra " in capfd.readouterr().out
 
 
-def test_help_shows_the_values_of_the_command_line() -> None:
-    printed = format_help("train", "dml train", ["-m", "loss=nra", "seed=3", "~callbacks.progress"], shows_all=False)
-    assert "  loss=nra " in printed
-    assert "  seed=3 " in printed
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [(["--help", "all"], ["--help"]), (["-h", "all", "a=b"], ["-h", "a=b"]), (["--help=all"], ["--help"])],
@@ -52,19 +46,3 @@ def test_help_shows_the_values_of_the_command_line() -> None:
 def test_all_is_asked_for_by_one_word(arguments: list[str], words: list[str]) -> None:
     assert split_help(arguments) == (words, True)
     assert split_help([words[0], "loss=all"]) == ([words[0], "loss=all"], False)
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_all_lists_the_groups_in_the_order_of_need(command: str) -> None:
-    printed = format_help(command, f"dml {command}", [], shows_all=True)
-    listed = printed.partition("KEY=VALUE:\n")[0]
-    groups = re.findall(r"^([\w/.]+): ", listed, flags=re.MULTILINE)
-    assert groups[:6] == ["dataset", "model", "loss", "transform", "sampler", "optimizer"]
-    experiments = [group for group in groups if group.startswith("experiment/")]
-    assert {"callbacks", "logger", "sweep"} < {*groups}
-    assert groups[-len(experiments) :] == experiments
-    assert "experiment/rll/I: rll_simpler\n" in listed
-    assert not any(group.endswith("/settings") for group in experiments)  # they are parts of experiments
-    assert max(map(len, listed.splitlines())) <= 80
-    assert "\nseed: 0\n" in printed
-    assert "\nhydra:" not in printed

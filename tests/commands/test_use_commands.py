@@ -9,20 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import yaml
 from PIL import Image, ImageColor
 from small_embedders import make_model, write_photos
-from stored_arrays import stored_arrays
 
 import dml
 from dml.__main__ import dispatch
 from dml.inference.index_folder import hold_folder
-from dml.report.page import search_report
 from dml.report.pictures import COLORS, OTHER, SAME
-from dml.report.sheets import FoundImage, ImageSearches
-from dml.runtime.errors import InputError
 from dml.runtime.run_files import read_values, write_values
 
 
@@ -34,34 +29,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_photos(tmp_path_factory.mktemp("photos"), 8)
-
-
-def test_vectors_are_written(model: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    expected = dml.load(model).embed(photos)
-    for name in ("vectors.npz", "vectors.parquet"):
-        dispatch(["embed", str(model), str(photos), "--output", str(tmp_path / name), "--workers", "0"])
-        assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / name)
-    arrays = stored_arrays(tmp_path / "vectors.npz")
-    np.testing.assert_array_equal(arrays["vectors"], expected)
-    assert arrays["fingerprint"] == dml.load(model).fingerprint
-    table = pq.read_table(tmp_path / "vectors.parquet")
-    np.testing.assert_array_equal(np.array(table.column("vector").to_pylist(), np.float32), expected)
-    assert table.column("label").to_pylist() == arrays["labels"].tolist() == ["cats"] * 4 + ["dogs"] * 4
-    assert table.column("path").to_pylist() == arrays["paths"].tolist() == sorted(map(str, photos.rglob("*.png")))
-    assert table.schema.metadata[b"fingerprint"].decode() == dml.load(model).fingerprint
-
-
-def test_unreadable_images_are_left_out(model: Path, photos: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "some"
-    folder.mkdir()
-    (folder / "broken.png").write_bytes(b"none")
-    (folder / "whole.png").write_bytes(next(photos.rglob("*.png")).read_bytes())
-    output = tmp_path / "vectors.npz"
-    with pytest.raises(SystemExit):
-        dispatch(["embed", str(model), str(folder), "--output", str(output), "--workers", "0"])
-    assert not output.exists()
-    dispatch(["embed", str(model), str(folder), "--output", str(output), "--workers", "0", "--on-corrupt", "skip"])
-    assert stored_arrays(output)["paths"].tolist() == [str(folder / "whole.png")]
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
@@ -245,24 +212,6 @@ def test_a_page_of_the_neighbors_is_one_file(photos: Path, tmp_path: Path, capsy
     assert text.count("data:image/webp;base64,") == 1  # the pictures are in the page
 
 
-@pytest.mark.parametrize(("option", "name"), [("--picture", "shown.png"), ("--html", "shown.html")])
-def test_an_image_that_is_gone_is_named_where_it_is_shown(
-    option: str, name: str, model: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copytree(photos, tmp_path / "photos")
-    index = str(dml.Index.build(dml.load(model), tmp_path / "photos").save(tmp_path / "index"))
-    query, *_, gone = sorted((tmp_path / "photos").rglob("*.png"))
-    gone.unlink()
-    dispatch(["search", index, str(query), "-k", "8"])
-    assert str(gone) in capsys.readouterr().out
-    with pytest.raises(SystemExit, match="2"):
-        dispatch(["search", index, str(query), "-k", "8", option, str(tmp_path / name)])
-    assert capsys.readouterr().err == (
-        f"error: image {gone}: no such file; the search alone works without --picture and --html\n"
-    )
-    assert not (tmp_path / name).exists()
-
-
 def test_a_search_replaces_no_photograph(
     model: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -280,17 +229,6 @@ def test_a_search_replaces_no_photograph(
     assert photo.read_bytes() == Path(query).read_bytes()
     for _ in range(2):  # a sheet of an earlier search is replaced
         dispatch(["search", index, query, "--picture", str(tmp_path / "found.png")])
-
-
-def test_a_page_without_threshold_or_labels_names_files(tmp_path: Path, photos: Path) -> None:
-    path = str(min(photos.rglob("*.png")))
-    searches = ImageSearches("my_index", 1, "cosine similarity", None, [(path, [FoundImage(path, "", 0.5, None)])])
-    text = search_report(searches)
-    assert '<figcaption aria-hidden="true">00.png 0.500</figcaption>' in text
-    assert "surely" not in text
-    found = [FoundImage(f"{number}.png", "", 0.5, None) for number in range(16_000)]
-    with pytest.raises(InputError, match="would have 16,001 pictures, at most 15,872 fit; give fewer"):
-        search_report(replace(searches, queries=[(path, found)]))
 
 
 def test_neighbors_above_the_threshold_are_the_same(

@@ -101,34 +101,6 @@ def test_queries_are_found_in_another_archive(tmp_path: Path) -> None:
     assert found.content[1] == found.content[2] != found.content[3]
 
 
-@pytest.mark.parametrize("fault", ["checksum", "stream", "encrypted", "method", "name"])
-def test_a_damaged_member_of_an_archive_is_compared_with_nothing(tmp_path: Path, fault: str) -> None:
-    path = tmp_path / "set.zip"
-    names = ["query/0.jpg", "gallery/x.jpg", "gallery/y.jpg"]
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED if fault == "checksum" else zipfile.ZIP_DEFLATED) as archive:
-        for name in names:
-            archive.writestr(name, b"the same content")
-        header = archive.getinfo(names[-1]).header_offset
-    content = bytearray(path.read_bytes())
-    if fault in ("checksum", "stream"):
-        start = header + 30 + len(names[-1])
-        content[start : start + 9] = b"\xff" * 9
-    elif fault == "name":
-        content[header + 26] = 0xFF  # the name is said to be longer than what is left
-    else:
-        entry = content.rindex(b"PK\x01\x02")
-        value, offset = (1, 8) if fault == "encrypted" else (77, 10)
-        content[entry + offset] = content[header + offset - 2] = value
-    path.write_bytes(content)
-    table = ImageTable(
-        paths=np.array([f"{path}/{name}" for name in names]),
-        labels=np.zeros((3, 1), dtype=np.int64),
-        split=np.array(["query", "gallery", "gallery"]),
-        levels=("class",),
-    )
-    assert groups(assign_content_ids(table, None)) == [["0.jpg", "x.jpg"]]
-
-
 def test_what_prepare_found_is_not_read_again(table: ImageTable, folder: CacheFolder, read: list[str]) -> None:
     paths = table.paths.tolist()
     digests = [hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in paths]

@@ -1,5 +1,4 @@
 import logging
-from dataclasses import replace
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -58,11 +57,6 @@ def test_a_row(table: ImageTable) -> None:
     assert (image == 30).all()
     assert labels.tolist() == [1, 7]
     assert row == 3
-
-
-def test_the_transform_is_applied(table: ImageTable) -> None:
-    image, _, _ = ImageDataset(table, lambda image: image[:, :2, :2] + 1)[2]
-    assert image.tolist() == torch.full((3, 2, 2), 21).tolist()
 
 
 # draws
@@ -147,13 +141,6 @@ def test_replace_without_another_image(table: ImageTable) -> None:
     for row in (1, 3, 5):
         with pytest.raises(InputError, match=f"image {table.paths[row]}: not one image of its class can be read"):
             dataset[row]
-
-
-def test_the_line_about_an_unreadable_class_names_it(table: ImageTable) -> None:
-    named = replace(table, names=(('robin, "red"', "wren", "owl"), tuple("abcdefgh")))
-    damage(named, 0, 2, 4)
-    with pytest.raises(InputError, match='its class can be read, which is robin, "red"; take the class out'):
-        ImageDataset(named, same, on_corrupt="replace")[2]
 
 
 def test_a_replaced_draw_is_a_function_of_its_numbers(table: ImageTable) -> None:

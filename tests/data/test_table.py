@@ -66,12 +66,6 @@ def test_checks(columns: dict[str, Any], message: str) -> None:
         table(**columns)
 
 
-def test_an_empty_table_is_one() -> None:
-    empty = table().subset("query")
-    assert len(empty) == 0
-    assert empty.counts() == {}
-
-
 # selections
 
 
@@ -81,13 +75,6 @@ def test_rows_are_in_table_order() -> None:
     assert table().rows("gallery").tolist() == table().rows().tolist() == []
     assert table().rows(*SPLITS).tolist() == [0, 1, 2, 3, 4, 5, 6]  # the last row is in none
     assert len(table()) == 8
-
-
-def test_rows_of_an_unknown_split() -> None:
-    with pytest.raises(InputError, match="unknown split 'tset'; the splits are train, val"):
-        table().rows("tset")
-    with pytest.raises(InputError, match="unknown split 'tset'"):
-        table().subset("train", "tset")
 
 
 def test_subset_keeps_the_meaning_of_labels() -> None:
@@ -148,13 +135,6 @@ def test_folds_do_not_depend_on_an_earlier_fold_or_on_the_order_of_rows() -> Non
     order = np.random.default_rng(1).permutation(len(images))
     shuffled = ImageTable(images.paths[order], images.labels[order], images.split[order], images.levels)
     assert hold_out_classes(shuffled, fold=2).split.tolist() == expected[order].tolist()
-
-
-def test_holding_out_leaves_the_table_as_it_is() -> None:
-    images = training_table([2] * 6)
-    before = images.split.tolist()
-    hold_out_classes(images)
-    assert images.split.tolist() == before
 
 
 def test_rows_outside_of_the_training_classes_stay() -> None:
@@ -229,11 +209,6 @@ def test_load_holds_the_table_against_its_counts(
     with caplog.at_level(logging.WARNING):
         assert len(load(read, "/data", name="set", counts=counts, verify=False)) == 8
     assert caplog.messages == [message]
-
-
-def test_load_names_the_lists_that_were_read() -> None:
-    with pytest.raises(InputError, match=r"in the train split, published 5, in lists\.txt"):
-        load(lambda _: table(source="lists.txt"), None, name="set", counts={"train": {"images": 5}})
 
 
 @pytest.mark.parametrize(

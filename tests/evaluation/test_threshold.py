@@ -246,19 +246,6 @@ def test_the_metrics_of_pairs_are_computed_on_request() -> None:
     assert other["level0/eer"] == equal_error_rate(across.rates)
 
 
-@pytest.mark.parametrize(
-    ("metrics", "words"),
-    [
-        ({"wanted_wrong_share": 0.05}, 'where the share of wrong "same" among the nearest is 5 %'),
-        ({"wanted_fmr": 0.001}, "for a false match rate of 0.1 %"),
-        ({"similarity": 0.5}, "for equal rates of both errors"),  # a run of an older version
-    ],
-)
-def test_the_choice_is_stated_in_words(metrics: dict[str, float], words: str) -> None:
-    assert describe_choice(metrics) == describe_choice(metrics, of_nearest=True) == words
-    assert find_nearest_threshold(metrics) == metrics.get("similarity")
-
-
 def test_the_thresholds_of_two_images_and_of_the_nearest_are_told_apart() -> None:
     metrics = {"wanted_fmr": 0.01, "wanted_wrong_share": 0.05, "similarity": 0.5, "nearest_similarity": 0.7}
     assert describe_choice(metrics) == "for a false match rate of 1 %"
@@ -301,12 +288,5 @@ def test_the_report_draws_the_curves_and_the_threshold(make_run: MakeRun) -> Non
         "There is no threshold, as there is no similarity where the share of wrong &#34;same&#34; among the nearest is"
     )
     assert words in run_report(read_run(run))
-    folder.write_metrics({**plain, **metrics})
-    old = {name: curve.tolist() for name, curve in curves.items() if name in ("test", "val")}
-    folder.write_threshold_curves(old)  # a run of a version that fitted no probabilities
-    folder.write_metrics({name: value for name, value in folder.metrics().items() if "calibration" not in name})
-    page = run_report(read_run(run))
-    assert 'class="chosen"' in page
-    assert "reliability" not in page
     folder.write_threshold_curves({})
     assert folder.threshold_curves() == {}

@@ -6,7 +6,6 @@ import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from conftest import SMALL
 from numpy.typing import NDArray
 from PIL import Image
 from runs import metrics
-from safetensors.torch import load_file, save_file
 from small_embedders import make_model
 
 import dml
@@ -200,18 +198,6 @@ def test_unreadable_images_are_named_or_skipped(
     assert "none.png: no such file" in caplog.text
 
 
-def test_a_refused_image_is_told_without_options_of_a_training(paths: list[Path]) -> None:
-    embedder = make_model()
-    for limit, reason in [
-        ("max_pixels", r"\d+ x \d+ pixels, at most 9 are decoded"),
-        ("max_image_bytes", "at most 9 are read"),
-    ]:
-        settings = replace(embedder.settings, config=embedder.settings.config | {"data": {limit: 9}})
-        limited = dml.ImageEmbedder(embedder.model, settings, device="cpu")
-        with pytest.raises(UnreadableImageError, match=rf'{reason} \(on_corrupt="skip" leaves it out'):
-            limited.embed(paths[:2], batch_size=2)
-
-
 @pytest.mark.parametrize(
     ("precision", "reason"), [("32", "its weights may have diverged"), ("bf16", 'precision="bf16" may be too coarse')]
 )
@@ -273,22 +259,6 @@ def test_the_callers_random_numbers_stay_as_they_are(run: Path, paths: list[Path
     torch.manual_seed(0)
     dml.load(run).embed(paths[:2])
     assert torch.rand(1) == expected
-
-
-def test_paths_are_embedded_as_a_search_returns_them(model: dml.ImageEmbedder, paths: list[Path]) -> None:
-    listed = [str(path) for path in paths]
-    np.testing.assert_array_equal(model.embed(np.array(listed)), model.embed(listed))
-
-
-def test_torch_stores_the_network(model: dml.ImageEmbedder, paths: list[Path]) -> None:
-    """torch.save pickles with protocol 2, which not all attributes can be pickled with."""
-    file = BytesIO()
-    torch.save(model.model, file)
-    file.seek(0)
-    stored = torch.load(file, weights_only=False)
-    images = torch.stack([model.preprocess(path) for path in paths[:2]])
-    again = dml.ImageEmbedder(stored, model.settings)
-    np.testing.assert_array_equal(again.embed_batch(images), model.embed_batch(images))
 
 
 def test_a_folder_without_images_is_refused(model: dml.ImageEmbedder, tmp_path: Path) -> None:
@@ -393,60 +363,6 @@ def test_saving_replaces_a_saved_model_and_nothing_else(model: dml.ImageEmbedder
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "saved"]
 
 
-def test_an_interrupted_renaming_leaves_the_old_one(
-    model: dml.ImageEmbedder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = (model.save_pretrained(tmp_path / "saved") / "model.json").read_bytes()
-    rename = Path.rename
-
-    def interrupt(self: Path, target: Path) -> Path:
-        if self.suffix == ".partial":
-            raise KeyboardInterrupt
-        return rename(self, target)
-
-    with monkeypatch.context() as patched:
-        patched.setattr("dml.runtime.files._exchange", lambda *_: False)
-        patched.setattr(Path, "rename", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            model.save_pretrained(tmp_path / "saved")
-    assert (tmp_path / "saved" / "model.json").read_bytes() == before
-    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
-
-
-def test_a_failed_save_leaves_the_old_one(
-    model: dml.ImageEmbedder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = (model.save_pretrained(tmp_path / "saved") / "model.json").read_bytes()
-
-    def fail(path: object, *_: object) -> str:
-        raise OSError(28, "No space left on device", str(path) if isinstance(path, Path) else None)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "mkdir", lambda path, **_: fail(path))
-        with pytest.raises(InputError, match=f"{tmp_path / 'saved'}: No space left on device"):
-            model.save_pretrained(tmp_path / "saved")
-    monkeypatch.setattr("dml.inference.saved_folder.write_card", fail)
-    with pytest.raises(InputError, match=f"{tmp_path / 'saved'}: No space left on device"):
-        model.save_pretrained(tmp_path / "saved")
-    assert (tmp_path / "saved" / "model.json").read_bytes() == before
-    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
-
-
-def test_a_changed_folder_is_refused(model: dml.ImageEmbedder, tmp_path: Path) -> None:
-    folder = model.save_pretrained(tmp_path / "saved")
-    weights = load_file(folder / "model.safetensors")
-    name = next(iter(weights))
-    save_file(weights | {name: weights[name] + 1}, folder / "model.safetensors")
-    with pytest.raises(InputError, match="its files aren't as they were saved"):
-        dml.load(folder)
-    (folder / "model.safetensors").write_bytes(b"\xff" * 100)
-    with pytest.raises(InputError, match=r"model.safetensors: cannot be read"):
-        dml.load(folder)
-    (folder / "config.yaml").write_text("model: [")
-    with pytest.raises(InputError, match="not as save_pretrained wrote it"):
-        dml.load(folder)
-
-
 @pytest.mark.parametrize(
     ("file", "keys", "value"),
     [
@@ -474,16 +390,6 @@ def test_values_of_another_kind_are_refused(
         dml.load(tmp_path / "saved")
 
 
-def test_a_folder_runs_no_unknown_code(model: dml.ImageEmbedder, tmp_path: Path) -> None:
-    folder = model.save_pretrained(tmp_path / "saved")
-    config = yaml.safe_load((folder / "config.yaml").read_text())
-    config["model"]["backbone"] = {"_target_": "os.system", "command": f"touch {tmp_path / 'ran'}"}
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    with pytest.raises(InputError, match=r"model.backbone._target_=os.system is not known .*trust=True"):
-        dml.load(folder)
-    assert not (tmp_path / "ran").exists()
-
-
 @pytest.mark.parametrize(
     ("place", "line"),
     [
@@ -494,11 +400,6 @@ def test_a_folder_runs_no_unknown_code(model: dml.ImageEmbedder, tmp_path: Path)
 def test_a_place_without_a_model_is_named(tmp_path: Path, place: str, line: str) -> None:
     with pytest.raises(InputError, match=line):
         dml.load(tmp_path / place)
-
-
-def test_what_is_no_path_is_named() -> None:
-    with pytest.raises(InputError, match=r"NoneType: no path; give a path, as a text or a pathlib\.Path"):
-        dml.load(None)  # type: ignore[arg-type]
 
 
 def test_unknown_heads_and_devices_are_named(run: Path) -> None:

@@ -1,6 +1,5 @@
 """Saved models and indexes: damage to a file is noticed, and a killed save leaves the old one or the new one."""
 
-import json
 import math
 import multiprocessing
 import os
@@ -18,7 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 from examples import examples
 from small_embedders import SETTINGS, make_model
 
@@ -26,7 +24,6 @@ import dml
 from dml.inference.image_embedder import ImageEmbedder
 from dml.retrieval.vector_index import VectorIndex
 from dml.runtime import files
-from dml.runtime.checksums import CHECKSUMS
 from dml.runtime.errors import InputError
 
 pytest_plugins = ("small_embedders",)
@@ -105,18 +102,6 @@ def test_a_flipped_bit_changes_nothing_without_a_word(folders: dict[str, Path], 
     assert read(folder) == expected
 
 
-def test_a_model_of_the_last_version_is_read(folders: dict[str, Path], tmp_path: Path) -> None:
-    """It wrote no checksums of descriptions and configurations."""
-    folder = Path(shutil.copytree(folders["model"], tmp_path / "model"))
-    for config in folder.rglob("config.yaml"):
-        config.write_text(yaml.safe_dump(yaml.safe_load(config.read_text()), sort_keys=False))
-    for path in folder.rglob("*.json"):
-        description = json.loads(path.read_text())
-        del description[CHECKSUMS]
-        path.write_text(json.dumps(description))
-    assert read_model(folder) == read_model(folders["model"])
-
-
 @pytest.mark.parametrize("factory", ["Flat", "IVF4,Flat", "HNSW8", "PQ4x4", "IVF4,PQ4x4", "PCA4,SQ8"])
 def test_a_damaged_file_of_vectors_is_one_line(tmp_path: Path, factory: str) -> None:
     """Without the checksum of index.json: a damaged size asks for any memory."""
@@ -163,17 +148,16 @@ def run_until(line: int, action: Callable[[], Any], functions: tuple[str, ...]) 
     return process.exitcode == 0
 
 
-@pytest.mark.first_cases(2)
-@pytest.mark.parametrize(("can_exchange", "first_line"), [(can, line) for line in (1, 2, 3) for can in (True, False)])
+@pytest.mark.parametrize("can_exchange", [True, False])
 def test_a_save_that_is_killed_leaves_a_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_exchange: bool, first_line: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_exchange: bool
 ) -> None:
     if not can_exchange:  # as on other systems and file systems
         monkeypatch.setattr(files, "_exchange", lambda *_: False)
     old, new, path = make_described_model(0), make_described_model(1), tmp_path / "saved"
     functions = ("save_folder", "replacing_folder", "_exchange", "clean_up", "_delete")
     fingerprints = []
-    for line in count(first_line, 3):
+    for line in count(1, 4):
         shutil.rmtree(path, ignore_errors=True)
         old.save_pretrained(path)
         is_completed = run_until(line, lambda: new.save_pretrained(path), functions)
@@ -184,23 +168,13 @@ def test_a_save_that_is_killed_leaves_a_model(
         if is_completed:
             break
     assert fingerprints == sorted(fingerprints, key=[old.fingerprint, new.fingerprint].index)
-    assert len(fingerprints) > 10
-
-
-def test_what_a_killed_save_of_the_last_version_left_is_put_back(tmp_path: Path) -> None:
-    model, path = make_described_model(), tmp_path / "saved"
-    model.save_pretrained(path).rename(tmp_path / ".saved.old-0123abcd")
-    (tmp_path / ".saved.partial-0123abcd").mkdir()
-    assert dml.load(path).fingerprint == model.fingerprint
-    (tmp_path / ".saved.partial-89abcdef").mkdir()
-    model.save_pretrained(path)
-    assert [left.name for left in tmp_path.iterdir()] == ["saved"]
+    assert len(fingerprints) > 7
 
 
 def test_a_save_that_is_killed_leaves_an_index(photos: Path, tmp_path: Path) -> None:
     index, path = dml.Index.build(make_described_model(), photos), tmp_path / "index"
     sizes, removed = [], str(index.items.paths[0])
-    for line in count(1, 7):
+    for line in count(1, 29):
         shutil.rmtree(path, ignore_errors=True)
         index.save(path)
         index.remove(removed)

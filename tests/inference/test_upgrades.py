@@ -100,18 +100,6 @@ def test_images_that_are_added_are_mapped_too(
     assert index.remove([image]) == 1
 
 
-def test_a_damaged_adapter_is_refused(
-    models: tuple[ImageEmbedder, ImageEmbedder], index: dml.Index, tmp_path: Path
-) -> None:
-    index.upgrade(models[1], "procrustes")
-    index.save(tmp_path / "index")
-    (path,) = (tmp_path / "index").glob("adapter-*.npz")
-    content = path.read_bytes()
-    path.write_bytes(content[:-40] + bytes([content[-40] ^ 1]) + content[-39:])
-    with pytest.raises(InputError, match=f"{path.name}: missing, or not as it was written"):
-        dml.Index.load(tmp_path / "index")
-
-
 def test_an_adapter_of_other_models_is_refused(
     models: tuple[ImageEmbedder, ImageEmbedder], index: dml.Index, tmp_path: Path
 ) -> None:
@@ -292,9 +280,8 @@ POINTS: dict[str, tuple[Any, str]] = {
     "write": (dml.Index, "write"),
 }
 KILLS = [
-    *product(["batch"], [1, 4, 6, 8, 11], [False, True]),
-    *product(["adapter", "replace"], [1], [False, True]),
-    *product(["commit", "clean-up", "write"], [1, 2], [False, True]),
+    *(("batch", 1, False), ("batch", 8, True), ("adapter", 1, True), ("commit", 1, False)),
+    *(("commit", 1, True), ("clean-up", 1, False), ("write", 2, False)),
 ]
 
 
@@ -331,8 +318,6 @@ def run_command(point: tuple[str, int, bool] | None, *arguments: str) -> int | N
 
 
 @pytest.mark.pipeline
-@pytest.mark.first_cases(2)
-@pytest.mark.parametrize("start", range(4))
 @pytest.mark.parametrize("adapter", ["procrustes", "none"])
 def test_a_killed_upgrade_leaves_one_space_and_goes_on(
     models: tuple[ImageEmbedder, ImageEmbedder],
@@ -340,7 +325,6 @@ def test_a_killed_upgrade_leaves_one_space_and_goes_on(
     photos: Path,
     tmp_path: Path,
     adapter: str,
-    start: int,
 ) -> None:
     old, new = models
     saved, first, path = new.save_pretrained(tmp_path / "new"), index.save(tmp_path / "first"), tmp_path / "index"
@@ -350,7 +334,7 @@ def test_a_killed_upgrade_leaves_one_space_and_goes_on(
     answers[new.fingerprint, old.fingerprint] = search(index)
     arguments = (str(path), str(saved), "--adapter", adapter, "--workers", "0", "--device", "cpu")
     states, count = [], 0
-    for point in KILLS[start::4]:
+    for point in KILLS:
         shutil.rmtree(path, ignore_errors=True)
         shutil.copytree(first, path)
         exit_code = run_command(point, *arguments)

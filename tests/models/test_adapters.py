@@ -231,9 +231,7 @@ def test_a_layer_that_is_not_called_is_told() -> None:
     """timm's EVA passes the weights of qkv to a function of its own, with a bias that has no weight for the keys."""
     network = timm.models.eva.Eva(img_size=32, patch_size=16, embed_dim=16, depth=1, num_heads=2, num_classes=0)
     backbone = Backbone(network, mean=(0.5,) * 3, std=(0.5,) * 3)
-    with pytest.raises(
-        InputError, match=r"takes the weights of blocks.0.attn.qkv without calling it.*such as \[proj\]"
-    ):
+    with pytest.raises(InputError, match=r"takes the weights of blocks.0.attn.qkv without calling it.*such as"):
         LoRA()(embed(backbone, "patches"))
 
 

@@ -71,11 +71,6 @@ def test_bn_inception_takes_caffes_pixels() -> None:
     assert seen.flatten().tolist() == [255 - 104, 51 - 117, 0 - 128]
 
 
-def test_integer_images_equal_float_ones() -> None:
-    network = backbone(mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4)).eval()
-    torch.testing.assert_close(network(images().byte())[0], network(images())[0], rtol=0, atol=0)
-
-
 def test_images_are_left_as_they_are() -> None:
     given = images()
     backbone(channels="bgr", mean=(0.5,) * 3)(given)
@@ -85,10 +80,6 @@ def test_images_are_left_as_they_are() -> None:
 def test_unknown_channels() -> None:
     with pytest.raises(InputError, match="channels='rbg': must be rgb or bgr"):
         backbone(channels="rbg")
-
-
-def test_the_range_is_no_part_of_the_weights() -> None:
-    assert backbone().state_dict().keys() == {f"network.{key}" for key in Network().state_dict()}
 
 
 # batch normalization
@@ -133,11 +124,6 @@ def test_with_frozen_statistics_scale_and_shift_are_trained() -> None:
     changed = {key for key, value in norms(network).items() if not torch.equal(value, before[key])}
     assert changed == {key for key in before if key.endswith(("weight", "bias"))}
     assert len(changed) == 6
-
-
-@pytest.mark.parametrize(("stored", "meaning"), [(True, "all"), (False, None)])
-def test_the_values_of_earlier_versions_keep_their_meaning(stored: bool, meaning: str | None) -> None:
-    assert backbone(freeze_batchnorm=stored).freeze_batchnorm == meaning
 
 
 @pytest.mark.parametrize("value", ["scale", "none", ["all"]])
@@ -216,39 +202,12 @@ def test_taps_are_the_modules_outputs() -> None:
     torch.testing.assert_close(features, network.network(images() / 255))
 
 
-def test_without_taps_there_are_no_maps() -> None:
-    assert backbone()(images())[1] == {}
-
-
-def test_a_module_may_be_tapped_twice() -> None:
-    network = backbone()
-    network.tap({"L": "first", "M": "first"})
-    _, maps = network(images())
-    assert torch.equal(maps["L"], maps["M"])
-
-
-def test_new_taps_replace_the_earlier_ones() -> None:
-    network = backbone()
-    network.tap({"L": "first"})
-    network.tap({"H": "second"})
-    assert network(images())[1].keys() == {"H"}
-
-
 @pytest.mark.parametrize(
     ("path", "nearest"), [("frist", "first"), ("second.O", "second.0"), ("secnd", "second"), ("@", "vector")]
 )
 def test_an_unknown_tap_names_the_nearest(path: str, nearest: str) -> None:
     with pytest.raises(InputError, match=rf"model\.taps\.H={path}: no such module; nearest: .*\b{nearest}\b"):
         backbone().tap({"H": path})
-
-
-def test_no_maps_are_kept_between_calls() -> None:
-    network = backbone()
-    network.tap({"H": "second"})
-    _, earlier = network(images(4))
-    assert network._tapped_maps == {}  # else the last graph would live until the next step
-    _, later = network(images(2))
-    assert (len(earlier["H"]), len(later["H"])) == (4, 2)
 
 
 def test_no_map_of_a_failed_call_reaches_the_next() -> None:
@@ -370,14 +329,6 @@ def test_pooled_features_can_be_tapped(name: str) -> None:
 def test_networks_without_such_tokens(name: str, tap: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         timm_backbone(name).tap({"H": tap})
-
-
-def test_a_submodule_of_that_name_is_tapped_itself() -> None:
-    inner = Network()
-    inner.pooled = nn.Identity()
-    network = Backbone(inner, **PLAIN)
-    network.tap({"H": "pooled"})
-    assert network(images())[1] == {}  # the network doesn't call it
 
 
 class VOLO(nn.Module):

@@ -240,18 +240,6 @@ def test_rlls_embeddings_at_224(rll: EmbeddingModel) -> None:
     assert rll.concatenate(embeddings).shape == (2, 1536)
 
 
-def test_rlls_heads_at_227(rll: EmbeddingModel) -> None:
-    """The release's size gives maps of the same size."""
-    built = EmbeddingModel(bn_inception(), taps=BN_INCEPTION_TAPS, head=AUXILIARY, embed_dim=512, image_size=227)
-    built.load_state_dict(rll.state_dict(), strict=True)
-
-
-@pytest.mark.parametrize(("heads", "size"), [(["L"], 64), (["M"], 96), (["L", "M", "H"], 128)])
-def test_images_too_small_for_rlls_heads(heads: list[str], size: int) -> None:
-    with pytest.raises(InputError, match=r"AuxiliaryHead pools 5x5 but the tapped map is (4x4|3x3): "):
-        EmbeddingModel(bn_inception(), taps=BN_INCEPTION_TAPS, head=AUXILIARY, heads=heads, image_size=size)
-
-
 # transformers
 
 
@@ -275,17 +263,6 @@ def test_transformers_last_three_stages(name: str, grid: tuple[int, ...]) -> Non
     assert built.heads["H"].embedding.in_features == network.network.num_features
     assert {name: tuple(rows.shape) for name, rows in embeddings.items()} == dict.fromkeys("LMH", (2, 8))
     assert built.backbone.stages[-1] in ("blocks.11", "layers.3")
-
-
-def test_transformers_train() -> None:
-    built = EmbeddingModel(
-        timm_backbone("vit_tiny_patch16_224"), taps=None, head=POOL, heads=["M"], embed_dim=8, image_size=224
-    )
-    built(images(2, 224))["M"].square().sum().backward()
-    for name, parameter in built.named_parameters():
-        behind = name.startswith(("backbone.network.blocks.11.", "backbone.network.norm."))
-        assert (parameter.grad is None) is behind, name
-        assert parameter.requires_grad is not behind, name
 
 
 @pytest.mark.parametrize("tap", ["tokens", "patches", "pooled", "blocks.2"])
@@ -397,30 +374,9 @@ class OwnHead(nn.Module):
     ],
 )
 def test_a_head_that_returns_no_embeddings_of_its_size(change: Callable[[Tensor], Any], returned: str) -> None:
-    expected = r"for one image, expected a tensor of shape \(1, 8\): model\.embed_dim=8"
-    with pytest.raises(
-        InputError, match=rf"^model\.head\.H: test_embedding_model\.OwnHead returned {returned} {expected}"
-    ):
+
+    with pytest.raises(InputError, match=rf"^model\.head\.H: test_embedding_model\.OwnHead returned {returned}"):
         model(head={"H": partial(OwnHead, change)}, heads=["H"])
-
-
-def test_a_head_is_checked_in_evaluation_mode_and_trained_afterwards() -> None:
-    built = model(head={"H": partial(OwnHead, lambda embedding: embedding)}, heads=["H"])
-    assert built.heads["H"].training
-
-
-def test_a_backbone_and_a_head_are_what_they_have_to_be() -> None:
-    line = r"^model\.backbone: test_embedding_model\.Network isn't a dml\.models\.backbone\.Backbone; return Backb"
-    with pytest.raises(InputError, match=line):
-        model(backbone=Network())
-    line = r"^model\.head\.H: .*<lambda> returned a tuple, expected an nn\.Module$"
-    with pytest.raises(InputError, match=line):
-        model(head={"H": lambda *arguments: arguments}, heads=["H"])
-
-
-def test_an_unused_tap_may_be_wrong() -> None:
-    """A tap of a head that isn't built is not looked up."""
-    assert list(model(taps={**TAPS, "M": "nowhere"}, heads=["L"])(images())) == ["L"]
 
 
 def test_a_network_that_does_not_name_its_stages() -> None:
@@ -434,12 +390,3 @@ def test_no_taps_takes_the_last_three_stages() -> None:
         name for name, parameter in built.named_parameters() if "stages.2" in name and parameter.requires_grad
     } == set()
     assert built.heads["M"].embedding.in_features == 5
-
-
-def test_a_network_with_a_mistake_keeps_its_own_error() -> None:
-    class Mistaken(Network):
-        def forward(self, images: Tensor) -> Tensor:
-            return super().forward(images) @ torch.ones(1000, 2)
-
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        model(backbone=Backbone(Mistaken(), mean=(0.5,) * 3, std=(0.5,) * 3))

@@ -125,12 +125,6 @@ def test_an_old_file_from_caffe_gives_its_outputs(tmp_path: Path, name: str) -> 
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_random_weights_need_no_file(name: str) -> None:
-    backbone = FAMILIES[name][1](None)
-    assert sum(p.numel() for p in backbone.parameters()) > 1e6
-
-
-@pytest.mark.parametrize("name", FAMILIES)
 def test_a_file_of_another_network(tmp_path: Path, name: str) -> None:
     path = tmp_path / "file.pth"
     torch.save(torchvision.models.resnet34(weights=None).state_dict(), path)
@@ -139,16 +133,8 @@ def test_a_file_of_another_network(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_missing_file_names_its_path(name: str) -> None:
-    with pytest.raises(InputError, match=r"weights=/no/such/file\.pth: no such file"):
-        FAMILIES[name][1]("/no/such/file.pth")
-
-
-@pytest.mark.parametrize("name", FAMILIES)
 def test_packaged_weights_that_do_not_exist(name: str) -> None:
-    with pytest.raises(
-        InputError, match=f"weights=packaged: no package contains weights for {of_library(name)}, only for tf_"
-    ):
+    with pytest.raises(InputError, match=f"weights=packaged: no package contains weights for {of_library(name)}, only"):
         FAMILIES[name][1]("packaged")
 
 
@@ -234,27 +220,7 @@ def test_a_download_from_torchvision(monkeypatch: pytest.MonkeyPatch, name: str)
     assert_same_features(name, backbone, network)
 
 
-@torch.inference_mode()
-def test_a_download_through_timm(monkeypatch: pytest.MonkeyPatch) -> None:
-    network = whole_network("resnet10t")
-    monkeypatch.setattr("timm.models._builder.load_state_dict_from_hf", lambda *args, **kwargs: network.state_dict())
-    assert_same_features("resnet10t", networks.timm_backbone("resnet10t", "download"), network)
-
-
 # names
-
-
-@pytest.mark.parametrize("weights", [None, "download"])
-@pytest.mark.usefixtures("offline")
-def test_timm_has_no_such_tag(weights: str | None) -> None:
-    with pytest.raises(InputError, match=r"name=resnet10t\.nope: Invalid pretrained tag"):
-        networks.timm_backbone("resnet10t.nope", weights)
-
-
-@pytest.mark.usefixtures("offline")
-def test_timm_has_no_weights_of_the_model() -> None:
-    with pytest.raises(InputError, match="name=cspresnet50d: No pretrained weights exist"):
-        networks.timm_backbone("cspresnet50d", "download")
 
 
 def test_timm_has_no_such_model() -> None:
@@ -262,11 +228,6 @@ def test_timm_has_no_such_model() -> None:
         networks.timm_backbone("resnet18x")
     with pytest.raises(InputError, match=r"name=123: timm has no such model; nearest: \w+"):
         networks.timm_backbone("123")
-
-
-def test_torchvision_has_no_such_model() -> None:
-    with pytest.raises(InputError, match=r"model\.backbone\.name=resnet19: "):
-        networks.resnet("resnet19")
 
 
 def test_only_resnets_are_resnets() -> None:
@@ -354,11 +315,6 @@ def test_drop_path_grows_from_block_to_block() -> None:
     torch.testing.assert_close(plain(batch), network(batch))
     with pytest.raises(InputError, match=r"model.backbone.drop_path_rate=1: must be 0 or more, below 1"):
         networks.timm_backbone("test_vit", drop_path_rate=1)
-
-
-def test_any_size_is_for_transformers() -> None:
-    with pytest.raises(InputError, match=r"model.backbone.name=test_resnet: takes no any_size or no drop_path_rate \("):
-        networks.timm_backbone("test_resnet", any_size=True)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import timm
 import torch
 from configurations import CONF, compose
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from dml.models.embedding import EmbeddingModel
 
@@ -75,16 +75,6 @@ def test_what_a_file_states_is_what_timm_states(name: str) -> None:
     assert pretraining.license == stated.license
     assert set(pretraining) == {"input_size", "license", "data", "lr", "gradient_clip_val"}
     assert len(pretraining.data) > 20
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_each_file_states_its_weights_itself(name: str) -> None:
-    """A file inherits the data and the rate of another one only if the weights are of one family."""
-    own = OmegaConf.load(CONF / "model" / f"{name}.yaml")
-    assert {"input_size", "license"} <= set(own.pretraining)
-    parent = OmegaConf.load(CONF / "model" / f"{own.defaults[0]}.yaml") if "defaults" in own else own
-    tags = [config.backbone.name.partition(".")[2].rpartition("_")[2] for config in (own, parent)]
-    assert tags[0] == tags[1] or {"data", "lr"} <= set(own.pretraining)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

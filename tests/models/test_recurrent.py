@@ -97,15 +97,6 @@ def test_a_random_order_is_the_generators_alone() -> None:
         model(center, near)
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_the_center_is_never_reordered(order: str) -> None:
-    """With neighbors all alike no order can be told from another."""
-    center, near = batch()
-    near = near[:, :1].expand(-1, 4, -1)
-    expected = network().eval()(center, near)
-    assert torch.equal(network(order=order).eval()(center, near, torch.Generator()), expected)
-
-
 def test_dropout_is_between_the_layers_and_in_training_alone() -> None:
     center, near = batch()
     model = network()
@@ -115,10 +106,6 @@ def test_dropout_is_between_the_layers_and_in_training_alone() -> None:
     assert torch.equal(model(center, near), model(center, near))
     still = network(dropout=0.0)
     assert torch.equal(still(center, near), still(center, near))
-
-
-def test_no_dropout_is_left_to_cudnn_whose_draws_no_seed_reaches() -> None:
-    assert [part.dropout for part in network().modules() if isinstance(part, nn.RNNBase)] == [0.0, 0.0]
 
 
 def test_layers_draw_and_compute_what_torchs_stacked_layers_do() -> None:
@@ -134,12 +121,6 @@ def test_layers_draw_and_compute_what_torchs_stacked_layers_do() -> None:
     expected, (lasts, _) = whole(sequences)
     assert torch.equal(states, expected)
     assert torch.equal(last, lasts[2:])
-
-
-def test_sizes_of_the_thesis() -> None:
-    model = RecurrentEmbedding(512, 512)
-    assert [(layer.hidden_size, layer.input_size) for layer in model.lstm.layers] == [(256, 512)] * 2
-    assert (model.embedding.in_features, model.embedding.out_features) == (512 + 512, 512)
 
 
 @pytest.mark.parametrize(

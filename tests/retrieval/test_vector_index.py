@@ -1,9 +1,7 @@
 """Kinds of index of FAISS: what each finds after removals and additions, and whether its scores are products."""
 
-import errno
 from pathlib import Path
 
-import faiss
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -63,30 +61,11 @@ def test_each_vector_finds_itself_after_others_were_removed(factory: str, tmp_pa
     assert find_first(opened, VECTORS[2:]) == expected[2:].tolist()
 
 
-def test_an_index_of_an_older_version_refuses_removals_that_would_damage_it(tmp_path: Path) -> None:
-    older = faiss.IndexIDMap2(faiss.index_factory(DIMENSION, "IVF4,Flat", faiss.METRIC_INNER_PRODUCT))
-    older.train(VECTORS)
-    older.add_with_ids(VECTORS, IDS)
-    faiss.write_index(older, str(tmp_path / "index.faiss"))
-    index = VectorIndex.read(tmp_path / "index.faiss", "IVF4,Flat")
-    index.set_parameters("nprobe=4")
-    index.make_changeable()
-    with pytest.raises(InputError, match=r"factory=IVF4,Flat: a version of dml .* build it again"):
-        index.check_removal()
-    assert find_first(index, VECTORS) == IDS.tolist()
-
-
 @pytest.mark.parametrize("factory", ["PQ8x4fs", "IVF4,PQ8x4fs", "RR16,PQ8x4fs"])
 def test_packed_codes_refuse_removals(factory: str) -> None:
     """FAISS 1.15 removes vectors from them, and finds wrong ones after the next addition."""
     with pytest.raises(InputError, match=f"factory={factory}: an index of this kind can't remove or replace vectors"):
         build(factory, "").check_removal()
-
-
-def test_a_full_disk_is_an_error_of_the_disk() -> None:
-    with pytest.raises(OSError, match="No space left on device") as full:
-        build("Flat", "").write(Path("/dev/full"))
-    assert full.value.errno == errno.ENOSPC
 
 
 @pytest.mark.parametrize(

@@ -284,12 +284,6 @@ def test_arguments_reach_lightnings_trainer() -> None:
     assert any(isinstance(callback, Timer) for callback in trainer.callbacks)
 
 
-def test_benchmark_reaches_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
-    built_trainer("trainer.benchmark=true", "trainer.deterministic=false")
-    assert torch.backends.cudnn.benchmark
-
-
 def test_callbacks_of_the_users_own_join_those_of_a_training() -> None:
     own = "trainer.callbacks=[{_target_: pytorch_lightning.callbacks.Timer, duration: {hours: 1}}]"
     trainer = built_trainer(own, callbacks=[StepSeed(0)])
@@ -310,12 +304,6 @@ def test_a_run_has_one_length() -> None:
     none = composed("trainer.max_steps=null")
     with pytest.raises(InputError, match=r"trainer.max_steps=None"):
         builders.count_in_steps(none, batches_per_epoch=40)
-
-
-def test_each_head_has_a_loss_of_its_own() -> None:
-    built = builders.build_losses(settings_of(composed()), {"L": 4, "H": 8}, LABELS)
-    assert built.keys() == {"L", "H"}
-    assert built["L"] is not built["H"]
 
 
 def test_a_loss_knows_the_number_of_classes_and_their_hierarchy() -> None:

@@ -4,12 +4,10 @@ from typing import Any
 
 import pytest
 from configurations import settings_of
-from hydra.errors import InstantiationException
 from pytorch_lightning import Callback
 from pytorch_lightning.callbacks import Timer
 from test_builders import composed
 
-from dml.commands.error_lines import explain
 from dml.run.loop import build_callbacks
 from dml.run.stages import list_stages
 from dml.runtime.errors import InputError
@@ -100,10 +98,7 @@ def test_a_users_entry_comes_after_the_others() -> None:
     [
         ("callbacks.last_checkpoint=null", "callbacks.last_checkpoint=null: a run needs its last checkpoint; "),
         ("callbacks.averaging=0.9", "callbacks.averaging: 0.9 is not a callback; a mapping is due"),
-        (
-            "+callbacks.mine={_target_: dml.losses.rll.RankedListLoss}",
-            "callbacks.mine: RankedListLoss() is not a",
-        ),
+        ("+callbacks.mine={_target_: dml.losses.rll.RankedListLoss}", "callbacks.mine: RankedListLoss() is not a"),
     ],
 )
 @pytest.mark.usefixtures("own_code")
@@ -111,13 +106,6 @@ def test_what_is_no_callback_is_refused(override: str, line: str) -> None:
     with pytest.raises(InputError) as refused:
         build_callbacks(settings_of(composed(override)))
     assert str(refused.value).startswith(line)
-
-
-def test_errors_of_the_options_are_one_line() -> None:
-    with pytest.raises(InstantiationException) as refused:
-        build_callbacks(settings_of(composed("++callbacks.averaging.rate=1")))
-    line = "callbacks.averaging: make_averaging() got an unexpected keyword argument"
-    assert str(explain(refused.value)).startswith(line)
 
 
 def test_each_stage_has_its_own_options() -> None:

@@ -103,15 +103,6 @@ def test_a_second_run_takes_the_features_of_the_first_and_resumes_bit_for_bit(
     assert_same_run(whole, tmp_path)
 
 
-def test_a_limit_of_the_test_is_none_of_the_training(
-    whole: Path, arguments: list[str], here: Here, tmp_path: Path
-) -> None:
-    limited = ["trainer.limit_test_batches=1", "data.eval_batch_size=8", "data.cache=null"]
-    here("train", *arguments, *limited, f"hydra.run.dir={tmp_path}")
-    assert read_history(tmp_path) == pytest.approx(read_history(whole), abs=LIMIT)
-    assert "images_skipped" not in read_metrics(tmp_path)  # no image of the test is unreadable
-
-
 def test_the_network_is_where_it_was_after_its_features_are_computed(
     arguments: list[str], here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,6 +116,7 @@ def test_the_network_is_where_it_was_after_its_features_are_computed(
     assert len(moves) >= 4  # of training and of validation at least
 
 
+@pytest.mark.thorough
 def test_components_are_of_as_many_images_as_those_of_any_training(
     arguments: list[str], here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,21 +146,6 @@ def test_evaluate_repeats_the_test(whole: Path, here: Here, tmp_path: Path) -> N
     assert_metrics_agree({name: metrics[name] for name in expected}, expected)
 
 
-def test_a_damaged_file_of_features_is_one_line(
-    whole: Path, arguments: list[str], here: Here, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (cache,) = (argument.partition("=")[2] for argument in arguments if argument.startswith("data.cache="))
-    paths = [*Path(cache).rglob("features-*.npz")]
-    assert len(paths) >= 3 * 3 + 1  # three heads in three splits, and the raw features of the test
-    for path in paths:
-        path.write_bytes(path.read_bytes()[:-100])
-    here("train", *arguments, f"hydra.run.dir={tmp_path}")
-    warnings = capfd.readouterr().out.replace("\n", " ").split("warning")[1:]
-    assert len(warnings) == 3 * 3 + 2
-    assert all("damaged" in line and "computed anew" in line for line in warnings)
-    assert read_metrics(tmp_path) == read_metrics(whole)
-
-
 def test_a_stage_may_train_the_heads_alone(arguments: list[str], here: Here, tmp_path: Path) -> None:
     stages = ["+stages.heads.training.frozen=true", "+stages.all.trainer.max_steps=2"]
     given = [argument for argument in arguments if argument != "training.frozen=true"]
@@ -179,6 +156,7 @@ def test_a_stage_may_train_the_heads_alone(arguments: list[str], here: Here, tmp
     assert groups == ["backbone", "heads"]
 
 
+@pytest.mark.thorough
 def test_crops_are_embedded_from_images(whole: Path, arguments: list[str], here: Here, tmp_path: Path) -> None:
     given = [*arguments, "evaluation.crops=2", "data.cache=null", "evaluation.raw=false"]
     here("train", *given, f"hydra.run.dir={tmp_path}/run")
@@ -192,10 +170,7 @@ def test_crops_are_embedded_from_images(whole: Path, arguments: list[str], here:
     ("override", "message"),
     [
         ("training.frozen=maybe", "training.frozen=maybe: must be true or false"),
-        (
-            "training.compile=true",
-            "training.frozen=true: training.compile needs the whole network in each step; training.compile=",
-        ),
+        ("training.compile=true", "training.frozen=true: training.compile needs the whole network in each step;"),
         ("recurrent=lstm", "training.frozen=true: recurrent needs the whole network in each step; recurrent=none"),
         ("adapter=bitfit", "training.frozen=true: adapter needs the whole network in each step; adapter=none"),
     ],

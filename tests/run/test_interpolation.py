@@ -61,6 +61,7 @@ def test_a_training_that_only_harms_keeps_its_beginning(here: Here, small_emoji:
     assert metrics["step"] == (6 if share else 0)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("beginning", ["true", "false"])
 def test_a_beginning_that_is_kept_opens_with_its_metrics(
     here: Here, small_emoji: Path, tmp_path: Path, beginning: str
@@ -73,6 +74,7 @@ def test_a_beginning_that_is_kept_opens_with_its_metrics(
     assert dml.load(tmp_path).settings.metrics == metrics
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("point", ["after a stage ends", "before the test"])
 def test_killed_before_or_behind_the_choice_it_is_the_same(
     here: Here, small_emoji: Path, tmp_path: Path, point: str
@@ -112,17 +114,6 @@ def test_a_longer_run_chooses_anew(here: Here, small_emoji: Path, tmp_path: Path
     here("train", *PATH, f"dataset.root={small_emoji}", f"hydra.run.dir={tmp_path}")
     here("train", f"resume={tmp_path}", "trainer.max_steps=9")
     assert read_checkpoint(RunFolder(tmp_path).best_checkpoint)[INTERPOLATION]["last_step"] == 9
-
-
-def test_without_the_first_weights_a_line_says_so(
-    here: Here, small_emoji: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    here("train", *PATH, f"dataset.root={small_emoji}", f"hydra.run.dir={tmp_path}")
-    RunFolder(tmp_path).first_checkpoint.unlink()
-    here("train", f"resume={tmp_path}", "trainer.max_steps=9")
-    assert "first.ckpt: no such file; weights between the first and the last ones aren't tried" in " ".join(
-        capsys.readouterr().out.split()
-    )
 
 
 def test_heads_alone_and_a_moving_average_have_a_path(here: Here, small_emoji: Path, tmp_path: Path) -> None:

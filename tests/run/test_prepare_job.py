@@ -1,5 +1,3 @@
-import io
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,17 +10,14 @@ import torch
 from configurations import settings_of
 from hydra import compose, initialize_config_dir
 from PIL import Image
-from rich.console import Console
 
 from dml.commands.arguments import replace_resize_option
 from dml.data.dataset import ImageDataset
 from dml.data.prepared.cache import CacheFolder
-from dml.data.split_overview import make_count_table
 from dml.data.transforms import Pipeline, Resize
 from dml.run import builders, prepare_job
 from dml.run.config_folders import CONF
 from dml.runtime.errors import InputError
-from dml.runtime.text import ProgressMeter
 
 COUNTS = "dataset.counts={train:{images:12,class:4,super_class:2},test:{images:12,class:4,super_class:2}}"
 Prepare = Callable[..., dict[str, list[str]]]
@@ -83,17 +78,6 @@ def test_a_sound_data_set(prepare: Prepare, sop: Path, capsys: pytest.CaptureFix
     assert (rows[0]["width"], rows[0]["height"]) == (61, 40)
 
 
-def test_output_that_is_no_terminal_says_how_far_it_is(
-    prepare: Prepare, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dml.runtime.console.ProgressMeter", lambda: ProgressMeter(interval=0))
-    prepare("resize=8")
-    lines = capsys.readouterr().out.splitlines()
-    for what in ("verified", "decoded"):
-        told = [line for line in lines if re.fullmatch(rf"{what} +\d+ of 24, [\d,]+ images/s, \d:\d\d:\d\d left", line)]
-        assert " 24 of 24, " in told[-1]
-
-
 def test_the_sheets_show_every_split(prepare: Prepare, sop: Path) -> None:
     prepare("sheet.classes=3", "sheet.pictures=2")
     sheets = {path.stem: path.read_bytes() for path in (sop / ".dml" / "sop").glob("*.png")}
@@ -103,22 +87,6 @@ def test_the_sheets_show_every_split(prepare: Prepare, sop: Path) -> None:
             assert 3 * 350 < sheet.height < 3 * 500
     prepare("sheet.classes=3", "sheet.pictures=2")
     assert {path.stem: path.read_bytes() for path in (sop / ".dml" / "sop").glob("*.png")} == sheets
-
-
-def test_no_sheets(prepare: Prepare, sop: Path) -> None:
-    prepare("sheet=null")
-    assert not [*(sop / ".dml" / "sop").glob("*.png")]
-
-
-def test_the_table_of_counts_fits_a_narrow_screen() -> None:
-    names = ("species", "genus", "family", "order", "class", "phylum", "kingdom")
-    table = builders.ImageTable(np.array(["a.jpg"]), np.zeros((1, 7), dtype=np.int64), np.array(["train"]), names)
-    console = Console(width=80, record=True, file=io.StringIO())
-    console.print(make_count_table(table, {"train": dict.fromkeys(names, 1_000_000), "test": {"images": 7}}))
-    lines = console.export_text().splitlines()
-    assert max(map(len, lines)) < 80
-    assert any("kingdom" in line and "1,000,000" in line and "differs" in line for line in lines)
-    assert any("test" in line and "images" in line and " 0 " in line for line in lines)
 
 
 def test_faults_are_collected(prepare: Prepare, sop: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,11 +1,9 @@
 """Preparing beside other processes, into folders that a stranger laid out, and beside what a disk has damaged."""
 
-import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +12,6 @@ from configurations import compose, settings_of
 from conftest import PLAIN
 from PIL import Image
 
-from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.prepared_files import hold_preparation_lock
 from dml.data.transforms import Resize
 from dml.run import builders, prepare_job
@@ -145,53 +142,6 @@ def test_one_that_ends_leaves_no_lock_and_no_partial_file(prepare: Prepare, root
     assert files(root) | {str(partial.relative_to(root)): b""} == before
     with hold_preparation_lock(root / ".dml" / "folder"):
         pass
-
-
-def test_damage_is_repaired_and_said(prepare: Prepare, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    prepare()
-    before = files(root)
-    for name in ("table.parquet", "warp-8.parquet"):
-        (root / ".dml" / "folder" / name).write_bytes(b"")
-        with pytest.raises(InputError, match="warp-8") if name.startswith("warp") else nullcontext():
-            train_reads(root)
-        capsys.readouterr()
-        prepare()
-        printed = capsys.readouterr().out
-        assert (
-            f"warning  {root}/.dml/folder/{name}: has no checksum: damaged, or made by another version; its" in printed
-        )
-        assert files(root) == before
-
-
-def swap_contents(root: Path, one: str, other: str) -> None:
-    """Gives an image the content of another, its size and its time as they were."""
-    state = (root / one).stat()
-    (root / one).write_bytes((root / other).read_bytes().ljust(state.st_size, b"\0")[: state.st_size])
-    os.utime(root / one, ns=(state.st_atime_ns, state.st_mtime_ns))
-
-
-def test_another_content_of_the_same_size_and_time_is_found(
-    prepare: Prepare, root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    prepare()
-    swap_contents(root, "query/x0/0.png", "gallery/x0/0.png")
-    for override, changed in (("verify=stamp", True), ("verify=content", False), ("verify=stamp", False)):
-        capsys.readouterr()
-        prepare(override)
-        printed = capsys.readouterr().out
-        assert "1 of 4 are in their gallery" in printed
-        assert ("1 images have another content" in printed) == changed
-    config = compose("dataset=folder", "dataset.reader.val_fraction=0")
-    config.dataset.root = str(root)
-    folder, table = builders.find_cache_folder(settings_of(config)), builders.build_table(settings_of(config))
-    assert isinstance(folder, CacheFolder)
-    cache = folder.find(table, Resize("warp", 8))
-    assert cache is not None
-    rows = [table.paths.tolist().index(str(root / name)) for name in ("query/x0/0.png", "gallery/x0/0.png")]
-    one, other = (cache.pixels(row) for row in rows)
-    assert one is not None
-    assert other is not None
-    assert one.equal(other)
 
 
 def test_training_on_damaged_pixels_ends_with_a_line(

@@ -108,7 +108,7 @@ def test_a_killed_sweep_goes_on_where_it_stopped(
     with RunFolder(sweep / "0").hold():
         waiting = multiprocessing.get_context("fork").Process(target=here, args=("train", *again))
         waiting.start()
-        waiting.join(4)
+        waiting.join(2)
         assert waiting.is_alive()
     waiting.join(60)
     assert waiting.exitcode == 0

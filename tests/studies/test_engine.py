@@ -184,6 +184,7 @@ def test_results_are_stored_and_replaced(tmp_path: Path) -> None:
         read_results(path)
 
 
+@pytest.mark.thorough
 def test_a_small_study_is_trained_interrupted_and_continued(
     here: Here, small_emoji: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import PLAIN, Here
 
 from dml.studies import runs as study_runs
 from dml.studies.runs import Plan
@@ -51,7 +50,7 @@ def test_a_signal_ends_a_run_that_is_being_started(start: str, tmp_path: Path) -
     assert "[2 of 2]" not in done.stdout
 
 
-@pytest.mark.parametrize("start", ["run_processes", "run_forks"])
+@pytest.mark.parametrize("start", ["run_processes", pytest.param("run_forks", marks=pytest.mark.thorough)])
 def test_commands_run_and_a_failure_is_told(start: str, tmp_path: Path) -> None:
     # in a process of its own, as the commands do: copies write to where the first of them was started
     program = [sys.executable, "-c", PROGRAM.format(start=start)]
@@ -85,16 +84,3 @@ def test_a_run_that_another_command_has_finished_is_no_failure(tmp_path: Path, m
     shutil.rmtree(tmp_path)
     monkeypatch.setattr(study_runs, "run_processes", lambda *_: finish(2))
     assert not plan.train(runs, "runs")
-
-
-def test_other_launchers_begin_a_sweep_of_one_run(here: Here, small_emoji: Path, tmp_path: Path) -> None:
-    plan = Plan(tmp_path / "runs (1, old)", 1, launcher="joblib", overrides=("hydra.launcher.n_jobs=1",))
-    (run,) = plan.list_runs(Training("leaderboard/emoji", (*PLAIN, f"dataset.root={small_emoji}")))
-    _, *arguments = plan.command(run)
-    assert {"launcher=joblib", "hydra.launcher.n_jobs=1"} <= {*arguments}
-    local = [value for value in arguments if not value.startswith(("launcher=", "hydra.launcher."))]  # here
-    here("train", *local)
-    assert run.is_finished
-    written = (run.folder / "metrics.json").stat().st_mtime_ns
-    here("train", *local)  # a sweep skips it
-    assert (run.folder / "metrics.json").stat().st_mtime_ns == written

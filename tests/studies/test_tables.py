@@ -2,11 +2,7 @@
 
 import csv
 import json
-import re
-import shlex
 import statistics
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from functools import cache
@@ -28,7 +24,7 @@ from dml.runtime.errors import InputError
 from dml.runtime.run_folder import RunFolder
 from dml.studies.catalog import find_studies
 from dml.studies.engine import Engine
-from dml.studies.experiments import EPOCH, compose, count_steps, identify, shrink
+from dml.studies.experiments import compose, count_steps, identify, shrink
 from dml.studies.paper_tables import PrintedNumber, Table, read_entries, read_numbers, read_tables
 from dml.studies.results import Results
 from dml.studies.runs import Plan, Run, check_data
@@ -252,35 +248,6 @@ def test_the_weights_of_the_levels_are_those_that_table_3_implies() -> None:
     assert config.loss.relevance.weights == config.evaluation.level_weights == [0.94, 0.06]
 
 
-EXPERIMENTS = [
-    (table, experiment)
-    for table in read_tables()
-    if table.name in read_entries(table.paper)
-    for experiment in dict.fromkeys(training.experiment for training in table.trainings)
-    if experiment.startswith(f"{table.paper}/{table.name}/")
-]
-
-
-@pytest.mark.parametrize(("table", "experiment"), EXPERIMENTS, ids=[experiment for _, experiment in EXPERIMENTS])
-def test_an_experiment_is_headed_by_its_claim_and_its_cost(table: Table, experiment: str) -> None:
-    text = (CONF / "experiment" / f"{experiment}.yaml").read_text(encoding="utf-8")
-    header = " ".join(line[2:] for line in text.splitlines() if line.startswith("# "))
-    assert f"python train.py experiment={experiment}" in header
-    assert re.search(r"About [\d.]+( to [\d.]+)? GPU hours", header)
-    for row, dataset in table.rows:
-        trainings = [one.training for one in find_cells(table, row, dataset)]
-        if len(trainings) == 1 and trainings[0].experiment == experiment:
-            first = next(cell for cell in table.trained if (cell.row, cell.dataset) == (row, dataset))
-            assert re.search(rf"(?<![\d.]){re.escape(first.printed)}(?![\d.]*\d)", header), first
-
-
-def test_a_length_is_a_whole_number() -> None:
-    assert count_steps(compose(Training("rll/I/rll_simpler", ("trainer.max_steps=1e3",)))) == 1000
-    assert count_steps(compose(Training("happier/1/happier_sop"))) == 100 * EPOCH
-    with pytest.raises(InputError, match=r"^trainer.max_steps=abc: a number of steps, or auto, or trainer.max_epochs"):
-        count_steps(compose(Training("rll/I/rll_simpler", ("trainer.max_steps=abc",))))
-
-
 SOME = [
     Training("rll/I/rll_simpler", ("model.embed_dim=64", "model.heads=[L,H]")),
     Training("nra/I/nra_sop", ("model.embed_dim=512", "loss=rll", "optimizer.lr=1e-3")),
@@ -305,20 +272,6 @@ def test_the_same_training_is_recognized() -> None:
     other = [Training("rll/IX/t_n", ("loss.negative_temperature=5",)), Training("rll/I/rll_simpler")]
     assert {identify(compose(training)) for training in same} == {base}
     assert base not in {identify(compose(training)) for training in other}
-
-
-def test_runs_of_versions_with_another_default_threshold_are_found() -> None:
-    config = compose(Training("lns/emoji/n_pair"))
-    identity = identify(config)
-    OmegaConf.update(config, "evaluation.threshold.wrong_share", 0.1)
-    assert identify(config) != identity
-    config.evaluation.threshold = {"fmr": 0.001, "seed": 0}
-    assert identify(config) == identity
-    OmegaConf.set_struct(config, value=False)
-    del config.evaluation["validation_metrics"]  # an option that older versions didn't have
-    assert identify(config) == identity
-    config.evaluation.validation_metrics = ["recall"]
-    assert identify(config) != identity
 
 
 def test_ones_own_data_sets_share_no_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,20 +325,6 @@ def test_rows_of_a_single_head_choose_their_checkpoint_by_it() -> None:
         assert monitor == ("heads/H/level0/recall@1" if parts == {"heads/H"} else "level0/recall@1"), training
 
 
-def test_rows_of_a_single_head_can_train_it_alone() -> None:
-    """RLL's H of Tables III, IV and XV, with the file of BN-Inception that lacks the branches."""
-    alone = ["model.heads=[H]", "model=bn_inception", "model.backbone.weights=bn_inception-52deb4733.pth"]
-    for table in (table for name in ("III", "IV", "XV") for table in find_tables("rll") if table.name == name):
-        for row, dataset in table.rows:
-            for cell in find_cells(table, row, dataset):
-                config = compose(cell.training.extended(alone))
-                assert "AuxiliaryHead" in str(config.model.head.L)
-                assert list_evaluated_heads(
-                    config.model.heads, config.evaluation.heads, config.evaluation.head_sets
-                ) == ["H"]
-                assert config.checkpoints.monitor.startswith(cell.part) == (cell.part == "heads/H")
-
-
 def test_the_first_stage_of_lns_draws_classes_that_violate_the_triplet_constraint() -> None:
     """By embeddings that are computed anew at the end of its epochs; those of the next stage are computed once."""
     trained = [list_stages(compose(training)) for table in find_tables("lns") for training in table.trainings]
@@ -424,46 +363,10 @@ def test_missing_data_is_one_line_that_names_it(tmp_path: Path) -> None:
         check_data("rll-I", list_runs(Plan(tmp_path, seeds=1), find_tables("rll-I")[0]), tmp_path)
 
 
-def test_make_shows_the_commands() -> None:
-    done = subprocess.run(
-        ["make", "-n", "table-rll-V", "SEEDS=2", "DATA=/d", f"BIN={Path(sys.executable).parent}"],
-        capture_output=True,
-        text=True,
-        cwd=CONF.parent,
-        check=True,
-    )
-    shown = [line for line in done.stdout.splitlines() if line.startswith("python -m dml train")]
-    (table,) = find_tables("rll-V")
-    runs = list_runs(Plan(Path("outputs/tables"), seeds=2), table)
-    assert [shlex.split(line)[4:] for line in shown] == [
-        run.train_arguments(Path("/d")) for run in runs if not run.is_finished
-    ]
-
-
 def test_the_list_names_each_table_with_its_cells_and_runs(printed: Printed) -> None:
     first, second = printed("nra", "list", "seeds=2").splitlines()[1:3]
     assert first.split() == ["table-nra-I", "88", "48"]
     assert second.split() == ["table-nra-II", "6", "12"]
-
-
-LISTED = """
-import sys
-from dml.__main__ import dispatch
-
-dispatch(["study", "tables", "list"])
-print("loaded:", *{"faiss", "pytorch_lightning", "scipy", "timm", "torch"} & sys.modules.keys())
-"""
-
-
-def test_the_list_loads_nothing_slow(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", LISTED], capture_output=True, text=True, cwd=tmp_path, check=True)
-    assert done.stdout.count("table-") == len(read_tables())
-    assert done.stdout.splitlines()[-1] == "loaded:"
-
-
-def test_the_runs_of_the_list_are_those_of_the_plan(tmp_path: Path) -> None:
-    for table in find_tables("lns"):
-        assert len(list_runs(Plan(tmp_path, seeds=1), table)) == len(table.trainings)
 
 
 @pytest.mark.parametrize(
@@ -583,9 +486,7 @@ def test_a_finished_run_without_the_metric_is_named(tmp_path: Path) -> None:
     (run,) = list_runs(plan, table)
     run.folder.mkdir(parents=True)
     (run.folder / "metrics.json").write_text(json.dumps({"level0/recall@1": 0.7}))
-    with pytest.raises(
-        InputError, match=r"rll-V: a finished run of rll_simpler_128 on sop has no level0/recall@10, whi"
-    ):
+    with pytest.raises(InputError, match=r"rll-V: a finished run of rll_simpler_128 on sop has no level0/recall@10,"):
         reproduce(table, collect(table, plan), plan)
 
 

@@ -147,25 +147,6 @@ def test_a_damaged_file_is_computed_anew_with_one_line(features: Features, damag
     assert features.calls == 2
 
 
-@pytest.mark.parametrize("change", ["fingerprint", "count", "names", "objects"])
-def test_a_foreign_file_is_computed_anew_with_one_line(features: Features, change: str) -> None:
-    first = features.load()
-    with np.load(features.file) as stored:
-        arrays = dict(stored)
-    if change == "fingerprint":
-        arrays["fingerprint"] = np.array("0" * 64)
-    elif change == "count":
-        arrays["features"] = arrays["features"][1:]
-    elif change == "names":
-        arrays["rows"] = arrays.pop("features")
-    else:
-        arrays["features"] = np.array([None])  # a pickle, which is never loaded
-    np.savez(features.file, **arrays)
-    torch.testing.assert_close(features.load(), first, atol=0, rtol=0)
-    assert features.calls == 2
-    assert len(features.warnings) == 1
-
-
 def test_a_link_is_refused(features: Features) -> None:
     features.load()
     target = features.file.rename(features.root / "elsewhere.npz")

@@ -82,13 +82,9 @@ def test_a_frozen_weight_of_another_value_is_kept() -> None:
 def test_other_frozen_weights_are_told() -> None:
     model = build()
     slim = FrozenWeights(model, build(seed=1)).leave_out(checkpoint_of(model))
-    with pytest.raises(
-        InputError, match=r"checkpoint=best.ckpt: trained with frozen weights of fingerprint \w{16}, but"
-    ):
+    with pytest.raises(InputError, match=r"checkpoint=best.ckpt: trained with frozen weights of fingerprint \w{16},"):
         fill_in(slim, build(value=3.5), "best.ckpt")
-    with pytest.raises(
-        InputError, match=r"of another model: it lacks 6 frozen weights .* as backbone.network.0.weight"
-    ):
+    with pytest.raises(InputError, match=r"of another model: it lacks 6 frozen weights .* as"):
         fill_in(slim, nn.Linear(1, 1), "best.ckpt")
 
 

@@ -65,9 +65,7 @@ def test_a_normalization_that_does_more_is_not_synchronized() -> None:
     assert network(torch.randn(2, 3, 4, 4)).min() >= 0
     replaced = nn.SyncBatchNorm.convert_sync_batchnorm(network)
     assert "BatchNormAct" not in str(replaced)  # it would be another function
-    with pytest.raises(
-        InputError, match="would replace 1 by a normalization without what BatchNormAct2d does beside it"
-    ):
+    with pytest.raises(InputError, match="would replace 1 by a normalization without what BatchNormAct2d does beside"):
         check_synchronized(nn.Sequential(nn.Conv2d(3, 4, 1), BatchNormAct2d(4)))
 
 
@@ -103,9 +101,7 @@ def test_what_compile_asks_for(override: str, expected: dict[str, Any] | None) -
 @pytest.mark.pipeline
 @pytest.mark.parametrize("asked", ["max-autotune", "{mod: max-autotune}"])
 def test_what_torch_compile_does_not_take_is_refused(asked: str) -> None:
-    with pytest.raises(
-        InputError, match=r"training.compile=.*: true, null, or arguments of torch.compile: backend, .*mode, "
-    ):
+    with pytest.raises(InputError, match=r"training.compile=.*: true, null, or arguments of torch.compile: backend,"):
         parse_compile(composed(f"training.compile={asked}").training.compile)
 
 

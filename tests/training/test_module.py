@@ -301,14 +301,6 @@ def test_a_number_of_the_loss_moves_linearly() -> None:
         assert module.losses[head].terms["rll"].seen == [20.0, 15.0, 10.0, 5.0]  # Eq. 15
 
 
-def test_numbers_of_the_parts_of_a_loss_are_named() -> None:
-    module = learner()
-    for head in ("L", "H"):
-        module.losses[head] = WeightedSum({"rll": Watched()}, {"rll": 1.0})
-    with pytest.raises(InputError, match=r"WeightedSum has none; its numbers are terms\.rll\.margin, terms\.rll\.neg"):
-        fit(module, 1, LossSchedule("weights.rll", start=20.0, end=0.0))
-
-
 @pytest.mark.parametrize(
     ("attribute", "expected"),
     [
@@ -358,14 +350,6 @@ def test_losses_are_logged_every_n_steps_and_in_the_last_step(tmp_path: Path) ->
 def test_no_step_at_which_a_training_ends_early_gets_the_losses_of_another(tmp_path: Path) -> None:
     each = logged_losses(tmp_path / "each.csv", 5, 1)
     assert logged_losses(tmp_path / "stopped.csv", 9, 3, StopAfter(5)) == {3: each[3]}
-
-
-def test_divergence_names_the_step_the_head_and_the_loss() -> None:
-    module = learner()
-    with torch.no_grad():
-        module.model.heads["H"].embedding.weight.fill_(torch.nan)
-    with pytest.raises(InputError, match="the embeddings of head H became NaN or infinite under RankedListLoss"):
-        fit(module, 1)
 
 
 def test_heads_and_sets_of_heads_can_be_evaluated() -> None:

@@ -109,9 +109,7 @@ def check_rows(images: Prepared, resize: Resize) -> None:
 def test_a_cache_of_another_background_is_refused_and_made_anew(images: Prepared) -> None:
     resize, black = Resize("warp", 32), ImageLimits(background="black")
     images.build(resize)
-    with pytest.raises(
-        InputError, match=r"another data\.background; run dml prepare .*data\.background=black resize=32"
-    ):
+    with pytest.raises(InputError, match=r"another data\.background; run dml prepare .*data\.background=black"):
         images.folder.find(images.table, resize, black)
     checked = check_images(images.table, images.folder, processes=1, advance=lambda _: None)
     build_cache(images.folder, resize, checked, processes=1, advance=lambda _: None, limits=black)
@@ -386,7 +384,7 @@ def test_a_line_that_was_cut_short_does_not_count(
 
 
 @pytest.mark.parametrize("name", ["progress", "pixels"])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 def test_damage_to_an_unfinished_one_is_repaired(images: Prepared, written: list[int], name: str, seed: int) -> None:
     with pytest.raises(StoppedError):
         images.build(RESIZES[0], stop_after(6))
@@ -444,9 +442,7 @@ def test_several_processes_write_the_same(images: Prepared, monkeypatch: pytest.
 
 def test_a_disk_that_is_too_small(images: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(9, 9, 0))  # type: ignore[attr-defined]
-    with pytest.raises(
-        InputError, match=r"warp-3200\.pixels: the cache takes 0\.3 GB, and 0\.0 GB are free; data\.cac"
-    ):
+    with pytest.raises(InputError, match=r"warp-3200\.pixels: the cache takes 0\.3 GB, and 0\.0 GB are free;"):
         images.build(Resize("warp", 3200))
 
 
@@ -491,20 +487,6 @@ def test_two_data_sets_of_one_name_have_two_folders(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "link").symlink_to(first)
     assert find(first) == find(f"{first}/") == find("a/set") == find(tmp_path / "link")
-
-
-@pytest.mark.parametrize("name", ["table.parquet", "verified.jsonl", "warp-256.pixels"])
-def test_a_folder_without_a_hash_is_a_cache_only_if_dml_prepared_it(name: str, tmp_path: Path) -> None:
-    (tmp_path / "fast" / "folder").mkdir(parents=True)
-    (tmp_path / "fast" / "folder" / "1.jpg").touch()
-    (tmp_path / "set").mkdir()
-    images = CacheFolder.from_setting(f"{tmp_path}/fast", f"{tmp_path}/set", "folder")
-    assert images is not None
-    assert re.fullmatch(r"folder-[0-9a-f]{8}", images.path.name)
-    (tmp_path / "fast" / "folder" / name).touch()  # as an earlier version wrote it
-    prepared_folder = CacheFolder.from_setting(f"{tmp_path}/fast", f"{tmp_path}/set", "folder")
-    assert prepared_folder is not None
-    assert prepared_folder.path == tmp_path / "fast" / "folder"
 
 
 def test_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,4 @@
 import hashlib
-import json
 import multiprocessing
 import os
 import signal
@@ -14,8 +13,6 @@ import pytest
 from PIL import Image
 
 from dml.data.image_files.contents import MISSING, read_stamps
-from dml.data.image_files.images import UnreadableImageError, read_image
-from dml.data.image_files.limits import ImageLimits
 from dml.data.prepared import verification
 from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.verification import CheckedImage, check_images, list_faults, write_table
@@ -88,23 +85,6 @@ def test_images_that_cannot_be_read(table: ImageTable, folder: CacheFolder) -> N
     assert results[3].error
     assert all("\n" not in image.error and len(image.error) <= 120 for image in results)
     assert [bool(image.height) for image in results] == [True, False, False, False, True, True, True]
-
-
-def test_the_reasons_are_those_of_a_training(table: ImageTable, folder: CacheFolder) -> None:
-    for row, content in enumerate((b"", b"text", b"P6 40 1x 255 ", b"P5 9 9 255\n")):
-        Path(table.paths[row]).write_bytes(content)
-    Path(table.paths[4]).unlink()
-    Path(table.paths[4]).symlink_to(table.paths[4])
-    limits = ImageLimits(max_pixels=15 * 20)  # the last image is larger
-    images = check_images(table, folder, processes=1, advance=lambda _: None, limits=limits)
-    lines = list_faults(table, images)["images that can't be decoded"]
-    for path, line in zip(table.paths[[0, 1, 2, 3, 4, 6]].tolist(), lines, strict=True):
-        with pytest.raises(UnreadableImageError) as raised:
-            read_image(path, limits)
-        assert line == f"{path} ({raised.value.reason})"
-        assert raised.value.reason in str(raised.value)
-        assert "Error" not in line
-        assert "0x" not in line
 
 
 def test_an_image_of_several_rows_is_read_once(table: ImageTable, folder: CacheFolder, read: list[str]) -> None:
@@ -180,19 +160,6 @@ def test_a_verification_that_was_killed_goes_on(table: ImageTable, folder: Cache
     assert read == ["4", "5", "6"]
     assert progress == [4, 2, 1]
     assert [image.height for image in results.values()] == [10 + i for i in range(7)]
-
-
-@pytest.mark.parametrize("ending", ['{"images/0.png": {"byt', "\n", "{}\n[", "\0\0"])
-def test_a_line_that_was_cut_short(table: ImageTable, folder: CacheFolder, read: list[str], ending: str) -> None:
-    first = check(table, folder)
-    with (folder.path / "verified.jsonl").open("a") as journal:
-        journal.write(ending)
-    os.utime(table.paths[3], ns=(1, 1))
-    read.clear()
-    check(table, folder)  # writes on to it
-    assert read == ["3"]
-    again = check(table, folder)
-    assert {path: image.sha256 for path, image in again.items()} == {path: i.sha256 for path, i in first.items()}
 
 
 # the table
@@ -281,13 +248,3 @@ def test_broken_files_are_not_the_same(table: ImageTable, folder: CacheFolder) -
     for row in (0, 3):
         Path(table.paths[row]).unlink()
     assert set(faults(table, folder)) == {"missing files"}
-
-
-def test_the_journal_is_json(table: ImageTable, folder: CacheFolder) -> None:
-    """Names may hold anything that a file system takes."""
-    odd = Path(table.paths[0]).with_name('a "b"\n\u00e9.png')
-    Path(table.paths[0]).rename(odd)
-    renamed = ImageTable(np.array([str(odd), *table.paths[1:]]), table.labels, table.split, table.levels)
-    first = check(renamed, folder)
-    assert "images/" + odd.name in json.loads((folder.path / "verified.jsonl").read_text().splitlines()[0])["value"]
-    assert check(renamed, folder) == first

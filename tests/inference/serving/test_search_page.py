@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 from chromium import NEEDS_CHROMIUM, playwright
-from served_index import CALIBRATION_OF_INDEX, LIMITS, THRESHOLD, served
+from served_index import CALIBRATION_OF_INDEX, LIMITS, THRESHOLD
 
 from dml.inference.image_index import Index
-from dml.inference.serving.image_search import ImageSearch
 
 pytest_plugins = ("chromium", "served_index")
 pytestmark = NEEDS_CHROMIUM
@@ -144,32 +143,6 @@ def test_a_failed_query_leaves_no_results_of_another(page: Any, index: Index, tm
     wait_for_failure(page, "label=birds")
 
 
-def test_too_large_an_upload_ends_the_search_before_it(page: Any, index: Index, tmp_path: Path) -> None:
-    large = tmp_path / "large.png"
-    large.write_bytes(bytes(LIMITS.max_image_bytes + 1))
-    held: list[Any] = []
-    page.route("**/api/search?*", lambda route: held.append(route))
-    with page.expect_request("**/api/search?*"):
-        page.set_input_files("#file", index.items.paths[2])
-    page.set_input_files("#file", large)
-    wait_for_failure(page, "large.png: more than 200,000 bytes")
-    with page.expect_response("**/api/search?*"):
-        held[0].continue_()
-    wait_for_failure(page, "large.png: more than 200,000 bytes")
-
-
-def test_a_further_page_that_fails_leaves_those_before_it(page: Any) -> None:
-    page.route("**/api/items?offset=0&*", lambda route: route.fulfill(json=route.fetch().json() | {"total": 13}))
-    page.route("**/api/items?offset=12&*", lambda route: route.fulfill(status=500, json={"error": "failed"}))
-    page.locator("#browse").click()
-    page.locator("#more").click()
-    playwright.expect(page.locator("#error")).to_have_text("failed")
-    playwright.expect(page.locator("body.busy")).to_have_count(0)
-    assert page.locator("#title").text_content() == "Images of the index"
-    assert page.locator("#results button").count() == 12
-    assert page.locator("#more").is_visible()
-
-
 def test_a_file_is_read_when_it_is_chosen(page: Any, index: Index, tmp_path: Path) -> None:
     path = tmp_path / "photo.png"
     shutil.copyfile(index.items.paths[2], path)
@@ -188,26 +161,6 @@ def test_a_file_is_read_when_it_is_chosen(page: Any, index: Index, tmp_path: Pat
     path.unlink()
     page.evaluate(DROP_THE_FILE)
     wait_for_failure(page, "photo.png: can't be read any more; choose it again.")
-
-
-@pytest.mark.parametrize(("labels", "facts"), [(["", ""], "2 images, "), (["cats", ""], "2 images, 1 label, ")])
-def test_images_without_a_label_count_for_no_label(browser: Any, index: Index, labels: list[str], facts: str) -> None:
-    """The page of two images says how many labels they have, and offers these labels."""
-    paths = index.items.paths[:2].tolist()
-    two = Index.build(index.model, paths)
-    two.items.labels[:] = labels
-    with served(ImageSearch(two)) as address:
-        page = browser.new_page()
-        page.goto(address)
-        playwright.expect(page.locator("#facts")).to_have_text(f"{facts}model small_cnn")
-        assert [option.get_attribute("value") for option in page.locator("#labels option").all()] == [
-            label for label in labels if label
-        ]
-        page.locator("#results button").first.click()
-        playwright.expect(page.locator("#explanation")).to_contain_text(
-            "if 5 % of all pairs of images are of one class, as among the validation classes."
-        )
-        page.close()
 
 
 @pytest.mark.parametrize("width", [1280, 360])

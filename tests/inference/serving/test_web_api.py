@@ -29,7 +29,6 @@ from small_embedders import make_model
 from dml.data.image_files.limits import ImageLimits
 from dml.inference.image_index import Index
 from dml.inference.serving import http_server, web_api
-from dml.inference.serving.http_server import open_listener
 from dml.inference.serving.image_search import ImageSearch, ServedIndex
 from dml.inference.serving.web_api import create_app
 
@@ -154,17 +153,13 @@ def test_only_files_of_the_index_are_sent(tmp_path: Path) -> None:
     ("request_line", "status", "line"),
     [
         ("GET /api/items/99", 404, "item 99: the index has no item of this number"),
-        ("GET /api/items/99/image", 404, "item 99"),
         (f"GET /api/items/{10**30}", 422, "item: "),
         ("GET /api/items/-1", 422, "item: "),
-        ("GET /api/items/cat", 422, "item: "),
         ("GET /api/items/1/image?size=100000", 422, "size: "),
         ("GET /api/items/1/neighbors?k=0", 422, "k: "),
-        ("GET /api/items?limit=100000", 422, "limit: "),
         (f"GET /api/items?offset={10**30}", 422, "offset: "),
         ("GET /api/items?label=birds", 404, "label=birds: no image of the index has it"),
         ("GET /api/items/1/neighbors?label=%1b[31m", 404, r"label=\x1b[31m: no image"),
-        ("GET /nothing", 404, "Not Found"),
         ("DELETE /api/items/1", 405, "Method Not Allowed"),
     ],
 )
@@ -309,13 +304,6 @@ def test_a_bug_is_no_answer_of_its_own(index: Index, monkeypatch: pytest.MonkeyP
         assert refusal(client.get("/api/items/1"), 500) == "the server failed; its log says why"
 
 
-def test_answers_do_not_wait_for_acknowledgements() -> None:
-    with open_listener("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
-        connection, _ = listener.accept()
-        with connection:
-            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-
-
 def test_32_clients_are_answered_at_a_time(address: str, index: Index) -> None:
     host = urlsplit(address).netloc
 
@@ -391,16 +379,6 @@ def test_a_request_that_does_not_arrive_frees_its_connection(
                 pass
         assert 0.3 < time.monotonic() - start < 5
     assert caplog.records == []
-
-
-@pytest.mark.usefixtures("short_deadline")
-def test_a_request_that_comes_in_drops_has_the_same_deadline(address: str) -> None:
-    start = time.monotonic()
-    with connect(address) as connection, suppress(ConnectionResetError, BrokenPipeError):
-        while time.monotonic() - start < 5:
-            connection.sendall(b"G")
-            time.sleep(0.05)
-    assert time.monotonic() - start < 2
 
 
 @pytest.mark.usefixtures("short_deadline")

@@ -102,13 +102,6 @@ def test_a_test_says_early_how_long_it_takes(
     assert [line.partition(", ")[0] for line in lines] == ["testing  batch 1 of 3"]
 
 
-def test_one_process_of_several_tells(capsys: pytest.CaptureFixture[str]) -> None:
-    bar = ProgressLines(seconds_between_lines=0)
-    bar.disable()
-    run(bar)
-    assert capsys.readouterr().out == ""
-
-
 def test_a_terminal_shows_a_bar_and_each_validation(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=120)
@@ -126,9 +119,3 @@ def test_a_bar_is_for_terminals(monkeypatch: pytest.MonkeyPatch, environment: di
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert type(progress.make_progress()) is kind
-
-
-def test_the_first_estimate_of_the_time_left_comes_after_ten_batches(capsys: pytest.CaptureFixture[str]) -> None:
-    trainer(ProgressLines(), max_steps=12, limit_val_batches=0).fit(Counting(), batches(12), batches(1))
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(", ")[0] for line in lines] == ["training step 10 of 12"]
