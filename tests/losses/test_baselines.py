@@ -1,3 +1,4 @@
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -6,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from configurations import compose
 from conftest import ROOT
-from hydra.utils import instantiate
+from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
@@ -18,6 +19,7 @@ CLASSES, SIZE = 5, 8
 LABELS = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 4, 4])
 
 
+TERMS = ("threshold_consistent_margin", "intra_pair_variance")  # added to another loss
 TARGETS = {path.stem: str(OmegaConf.load(path).get("_target_")) for path in CONF.glob("*.yaml")}
 
 
@@ -100,6 +102,17 @@ def library_nodes(node: Any) -> Iterator[DictConfig]:
         for key in node:
             if not OmegaConf.is_missing(node, key):
                 yield from library_nodes(node[key])
+
+
+@pytest.mark.parametrize("name", [*names(PairLoss), *names(ProxyLoss), *TERMS, "xbm"])
+def test_the_librarys_parameters_are_all_listed(name: str) -> None:
+    for node in library_nodes(OmegaConf.load(CONF / f"{name}.yaml")):
+        parameters = inspect.signature(get_class(node._target_).__init__).parameters
+        own = {key for key, value in parameters.items() if value.kind is value.POSITIONAL_OR_KEYWORD} - {"self"}
+        given = {str(key) for key in node}
+        assert own - {"num_classes", "embedding_size"} <= given, node._target_
+        if ".losses." in node._target_:
+            assert {"distance", "reducer"} <= given, node._target_
 
 
 @pytest.mark.parametrize("name", [*names(PairLoss), *names(ProxyLoss)])

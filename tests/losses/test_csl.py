@@ -59,6 +59,12 @@ def test_equals_a_loop_over_proxies(classes: list[int], seed: int, scale: float,
         torch.testing.assert_close(loss.proxies.grad, proxies.grad, atol=1e-8, rtol=1e-8)
 
 
+def test_gradcheck() -> None:
+    loss = made(scale=4.0)
+    embeddings = draw_embeddings(6, 4).requires_grad_()
+    assert torch.autograd.gradcheck(lambda rows: loss(rows, HIERARCHY), embeddings)
+
+
 @pytest.mark.parametrize(("levels", "margins"), [(1, [0.25]), (2, [0.25, 0.45]), (3, [0.25, 0.35, 0.45])])
 def test_margins_are_the_papers_for_each_number_of_levels(levels: int, margins: list[float]) -> None:
     embeddings = draw_embeddings(6, 4, seed=1)

@@ -163,6 +163,13 @@ def test_with_plain_steps_is_one_minus_h_ap(labels: Tensor, seed: int, include_q
     assert loss(embeddings, labels).item() == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.parametrize("smooth_h_rank", [False, True])
+def test_gradcheck(smooth_h_rank: bool) -> None:
+    labels = torch.tensor([[i // 2, i // 4, i // 8] for i in range(12)])
+    loss = SmoothHierarchicalAPLoss(tau=0.3, smooth_h_rank=smooth_h_rank)
+    assert torch.autograd.gradcheck(lambda rows: loss(rows, labels), draw_embeddings(12, 4).requires_grad_())
+
+
 @pytest.mark.parametrize("temperature", [0.0, -0.05])
 def test_a_temperature_of_the_cluster_loss_is_above_zero(temperature: float) -> None:
     with pytest.raises(InputError, match=rf"loss\.temperature={temperature}: must be above 0"):

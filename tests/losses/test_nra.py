@@ -83,6 +83,13 @@ def test_ties_and_duplicates_are_ranked_as_in_the_loop(labels: list[int], seed: 
     assert gradient_of(value, leaf).isfinite().all()
 
 
+def test_gradcheck() -> None:
+    embeddings = draw_embeddings(9, 4).requires_grad_()
+    labels = torch.tensor([0, 0, 1, 1, 2, 2, 2, 3, 3])
+    loss = NonlinearRankApproximationLoss(alpha=1.5, epsilon=1e-2)
+    assert torch.autograd.gradcheck(lambda rows: loss(rows, labels), embeddings)
+
+
 def test_a_perfect_and_a_reversed_order() -> None:
     line = torch.tensor([[0.0], [1.0], [10.0], [11.0]])
     loss = NonlinearRankApproximationLoss(alpha=1.0, epsilon=1e-4)

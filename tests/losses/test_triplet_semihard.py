@@ -24,6 +24,35 @@ def by_hand(embeddings: Tensor, labels: Tensor, margin: float) -> Tensor:
     return torch.stack(terms).sum() / len(terms) if terms else 0.0 * embeddings.sum()
 
 
+def as_tensorflow(embeddings: Tensor, labels: Tensor, margin: float) -> Tensor:
+    """The function of tensorflow/contrib/losses/python/metric_learning/metric_loss_ops.py, operation by operation."""
+    size, column = len(labels), labels[:, None]
+    norms = embeddings.square().sum(dim=1)
+    pdist_matrix = (norms[:, None] + norms - 2.0 * embeddings @ embeddings.T).clamp(min=0.0)
+    pdist_matrix = pdist_matrix * (1.0 - torch.eye(size))
+    adjacency = column == column.T
+    adjacency_not = ~adjacency
+    pdist_matrix_tile = pdist_matrix.tile(size, 1)
+    mask = adjacency_not.tile(size, 1) & (pdist_matrix_tile > pdist_matrix.T.reshape(-1, 1))
+    mask_final = (mask.double().sum(dim=1, keepdim=True) > 0.0).reshape(size, size).T
+    negatives_outside = masked_minimum(pdist_matrix_tile, mask.double()).reshape(size, size).T
+    negatives_inside = masked_maximum(pdist_matrix, adjacency_not.double()).tile(1, size)
+    semi_hard_negatives = torch.where(mask_final, negatives_outside, negatives_inside)
+    loss_mat = margin + pdist_matrix - semi_hard_negatives
+    mask_positives = adjacency.double() - torch.eye(size)
+    return (loss_mat * mask_positives).clamp(min=0.0).sum() / mask_positives.sum()
+
+
+def masked_maximum(data: Tensor, mask: Tensor) -> Tensor:
+    lowest = data.amin(dim=1, keepdim=True)
+    return ((data - lowest) * mask).amax(dim=1, keepdim=True) + lowest
+
+
+def masked_minimum(data: Tensor, mask: Tensor) -> Tensor:
+    highest = data.amax(dim=1, keepdim=True)
+    return ((data - highest) * mask).amin(dim=1, keepdim=True) + highest
+
+
 LABELS = st.lists(st.integers(0, 4), min_size=2, max_size=14)
 
 
@@ -40,6 +69,17 @@ def test_equals_a_loop_over_positive_pairs(labels: list[int], seed: int, margin:
     if expected.requires_grad:
         expected.backward()
     torch.testing.assert_close(fast.grad, torch.zeros_like(slow) if slow.grad is None else slow.grad)
+
+
+@given(labels=LABELS.filter(lambda labels: 1 < len(set(labels)) < len(labels)), seed=st.integers(0, 10_000))
+@examples(80)
+def test_equals_tensorflows_function(labels: list[int], seed: int) -> None:
+    fast, slow = (draw_embeddings(len(labels), 3, seed).requires_grad_() for _ in range(2))
+    value, expected = TripletSemihardLoss()(fast, torch.tensor(labels)), as_tensorflow(slow, torch.tensor(labels), 1.0)
+    torch.testing.assert_close(value, expected)
+    value.backward()
+    expected.backward()
+    torch.testing.assert_close(fast.grad, slow.grad)
 
 
 @given(labels=LABELS, seed=st.integers(0, 10_000))
@@ -67,6 +107,11 @@ def test_one_class_adds_nothing() -> None:
     assert value == 0
     assert embeddings.grad is not None
     assert (embeddings.grad == 0).all()
+
+
+def test_gradcheck() -> None:
+    embeddings, labels = draw_embeddings(9, 4).requires_grad_(), torch.tensor([0, 0, 1, 1, 2, 2, 2, 3, 3])
+    assert torch.autograd.gradcheck(lambda rows: TripletSemihardLoss()(rows, labels), embeddings)
 
 
 @pytest.mark.parametrize("block", [1, 300, 10**6])

@@ -74,6 +74,13 @@ def test_equals_a_loop_over_centers(form: Any, labels: list[int], seed: int, sca
     torch.testing.assert_close(fast.grad, its_gradient, atol=1e-9, rtol=1e-9)
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_gradcheck(form: Any) -> None:
+    embeddings = draw_embeddings(8, 4).requires_grad_()
+    labels = torch.tensor([0, 0, 0, 1, 1, 2, 2, 3])
+    assert torch.autograd.gradcheck(lambda rows: TupletLoss(form)(rows, labels), embeddings)
+
+
 def test_the_forms_are_one_for_one_positive() -> None:
     embeddings = draw_embeddings(8, 4, seed=1)
     values = [
