@@ -158,11 +158,6 @@ def test_classes_without_another_name_are_called_so_once(make_run: MakeRun) -> N
     assert "24 queries of 1 shape class (test split)" in text
 
 
-def test_a_running_mean_is_called_that(written: str) -> None:
-    assert 'class="faint"' in written
-    assert "the line over them is their running mean" in Page(written).text
-
-
 def luminance(color: str) -> float:
     """The relative luminance of WCAG 2.2."""
     shares = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)]) / 255
