@@ -20,7 +20,7 @@ from dml.evaluation.per_query import QueryTable, join_lists, score_queries, writ
 from dml.evaluation.ranking import PerQuery
 from dml.report.charts import make_charts, make_threshold_section
 from dml.report.embedding_map import draw_map, embedding_map
-from dml.report.metrics import choose_headlines, list_labels_not_in_percent, make_metric_tables
+from dml.report.metrics import choose_headlines, make_metric_tables
 from dml.report.pictures import ReadPicture, choose_queries, draw_queries
 from dml.report.run import ReportedRun, collect_versions, read_run
 from dml.report.sheets import COLUMNS, ImageSearches, Tiles, find_confusions, make_search_results, make_sheets
@@ -44,7 +44,6 @@ def run_report(run: ReportedRun) -> str:
         "classes": len(np.unique(table.labels[table.labels[:, 0] != UNKNOWN, 0])),
         "headlines": choose_headlines(run),
         "tables": make_metric_tables(run),
-        "not_in_percent": list_labels_not_in_percent(run),
         "charts": make_charts(run.history, table.levels, run.metrics.get("step"), run.custom_metrics),
         "threshold": make_threshold_section(run),
         "score": score_queries(table).name,

@@ -166,9 +166,9 @@ def test_tables_of_metrics(make_run: MakeRun) -> None:
     assert levels.columns[:4] == ["R@1", "R@2", "R@4", "R@8"]
     assert graded.columns == ["H-AP", "NDCG", "ASI"]
     assert list(graded.groups[""]) == ["all heads"]
-    assert levels.note == ""
+    assert levels.notes == []
     left_out = replace(run, metrics={**run.metrics, "level1/queries_without_positives": 1234.0})
-    assert "1,234 at level family" in make_metric_tables(left_out)[0].note
+    assert "1,234 at level family" in make_metric_tables(left_out)[0].notes[0]
     assert [*choose_headlines(run)] == ["R@1", "MAP@R", "H-AP", "NMI"]
     assert choose_headlines(run)["MAP@R"][1] == "–"
 
