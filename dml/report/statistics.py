@@ -158,20 +158,12 @@ def _shorten(values: Iterable[float]) -> list[float]:
     return [int(value) if value.is_integer() else value for value in rounded]
 
 
-def sum_runs_by_class(folders: Sequence[RunFolder]) -> ClassSums:
-    """Read the tests of finished runs of one data set, and sum the metrics `PER_QUERY` by class."""
-    counts_of_runs: list[list[int]] = []
-    rows: dict[str, list[list[float]]] = {metric: [] for metric in PER_QUERY}
-    for folder in folders:
-        queries = read_queries(folder.queries_file)
-        values = {metric: queries.metrics[column] for metric, column in PER_QUERY.items()}
-        counts, sums = sum_by_class(queries.labels[:, 0], values)
-        counts_of_runs.append(counts)
-        if counts != counts_of_runs[0]:
-            raise InputError(f"{folder.path}: tested on other classes than {folders[0].path}")
-        for metric, row in sums.items():
-            rows[metric].append(_shorten(row))
-    return ClassSums(counts_of_runs[0], rows)
+def sum_test_by_class(folder: RunFolder) -> ClassSums:
+    """Read the test of a finished run, and sum the metrics `PER_QUERY` by class."""
+    queries = read_queries(folder.queries_file)
+    values = {metric: queries.metrics[column] for metric, column in PER_QUERY.items()}
+    counts, sums = sum_by_class(queries.labels[:, 0], values)
+    return ClassSums(counts, {metric: [_shorten(row)] for metric, row in sums.items()})
 
 
 class Interval(NamedTuple):

@@ -1,5 +1,6 @@
 import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,7 +54,7 @@ def test_too_few_for_a_map() -> None:
         embedding_map(np.where(np.eye(5) * np.arange(5) > 3, np.nan, 1.0))
 
 
-def dots_of(drawn: dict) -> dict[str, list[tuple[float, float]]]:
+def dots_of(drawn: dict[str, Any]) -> dict[str, list[tuple[float, float]]]:
     """{class: places of its dots}, percents of the width from the left and the top."""
     places = {}
     for dots in drawn["dots"]:
