@@ -28,7 +28,7 @@ EXPECTED = (
 
 def quiet() -> None:
     """Silence the warnings of libraries about choices that are deliberate here."""
-    for name in ("pytorch_lightning", "lightning_fabric", "faiss", "openTSNE"):
+    for name in ("pytorch_lightning", "lightning_fabric", "faiss"):
         logging.getLogger(name).setLevel(logging.WARNING)
     for message in EXPECTED:
         warnings.filterwarnings("ignore", message=message)

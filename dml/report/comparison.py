@@ -4,7 +4,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,7 @@ import numpy as np
 from dml.evaluation.names import MetricDescription, MetricName, describe_metric, describe_stored_metrics, format_value
 from dml.evaluation.per_query import read_queries
 from dml.report.provenance import describe_measurement, merge_facts
-from dml.report.statistics import ClassSums, Interval, mean_interval, sum_by_class
+from dml.report.statistics import RESAMPLES, ClassSums, Interval, mean_interval, sum_by_class
 from dml.runtime.configuration import flat, is_below, key_of
 from dml.runtime.errors import InputError, suggest
 from dml.runtime.run_folder import RUN_KEYS, RunFolder, folders_below
@@ -62,8 +62,12 @@ class FinishedRun:
 class ConfigurationResult:
     """The metrics of one configuration over its seeds.
 
-    ``name`` are the settings that tell it from the others, such as "loss=rll". ``facts`` are those of
-    `describe_measurement`.
+    Args:
+        name: settings that tell the configuration from the others, such as "loss=rll".
+        metrics: {name in metrics.json: mean over the seeds}.
+        custom_metrics: metrics that the user has defined.
+        facts: facts of `describe_measurement`.
+        folders: folders of the runs.
     """
 
     name: str
@@ -93,28 +97,20 @@ def find_runs(folders: Iterable[Path], resolve: Resolve | None = None) -> list[F
     runs_by_folder = {path: folders_below(path) for path in paths if not path.is_file()}  # a glob matches files, too
     if paths and not runs_by_folder:
         raise InputError(f"{paths[0]}: a file; the folder of a run, or one that holds those of runs, is compared")
-    finished = {folder: [*_read_finished(folder, runs, resolve)] for folder, runs in runs_by_folder.items()}
+    finished: list[FinishedRun] = []
     for folder, runs in runs_by_folder.items():
-        if not runs or not any(finished.values()):
+        for run in runs:
+            try:
+                if _is_compared(run, folder) and run.is_finished:
+                    finished.append(_read(run, resolve))
+            except InputError as error:
+                if run.path == folder:
+                    raise
+                logger.warning("left out: %s", printable(error))
+    for folder, runs in runs_by_folder.items():
+        if not runs or not finished:
             raise InputError(f"{folder}: no finished run in it; a run's folder holds metrics.json and .hydra/")
-    return [run for runs in finished.values() for run in runs]
-
-
-def _read_finished(folder: Path, runs: Iterable[RunFolder], resolve: Resolve | None) -> Iterator[FinishedRun]:
-    """Read the finished ones of the runs below a folder; a damaged one is left out with a warning."""
-    for run in runs:
-        try:
-            if _is_compared(run, folder) and run.is_finished:
-                yield _read(run, resolve)
-        except InputError as error:
-            if run.path == folder:
-                raise
-            logger.warning("left out: %s", printable(error))
-
-
-def _is_compared(run: RunFolder, folder: Path) -> bool:
-    """Tell whether a run is compared, and not the evaluation of a checkpoint, unless its own folder is named."""
-    return run.path == folder or not run.is_evaluation
+    return finished
 
 
 def find_unfinished(folders: Iterable[Path]) -> list[Path]:
@@ -126,6 +122,11 @@ def find_unfinished(folders: Iterable[Path]) -> list[Path]:
                 if _is_compared(run, folder) and not run.is_finished:
                     unfinished.append(run.path)
     return unfinished
+
+
+def _is_compared(run: RunFolder, folder: Path) -> bool:
+    """Tell whether a run is compared: the evaluation of a checkpoint is, if its own folder is named."""
+    return run.path == folder or not run.is_evaluation
 
 
 def _read(folder: RunFolder, resolve: Resolve | None) -> FinishedRun:
@@ -196,8 +197,7 @@ def _name_configurations(runs: Sequence[FinishedRun]) -> list[str]:
     differing = [key for key in keys if len({value[key] for value in values}) > 1] or ["dataset", "loss"]
     # A configuration may lack a key, such as a parameter of another loss.
     names = [", ".join(f"{key}={value[key]}" for key in differing if value[key]) for value in values]
-    # Configurations with equal names differ in something else, such as conf/ itself; their folders tell them apart. So
-    # does that of a run beside its own test, which has no name.
+    # Folders tell apart what differs in something else, such as conf/ itself, and a run from its own test.
     return [
         (name if names.count(name) == 1 else f"{name} ({printable(run.folder)})") if name else printable(run.folder)
         for name, run in zip(names, runs, strict=True)
@@ -213,9 +213,9 @@ def markdown(rows: Sequence[ConfigurationResult], metrics: Sequence[str]) -> str
     Raises:
         InputError: if no configuration has one of the metrics.
     """
+    known = {name for row in rows for name in row.metrics}
     for metric in metrics:
-        if not any(metric in row.metrics for row in rows):
-            known = {name for row in rows for name in row.metrics}
+        if metric not in known:
             raise InputError(f"metric {metric}: no run has it{suggest(metric, known)}")
     custom = [metric for row in rows for metric in row.custom_metrics]
     described = [describe_metric(name, custom) for name in metrics]
@@ -269,9 +269,6 @@ def csv_lines(rows: Sequence[ConfigurationResult]) -> list[list[Any]]:
     ]
 
 
-RESAMPLES = 2000
-
-
 def describe_facts(rows: Sequence[ConfigurationResult]) -> str:
     """Return a line for each fact of `describe_measurement`, with the configurations of each value if they differ."""
     lines = []
@@ -297,10 +294,10 @@ def describe_differences(rows: Sequence[ConfigurationResult], metric: str) -> st
         The table and a sentence; "" for one configuration, or if a run has no value of the metric for each query.
     """
     best, *other_rows = sort_results(rows, metric)
-    tested = [_read_tests(row, metric) for row in (best, *other_rows)]
-    if not other_rows or any(test is None for test in tested):
+    tested = [test for row in (best, *other_rows) if (test := _read_tests(row, metric))]
+    if not other_rows or len(tested) <= len(other_rows):
         return ""
-    (classes, best_sums), *other_tests = [test for test in tested if test is not None]
+    (classes, best_sums), *other_tests = tested
     if any((names, sums.counts) != (classes, best_sums.counts) for names, sums in other_tests):
         return f"{metric}: no differences over the test classes, whose queries aren't the same for all runs\n"
     description = describe_metric(metric, best.custom_metrics)
@@ -309,8 +306,7 @@ def describe_differences(rows: Sequence[ConfigurationResult], metric: str) -> st
         numbers = (sums.mean(metric) - best_sums.mean(metric), *sums.interval(metric, best_sums))
         difference, low, high = (format_value(number, description) for number in numbers)
         lines.append([row.escaped_name, f"{difference} [{low}, {high}]"])
-    points = ", in points" if description.shown_in_percent else ""
-    heading = f"{metric}, difference to {best.escaped_name}{points}"
+    heading = f"{metric}, difference to {best.escaped_name}" + ", in points" * description.shown_in_percent
     note = (
         f"The interval holds 95 % of {RESAMPLES:,} draws of the {len(classes):,} classes of the queries, the "
         "same for both runs.\n"
@@ -319,19 +315,13 @@ def describe_differences(rows: Sequence[ConfigurationResult], metric: str) -> st
 
 
 def _read_tests(row: ConfigurationResult, metric: str) -> tuple[list[str], ClassSums] | None:
-    """Return the names of the tested classes, and the metric summed by class for each seed.
-
-    Returns:
-        None if a run has no value of the metric for each query, or the seeds were tested on different queries.
-    """
-    files = [RunFolder(folder).queries_file for folder in row.folders]
-    if not files or not all(file.exists() for file in files):
-        return None
+    """Return the tested classes, and the metric summed by class for each seed; None if the runs don't have these."""
     tested: list[tuple[list[str], list[int]]] = []
     sums_of_seeds: list[list[float]] = []
-    for file in files:
-        queries = read_queries(file)
-        if metric not in queries.metrics:  # NMI and the like are of all queries together
+    for folder in row.folders:
+        file = RunFolder(folder).queries_file
+        queries = read_queries(file) if file.exists() else None
+        if queries is None or metric not in queries.metrics:  # NMI and the like are of all queries together
             return None
         level, values = queries.level_of_classes(metric), queries.metrics[metric]
         labels = queries.labels[:, level]
@@ -339,7 +329,7 @@ def _read_tests(row: ConfigurationResult, metric: str) -> tuple[list[str], Class
         counts, sums = sum_by_class(labels, {metric: values})
         tested.append((names, counts))
         sums_of_seeds.append(sums[metric])
-    names, counts = tested[0]
-    if any(other != tested[0] for other in tested):
+    if not tested or any(other != tested[0] for other in tested):
         return None
+    names, counts = tested[0]
     return names, ClassSums(counts, {metric: sums_of_seeds})

@@ -77,14 +77,17 @@ def metric_table(
         # no number is cut, however narrow the console is: long names are folded instead
         table.add_column(Text(label), justify="right", no_wrap=True, min_width=max(len(label), NUMBER_WIDTH))
     sections = {f"level{i}/": level for i, level in enumerate(levels)} or {"": ""}
-    for prefix, level in (sections | ({"mean/": "mean"} if len(levels) > 1 else {})).items():
+    if len(levels) > 1:
+        sections["mean/"] = "mean"
+    for prefix, level in sections.items():
         if not any(prefix + metric in values for values in rows.values() for metric in metrics):
             continue
         is_first = not table.rows
         for j, (name, values) in enumerate(rows.items()):
             head = [level if j == 0 else ""] if len(levels) > 1 else []
             shown = [values.get(prefix + metric, values.get(metric) if is_first else None) for metric in metrics]
-            cells = (_format_cell(value, described[metric]) for value, metric in zip(shown, metrics, strict=True))
+            pairs = zip(shown, described.values(), strict=True)
+            cells = ("–" if value is None else format_value(value, metric) for value, metric in pairs)
             table.add_row(*(Text(printable(cell)) for cell in (*head, name)), *cells)
         table.add_section()
     return table
@@ -103,10 +106,6 @@ def summary_table(
         of_all_levels = ["h_ap"] if "h_ap" in metrics and len(levels) > 1 else []
         return metric_table(rows, levels=levels, metrics=level_metrics + of_all_levels, custom=custom)
     return metric_table(rows, levels=(), metrics=choose_joint_metrics(metrics), custom=custom)
-
-
-def _format_cell(value: float | None, metric: MetricDescription) -> str:
-    return "–" if value is None else format_value(value, metric)
 
 
 QUICK = "a short run on a part of the data; its metrics say nothing about a method"

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES
 from dml.evaluation.names import (
@@ -16,107 +15,71 @@ from dml.evaluation.names import (
 )
 from dml.report.run import ReportedRun
 
-LEVEL, MEAN = "level", "mean"
-ALL_LEVELS, MEAN_OF_LEVELS = "all levels", "mean of the levels"
 HEADLINES = ("level0/recall@1", "level0/map@r", "h_ap", "level0/nmi")
-MISSING = "–"
 
 
 def format_metric(value: float | None, metric: MetricDescription) -> str:
     """Format a value of a metric, such as 65.8 for 0.6584; a dash for None and NaN."""
-    return MISSING if value is None or math.isnan(value) else format_value(value, metric)
+    return "–" if value is None or math.isnan(value) else format_value(value, metric)
 
 
 @dataclass(frozen=True)
 class MetricTable:
     """A table of metrics, whose rows are grouped by level.
 
-    ``groups`` are {name of the level, or "" for all levels together: {name of the row: cells}}; ``note`` is a sentence
-    below.
+    Args:
+        columns: labels of the metrics.
+        groups: {name of the level, or "" for all levels together: {name of the row: cells}}.
+        notes: sentences below the table.
     """
 
     columns: Sequence[str]
     groups: Mapping[str, Mapping[str, Sequence[str]]]
-    note: str = ""
-
-
-def _metrics_by_part(run: ReportedRun) -> dict[str, dict[str, float]]:
-    """Return the metrics of each part that the run has metrics of.
-
-    Returns:
-        {"before training", "head L", ..., "all heads", "+ alpha-QE", ...: metrics}.
-    """
-    trained_label = "after training" if run.is_trained else "the vectors"
-    whole_label = "all heads" if any(MetricName.parse(name).heads for name in run.metrics) else trained_label
-    parts = split_parts(run.metrics, "before training", whole_label)
-    rows = {name: _select_joint_metrics(part) for name, part in parts.items()}
-    return {name: values for name, values in rows.items() if values}
-
-
-def _select_joint_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics of all heads together: those of a level, of the mean of the levels, and of all levels."""
-    return {name: value for name, value in metrics.items() if is_joint_metric(name, value)}
-
-
-def _name_group(metric: str, levels: Sequence[str]) -> str:
-    """Return the group of a metric in the tables: the name of its level, `MEAN_OF_LEVELS` or `ALL_LEVELS`."""
-    prefix = metric.rpartition("/")[0]
-    if not prefix:
-        return ALL_LEVELS
-    return MEAN_OF_LEVELS if prefix == MEAN else levels[int(prefix.removeprefix(LEVEL))]
+    notes: Sequence[str] = ()
 
 
 def make_metric_tables(run: ReportedRun) -> list[MetricTable]:
     """Make a table of the metrics of each level, and one of the metrics of all levels together, such as H-AP."""
-    rows = _metrics_by_part(run)
+    trained = "after training" if run.is_trained else "the vectors"
+    whole = "all heads" if any(MetricName.parse(name).heads for name in run.metrics) else trained
+    rows = {
+        row: {name: value for name, value in part.items() if is_joint_metric(name, value)}
+        for row, part in split_parts(run.metrics, "before training", whole).items()
+    }
     names = dict.fromkeys(name for values in rows.values() for name in values)
-    levels = run.queries.levels
+    scopes = {f"level{i}": level for i, level in enumerate(run.queries.levels)} | {"mean": "mean of the levels"}
     groups = {
-        group: [name for name in names if _name_group(name, levels) == group]
-        for group in (*levels, MEAN_OF_LEVELS, ALL_LEVELS)
+        group: [name for name in names if name.rpartition("/")[0] == scope]
+        for scope, group in (scopes | {"": ""}).items()
     }
-    hierarchical = groups.pop(ALL_LEVELS)
-    columns = _select_columns(run, (name for group in groups.values() for name in group))
-    tables = []
-    if columns:
-        cells = {group: _format_rows(rows, run, metrics, columns) for group, metrics in groups.items() if metrics}
-        tables.append(MetricTable(list(columns), cells, _note_skipped_queries(run)))
-    if hierarchical:
-        columns = _select_columns(run, hierarchical)
-        tables.append(MetricTable(list(columns), {"": _format_rows(rows, run, hierarchical, columns)}))
-    return tables
+    joint = groups.pop("")
+    tables = [_make_table(rows, groups, run, _note_skipped_queries(run)), _make_table(rows, {"": joint}, run)]
+    return [table for table in tables if table.columns]
 
 
-def list_labels_not_in_percent(run: ReportedRun) -> list[str]:
-    """Return the labels of the run's metrics whose values are not shown in percent."""
-    columns = _select_columns(run, (name for values in _metrics_by_part(run).values() for name in values))
-    return [label for label, metric in columns.items() if not metric.shown_in_percent]
-
-
-def _select_columns(run: ReportedRun, names: Iterable[str]) -> dict[str, MetricDescription]:
-    """Return {label: metric} of some names in metrics.json; a metric of several levels is one column."""
-    return {metric.label: metric for metric in (describe_metric(name, run.custom_metrics) for name in names)}
-
-
-def _format_rows(
-    rows: Mapping[str, Mapping[str, float]],
-    run: ReportedRun,
-    names: Iterable[str],
-    columns: Mapping[str, MetricDescription],
-) -> dict[str, list[str]]:
-    """Return the cells of each row that has any of the metrics ``names`` of one group, such as those of a level."""
-    name_by_label = {describe_metric(name, run.custom_metrics).label: name for name in names}
-    return {
-        row: [format_metric(values.get(name_by_label.get(label, "")), metric) for label, metric in columns.items()]
-        for row, values in rows.items()
-        if any(name in values for name in name_by_label.values())
-    }
+def _make_table(
+    rows: Mapping[str, Mapping[str, float]], groups: Mapping[str, Iterable[str]], run: ReportedRun, *notes: str
+) -> MetricTable:
+    """Make the table of some metrics, {group: names in metrics.json}; one of several levels is one column."""
+    described = {name: describe_metric(name, run.custom_metrics) for names in groups.values() for name in names}
+    columns = {metric.label: metric for metric in described.values()}
+    cells: dict[str, dict[str, list[str]]] = {}
+    for group, names in groups.items():
+        name_by_label = {described[name].label: name for name in names}
+        for row, values in rows.items():
+            if any(name in values for name in names):
+                cells.setdefault(group, {})[row] = [
+                    format_metric(values.get(name_by_label.get(label, "")), metric) for label, metric in columns.items()
+                ]
+    counts = [label for label, metric in columns.items() if not metric.shown_in_percent]
+    all_notes = (*notes, f"{', '.join(counts)}: not in percent." if counts else "")
+    return MetricTable([*columns], cells, [note for note in all_notes if note])
 
 
 def _note_skipped_queries(run: ReportedRun) -> str:
     """Return a sentence with the number of queries without a positive at each level; "" if all have one."""
     counts = {
-        level: int(run.metrics.get(f"{LEVEL}{i}/{QUERIES_WITHOUT_POSITIVES}", 0))
+        level: int(run.metrics.get(f"level{i}/{QUERIES_WITHOUT_POSITIVES}", 0))
         for i, level in enumerate(run.queries.levels)
     }
     skipped = [f"{count:,} at level {level}" for level, count in counts.items() if count]

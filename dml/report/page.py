@@ -19,12 +19,8 @@ from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.per_query import QueryTable, join_lists, score_queries, write_queries
 from dml.evaluation.ranking import PerQuery
 from dml.report.charts import make_charts, make_threshold_section
-from dml.report.embedding_map import embedding_map, make_map
-from dml.report.metrics import (
-    choose_headlines,
-    list_labels_not_in_percent,
-    make_metric_tables,
-)
+from dml.report.embedding_map import draw_map, embedding_map
+from dml.report.metrics import choose_headlines, make_metric_tables
 from dml.report.pictures import ReadPicture, choose_queries, draw_queries
 from dml.report.run import ReportedRun, collect_versions, read_run
 from dml.report.sheets import COLUMNS, ImageSearches, Tiles, find_confusions, make_search_results, make_sheets
@@ -34,30 +30,28 @@ from dml.runtime.paths import expand_home
 from dml.runtime.run_folder import RunFolder
 from dml.runtime.text import printable
 
-ASSETS = "assets"
-
 
 def run_report(run: ReportedRun) -> str:
     """Make the report of a run: one HTML file that needs no other. The same run gives the same text.
 
-    A picture that can't be read is an InputError, here and below.
+    Raises:
+        InputError: if a picture can't be read.
     """
-    tiles, map_tiles, table = Tiles(), Tiles(), run.queries
+    tiles, table = Tiles(), run.queries
     content = {
         "run": run,
         "facts": run.summarize(),
         "classes": len(np.unique(table.labels[table.labels[:, 0] != UNKNOWN, 0])),
         "headlines": choose_headlines(run),
         "tables": make_metric_tables(run),
-        "not_in_percent": list_labels_not_in_percent(run),
         "charts": make_charts(run.history, table.levels, run.metrics.get("step"), run.custom_metrics),
         "threshold": make_threshold_section(run),
         "score": score_queries(table).name,
         "sheets": make_sheets(table, tiles),
-        "map": make_map(table, map_tiles),
+        "map": draw_map(table),
         "confusions": find_confusions(table, tiles),
     }
-    return _render("run.html.j2", content, tiles, run.read_picture, map_tiles)
+    return _render("run.html.j2", content, tiles, run.read_picture)
 
 
 def report(vectors: Embeddings, table: ImageTable, folder: str | Path, *, neighbors: int = 10) -> Path:
@@ -90,53 +84,16 @@ def report(vectors: Embeddings, table: ImageTable, folder: str | Path, *, neighb
     return path / "report.html"
 
 
-def _make_queries(
-    table: ImageTable, lists: Sequence[PerQuery], neighbors: int, mapped: UnitEmbeddings | None = None, seed: int = 0
-) -> QueryTable:
-    """Make the table of the queries of some lists, with their places on the map of embeddings, if there is one."""
-    queries = np.concatenate([part.queries for part in lists])
-    positions = None if mapped is None else embedding_map(mapped.take(queries), seed=seed)
-    described = {"levels": table.levels, "names": table.names}
-    return join_lists(table, lists, neighbors, **described, made_with=collect_versions(), positions=positions)
-
-
 def search_report(searches: ImageSearches, read: ReadPicture = read_image) -> str:
-    """Make a page of searches, each image beside what it finds: one HTML file that needs no other."""
-    tiles = Tiles()
-    content = {"searches": searches, "results": make_search_results(searches, tiles)}
-    return _render("searches.html.j2", content, tiles, read)
+    """Make a page of searches, each image beside what it finds: one HTML file that needs no other.
 
-
-def _render(
-    template: str, content: Mapping[str, Any], tiles: Tiles, read: ReadPicture, map_tiles: Tiles | None = None
-) -> str:
-    """Render a page, and draw its pictures.
-
-    The thousands of the map have a sheet of their own: to print one picture takes a browser as long as the sheet is.
+    Raises:
+        InputError: if a picture can't be read, or the pictures are too many for one page.
     """
-    environment = Environment(
-        loader=PackageLoader("dml.report", ASSETS),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-        finalize=_make_printable,
+    tiles = Tiles()
+    return _render(
+        "searches.html.j2", {"searches": searches, "results": make_search_results(searches, tiles)}, tiles, read
     )
-    assets = resources.files("dml.report") / ASSETS
-    style, script = (Markup((assets / name).read_text(encoding="utf-8")) for name in ("report.css", "report.js"))  # noqa: S704
-    tile_sheets = {
-        part: {"uri": pictures.encode_sheet(read), "columns": COLUMNS, "rows": pictures.rows}
-        for part, pictures in {"": tiles, ".map": map_tiles}.items()
-        if pictures
-    }
-    return environment.get_template(template).render(content, style=style, script=script, tile_sheets=tile_sheets)
-
-
-def _make_printable(value: Any) -> Any:
-    """Escape what a page can't show in a string: control characters, and bytes that aren't UTF-8."""
-    if not isinstance(value, str) or isinstance(value, Markup):
-        return value
-    return "\n".join(map(printable, value.split("\n")))
 
 
 def write_pictures(
@@ -150,27 +107,61 @@ def write_pictures(
     sheet: Any,
     report: Any,
 ) -> None:
-    """Write retrieval.png, and per_query.parquet with report.html, into the folder of a run, or remove those there.
+    """Write retrieval.png, and per_query.parquet with report.html, into the folder of a run.
 
-    Files of an earlier test would be taken for those of this one.
-
-    ``lists`` are the queries of each benchmark list. ``sheet`` and ``report`` are ``evaluation.sheet`` and
-    ``evaluation.report``; None writes no such files.
+    Args:
+        folder: folder of the run.
+        metrics: the future metrics.json.
+        table: images of the tested split.
+        embeddings: embeddings (N, D) of the table's rows.
+        lists: queries of each benchmark list.
+        limits: largest image files that are read.
+        sheet: ``evaluation.sheet``; None writes no retrieval.png.
+        report: ``evaluation.report``; None writes neither of the others.
     """
+    # Files of an earlier test would be taken for those of this one.
+    for file in (folder.picture_file, folder.queries_file, folder.report_file):
+        file.unlink(missing_ok=True)
     if sheet:
         ranked = _make_queries(table, lists[:1], sheet.neighbors)
         level = int((ranked.labels >= 0).all(axis=0).argmax())  # a list of a coarse level has no finer classes
-        queries = choose_queries(len(ranked), min(sheet.queries, len(ranked)), sheet.seed).tolist()
+        queries = choose_queries(len(ranked), sheet.queries, sheet.seed).tolist()
         read = functools.partial(read_image, limits=limits)
-        levels = slice(level, level + 1)
-        draw_queries([("", ranked)], queries, folder.picture_file, read, neighbors=sheet.neighbors, levels=levels)
-    else:
-        folder.picture_file.unlink(missing_ok=True)
+        draw_queries(ranked, queries, folder.picture_file, read, neighbors=sheet.neighbors, level=level)
     if report:
         mapped = embeddings if report.map else None
         write_queries(folder.queries_file, _make_queries(table, lists, report.neighbors, mapped, report.seed))
         with replacing(folder.report_file) as partial:
             partial.write_text(run_report(read_run(folder.path, metrics)), encoding="utf-8")
-    else:
-        folder.queries_file.unlink(missing_ok=True)
-        folder.report_file.unlink(missing_ok=True)
+
+
+def _make_queries(
+    table: ImageTable, lists: Sequence[PerQuery], neighbors: int, mapped: UnitEmbeddings | None = None, seed: int = 0
+) -> QueryTable:
+    """Make the table of the queries of some lists, with their places on the map of embeddings, if there is one."""
+    queries = np.concatenate([part.queries for part in lists])
+    positions = None if mapped is None else embedding_map(mapped.take(queries), seed=seed)
+    described = {"levels": table.levels, "names": table.names}
+    return join_lists(table, lists, neighbors, **described, made_with=collect_versions(), positions=positions)
+
+
+def _render(template: str, content: Mapping[str, Any], tiles: Tiles, read: ReadPicture) -> str:
+    """Render a page with the sheet of its pictures."""
+    environment = Environment(
+        loader=PackageLoader("dml.report", "assets"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+        finalize=_make_printable,
+    )
+    style = (resources.files("dml.report") / "assets" / "report.css").read_text(encoding="utf-8")
+    sheet = {"uri": tiles.encode_sheet(read), "columns": COLUMNS, "rows": tiles.rows} if tiles else None
+    return environment.get_template(template).render(content, style=Markup(style), sheet=sheet)  # noqa: S704
+
+
+def _make_printable(value: Any) -> Any:
+    """Escape what a page can't show in a string: control characters, and bytes that aren't UTF-8."""
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    return "\n".join(map(printable, value.split("\n")))

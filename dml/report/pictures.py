@@ -1,7 +1,6 @@
 """Sheets of pictures as PNG files: queries with their neighbors, and some images of each class."""
 
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -28,15 +27,14 @@ Row = tuple[str, Sequence[tuple[str, str]]]
 
 # Okabe and Ito's green and Tol's red differ for every color vision: their CIELAB distance is at least 33 in simulated
 # protanopia and deuteranopia, where it is 20 for common greens and reds. Every such frame has a mark as well.
-QUERY, SAME, COARSER, OTHER = "query", "same", "coarser", "other"
-COLORS = {"": "#C4C4C4", QUERY: "#4A4A4A", SAME: "#009E73", COARSER: "#E69F00", OTHER: "#CC3311"}
-"""The color of a frame by the relation of its picture: it has the query's finest class, only a coarser one, or none."""
+QUERY, SAME, OTHER = "query", "same", "other"
+COLORS = {"": "#C4C4C4", QUERY: "#4A4A4A", SAME: "#009E73", OTHER: "#CC3311"}
+"""The color of a frame by the relation of its picture: it has the query's class, or another one."""
 STROKES: Mapping[str, Sequence[Sequence[tuple[float, float]]]] = {
     SAME: [((0.27, 0.52), (0.44, 0.68), (0.74, 0.34))],
-    COARSER: [((0.24, 0.56), (0.37, 0.43), (0.50, 0.50), (0.63, 0.57), (0.76, 0.44))],
     OTHER: [((0.33, 0.33), (0.67, 0.67)), ((0.67, 0.33), (0.33, 0.67))],
 }
-"""The strokes of the marks: a tick, a wave and a cross."""
+"""The strokes of the marks: a tick and a cross."""
 PAPER, INK = "#FFFFFF", "#4A4A4A"
 MARGIN, SPACE, GAP, TEXT, LINE = 20, 10, 22, 14, 30
 """Pixels; GAP is added behind a query, LINE is the height of a title and of the legend."""
@@ -61,11 +59,8 @@ def draw_sheet(
 ) -> None:
     """Write a PNG with titled rows of pictures. The same input gives the same file.
 
-    Each picture is fitted into a square tile, whose size follows from the width and the longest row. A picture that has
-    the class of its query, or another one, has a mark. One picture is in memory at a time.
-
-    So many pictures that they would be too small to see make the sheet wider. ``legend`` is {relation: meaning} of the
-    marks, for the line at the bottom.
+    Each picture is fitted into a square tile. So many pictures that they would be too small to see make the sheet wider
+    than ``width`` pixels. One picture is in memory at a time. ``legend`` is {relation: meaning} of the marks.
 
     Raises:
         InputError: if there is no picture, or one can't be read.
@@ -80,38 +75,27 @@ def draw_sheet(
     sheet = Image.new("RGB", (width, height), PAPER)
     for i, (title, pictures) in enumerate(rows):
         top, left = MARGIN + i * (LINE + tile + SPACE), MARGIN
-        _write(sheet, printable(title), MARGIN, top + LINE // 2)
+        _write(sheet, title, MARGIN, top + LINE // 2)
         for picture, relation in pictures:
             _paste(sheet, read(picture), (left, top + LINE), tile, relation)
             left += tile + SPACE + (gap if relation == QUERY else 0)
     left = MARGIN
     for relation, meaning in (legend or {}).items():
         _paste_mark(sheet, (left + BADGE, height - MARGIN - BADGE), relation)
-        left = _write(sheet, printable(meaning), left + 2 * BADGE + 6, height - MARGIN - BADGE) + GAP
+        left = _write(sheet, meaning, left + 2 * BADGE + 6, height - MARGIN - BADGE) + GAP
     facts = PngInfo()
     facts.add_text(*WRITER)
     sheet.save(path, format="PNG", compress_level=COMPRESSION, pnginfo=facts)
 
 
 def is_sheet(path: str | Path) -> bool:
-    """Tell whether a file is one that this module wrote."""
+    """Tell whether a file is a picture that `draw_sheet` wrote."""
     key, value = WRITER
     try:
         with Image.open(path) as picture:
             return picture.info.get(key) == value
     except (OSError, ValueError, Image.DecompressionBombError):
         return False
-
-
-def choose_queries(queries: int, count: int, seed: int = 0) -> npt.NDArray[np.int64]:
-    """Draw ``count`` of the queries uniformly at random, whatever their metrics. -> indices (count,), rising
-
-    Raises:
-        InputError: if there are fewer queries than ``count``, or ``count`` is below 1.
-    """
-    if not 1 <= count <= queries:
-        raise InputError(f"count = {count}: expected 1 to {queries}, the number of queries")
-    return np.sort(np.random.default_rng(seed).choice(queries, size=count, replace=False)).astype(np.int64)
 
 
 def _paste(sheet: Image.Image, pixels: Tensor, corner: tuple[int, int], tile: int, relation: str) -> None:
@@ -136,47 +120,42 @@ def _round_corners(size: int, radius: int) -> Image.Image:
 
 def _paste_mark(sheet: Image.Image, middle: tuple[int, int], relation: str) -> None:
     """Paste a disc in the color of the frame, with the white strokes of its relation."""
-    size = 2 * BADGE
-    fine = Image.new("RGBA", (size * FINE, size * FINE), (255, 255, 255, 0))
+    side = 2 * BADGE * FINE
+    fine = Image.new("RGBA", (side, side), (255, 255, 255, 0))
     draw = ImageDraw.Draw(fine)
-    draw.ellipse((0, 0, size * FINE - 1, size * FINE - 1), fill=COLORS[relation])
+    draw.ellipse((0, 0, side - 1, side - 1), fill=COLORS[relation])
     for stroke in STROKES[relation]:
-        points = [(x * size * FINE, y * size * FINE) for x, y in stroke]
-        draw.line(points, fill="#FFFFFF", width=2 * FINE, joint="curve")
-    mark = fine.resize((size, size), Image.Resampling.BOX)
+        draw.line([(x * side, y * side) for x, y in stroke], fill="#FFFFFF", width=2 * FINE, joint="curve")
+    mark = fine.resize((2 * BADGE, 2 * BADGE), Image.Resampling.BOX)
     sheet.paste(mark, (middle[0] - BADGE, middle[1] - BADGE), mark)
 
 
 def _write(sheet: Image.Image, text: str, left: int, middle: int) -> int:
     """Write a line of text, and return where it ends."""
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(TEXT)
-    draw.text((left, middle), text, fill=INK, font=font, anchor="lm")
-    return left + round(draw.textlength(text, font=font))
+    draw.text((left, middle), printable(text), fill=INK, font=font, anchor="lm")
+    return left + round(draw.textlength(printable(text), font=font))
+
+
+def choose_queries(queries: int, count: int, seed: int = 0) -> npt.NDArray[np.int64]:
+    """Draw ``count`` of the queries uniformly at random, or all if they are fewer. -> indices, rising"""
+    return _choose(np.arange(queries), count, np.random.default_rng(seed))
 
 
 def draw_queries(
-    tables: Sequence[tuple[str, QueryTable]],
-    queries: Sequence[int],
-    path: Path,
-    read: ReadPicture,
-    *,
-    neighbors: int,
-    levels: slice = slice(1),
+    table: QueryTable, queries: Sequence[int], path: Path, read: ReadPicture, *, neighbors: int, level: int = 0
 ) -> None:
-    """Write a PNG of some queries and their nearest images in one ranking or in several."""
-    table = tables[0][1]
-    names = table.levels[levels]
-    relations = [SAME, *[COARSER] * (len(names) - 1), OTHER]
-    legend = {SAME: f"same {names[0]}", COARSER: f"same {' or '.join(names[1:])}", OTHER: f"other {names[-1]}"}
+    """Write a PNG of some queries and their nearest images, with marks for the classes of one level."""
+    name, is_other = table.levels[level], table.find_shared_levels(neighbors, slice(level, level + 1))
     rows = []
-    for query, (name, ranked) in itertools.product(queries, tables):
-        shared = ranked.find_shared_levels(neighbors, levels)[query].tolist()
-        class_name = table.class_name(int(table.labels[query, levels][0]), levels.start or 0)
-        title = ", ".join(filter(None, (class_name, f"{shared.count(0)} of {len(shared)}", name)))
-        images = zip(ranked.neighbors[query, :neighbors].tolist(), [relations[level] for level in shared], strict=True)
-        rows.append((title, [(table.paths[query], QUERY), *images]))
+    for query in queries:
+        class_name = table.class_name(int(table.labels[query, level]), level)
+        relations = [OTHER if other else SAME for other in is_other[query]]
+        found = zip(table.neighbors[query, :neighbors].tolist(), relations, strict=True)
+        title = f"{class_name}, {relations.count(SAME)} of {len(relations)}"
+        rows.append((title, [(table.paths[query], QUERY), *found]))
     with replacing(path) as partial:
-        draw_sheet(rows, partial, read, legend={relation: legend[relation] for relation in relations})
+        draw_sheet(rows, partial, read, legend={SAME: f"same {name}", OTHER: f"other {name}"})
 
 
 def write_contact_sheets(
@@ -194,13 +173,13 @@ def choose_class_rows(table: ImageTable, classes: int, pictures: int, seed: int)
         part = table.subset(split)
         if not len(part):
             continue
-        rng = np.random.default_rng(seed)
-        chosen_classes = _choose(np.unique(part.labels[:, 0]), classes, rng)
-        rows_by_class = [np.flatnonzero(part.labels[:, 0] == number) for number in chosen_classes]
-        chosen_rows = [_choose(rows, pictures, rng) for rows in rows_by_class]
-        titles = [part.name_class(part.labels[rows[0], 0]) for rows in chosen_rows]
-        images = [[(path, "") for path in part.paths[rows].tolist()] for rows in chosen_rows]
-        yield split, list(zip(titles, images, strict=True))
+        rng, labels = np.random.default_rng(seed), part.labels[:, 0]
+        chosen_classes = _choose(np.unique(labels), classes, rng)
+        chosen_rows = [_choose(np.flatnonzero(labels == number), pictures, rng) for number in chosen_classes]
+        yield (
+            split,
+            [(part.name_class(labels[rows[0]]), [(path, "") for path in part.paths[rows]]) for rows in chosen_rows],
+        )
 
 
 def _choose(values: npt.NDArray[np.int64], count: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:

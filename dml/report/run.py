@@ -65,8 +65,12 @@ class ReportedRun:
     @property
     def title(self) -> str:
         """The loss and the data set of the run; the latter alone for vectors that dml didn't train."""
-        loss = self.choices.get("loss") or _last_part(self.settings.get("loss", {}).get("_target_"))
-        return f"{loss} on {name_dataset(self.settings)}" if self.is_trained else name_dataset(self.settings)
+        loss, dataset = self.choices.get("loss") or self._loss_class, name_dataset(self.settings)
+        return f"{loss} on {dataset}" if self.is_trained else dataset
+
+    @property
+    def _loss_class(self) -> str:
+        return str(self.settings.get("loss", {}).get("_target_", "")).rpartition(".")[2]
 
     @property
     def remarks(self) -> dict[str, str]:
@@ -97,12 +101,12 @@ class ReportedRun:
 
     def summarize(self) -> dict[str, str]:
         """Return the data set, the loss, the model and other facts, which the head of a report lists by name."""
-        loss, model = self.settings.get("loss", {}), self.settings.get("model", {})
+        model = self.settings.get("model", {})
         chosen_heads = self.metrics.get("chosen_heads")
         facts = {
             "data set": name_dataset(self.settings),
             "split": self.metrics.get("split"),
-            "loss": _name_choice(self.choices.get("loss"), _last_part(loss.get("_target_"))),
+            "loss": _name_choice(self.choices.get("loss"), self._loss_class),
             "model": _name_choice(self.choices.get("model"), model.get("backbone", {}).get("name")),
             "weights trained on": _describe_pretraining(model),
             "heads": ", ".join(split_head_names(chosen_heads) if chosen_heads else model.get("heads", [])),
@@ -119,20 +123,13 @@ class ReportedRun:
 def _describe_pretraining(model: Mapping[str, Any]) -> str | None:
     """Return the data that downloaded weights were trained on, and their license, if the configuration states them."""
     pretraining = model.get("pretraining") or {}
-    if model.get("backbone", {}).get("weights") != "download" or not {"data", "license"} <= set(pretraining):
-        return None
-    return f"{pretraining['data']} (license: {pretraining['license']})"
-
-
-def _last_part(dotted_name: str | None) -> str | None:
-    return dotted_name.rpartition(".")[2] if dotted_name else None
+    is_stated = model.get("backbone", {}).get("weights") == "download" and {"data", "license"} <= {*pretraining}
+    return f"{pretraining['data']} (license: {pretraining['license']})" if is_stated else None
 
 
 def _name_choice(choice: str | None, name: str | None) -> str | None:
     """Return a choice with the name of what was chosen: rll, RankedListLoss -> "rll (RankedListLoss)"."""
-    if choice and name and choice != name:
-        return f"{choice} ({name})"
-    return choice or name
+    return f"{choice} ({name})" if choice and name and choice != name else choice or name
 
 
 def read_run(path: Path, metrics: Mapping[str, Any] | None = None) -> ReportedRun:

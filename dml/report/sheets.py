@@ -4,14 +4,12 @@ from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image, ImageOps
 
 from dml.evaluation.per_query import QueryTable, choose_lowest, describe_first_match, score_queries
-from dml.report.pictures import COARSER, OTHER, SAME, ReadPicture
+from dml.report.pictures import OTHER, PAPER, SAME, ReadPicture
 from dml.runtime.errors import InputError
 
 INNER, EDGE = 64, 1
@@ -21,15 +19,10 @@ COLUMNS = 64
 """Pictures in a row."""
 MOST_ROWS = 16_383 // CELL
 """Rows of a sheet: 248, of 15,872 pictures. WebP images have at most 16,383 pixels a side."""
-PAPER = "#FFFFFF"
 QUALITY = 75
-
-
-class Tile(NamedTuple):
-    """The position of a picture on the sheet."""
-
-    column: int
-    row: int
+NEIGHBORS_SHOWN = 8
+COARSER = "coarser"
+"""The relation of a picture that has only a coarser class of its query."""
 
 
 class Tiles:
@@ -41,46 +34,41 @@ class Tiles:
     def __len__(self) -> int:
         return len(self._number_by_path)
 
-    def number(self, path: str) -> int:
-        """Return the number of a picture on the sheet; a new picture is added."""
-        return self._number_by_path.setdefault(path, len(self._number_by_path))
-
-    def place(self, path: str) -> Tile:
-        """Return the position of a picture on the sheet; a new picture is added."""
-        row, column = divmod(self.number(path), COLUMNS)
-        return Tile(column, row)
+    def place(self, path: str) -> tuple[int, int]:
+        """Return the column and the row of a picture on the sheet; a new picture is added."""
+        row, column = divmod(self._number_by_path.setdefault(path, len(self)), COLUMNS)
+        return column, row
 
     @property
     def rows(self) -> int:
         """The number of rows, at least two: in CSS the position of a background in percent needs two."""
-        return max(2, -(-len(self._number_by_path) // COLUMNS))
+        return max(2, -(-len(self) // COLUMNS))
 
     def encode_sheet(self, read: ReadPicture) -> str:
         """Read all pictures, draw the sheet and return it as the data URI of a WebP image."""
         sheet = Image.new("RGB", (COLUMNS * CELL, self.rows * CELL), PAPER)
-        for path, number in self._number_by_path.items():
+        for path in self._number_by_path:
             picture = Image.fromarray(read(path).permute(1, 2, 0).contiguous().numpy())
             fitted = ImageOps.pad(picture, (INNER, INNER), Image.Resampling.LANCZOS, color=PAPER)
-            row, column = divmod(number, COLUMNS)
+            column, row = self.place(path)
             sheet.paste(fitted, (column * CELL + EDGE, row * CELL + EDGE))
         encoded = BytesIO()
         sheet.save(encoded, format="WEBP", quality=QUALITY, method=4)
         return f"data:image/webp;base64,{b64encode(encoded.getvalue()).decode()}"
 
 
-NEIGHBORS_SHOWN = 8
-Floats = npt.NDArray[np.float64]
-
-
 @dataclass(frozen=True)
 class CaptionedPicture:
     """A picture with the name of its class below it.
 
-    ``relation`` to its query is `SAME`, `COARSER` or `OTHER`, "" for a query. ``remark`` says which level it shares,
-    and how similar it is.
+    Args:
+        tile: column and row of the picture on the sheet.
+        name: name of the class.
+        relation: `SAME`, `COARSER` or `OTHER`, the relation to the query; "" for a query.
+        remark: which level the picture shares with the query, and how similar it is.
     """
 
-    tile: Tile
+    tile: tuple[int, int]
     name: str
     relation: str = ""
     remark: str = ""
@@ -118,48 +106,42 @@ def make_sheets(table: QueryTable, tiles: Tiles, count: int = 6) -> dict[str, li
 def _show_query(table: QueryTable, row: int, tiles: Tiles, remarks: Sequence[str]) -> QueryResult:
     labels = table.labels[row].tolist()
     superclasses = [table.class_name(label, level) for level, label in enumerate(labels) if level]
-    return QueryResult(
-        query=CaptionedPicture(tiles.place(table.paths[row]), table.class_name(labels[0])),
-        superclasses=" › ".join(reversed(superclasses)),
-        remarks=remarks,
-        neighbors=_show_neighbors(table, row, tiles),
-    )
-
-
-def _show_neighbors(table: QueryTable, row: int, tiles: Tiles) -> list[CaptionedPicture]:
     relations = [SAME, *[COARSER] * (len(table.levels) - 1), OTHER]
     words = [*(f"same {level}" for level in table.levels), f"other {table.levels[-1]}"]
-    neighbors = zip(
-        table.neighbors[row].tolist(),
-        table.neighbor_labels[row, :, 0].tolist(),
-        table.find_shared_levels()[row].tolist(),
-        table.similarities[row].tolist(),
-        strict=True,
-    )
-    return [
-        CaptionedPicture(
-            tiles.place(path), table.class_name(label), relations[level], f"{words[level]}, similarity {similarity:.2f}"
-        )
-        for path, label, level, similarity in list(neighbors)[:NEIGHBORS_SHOWN]
-    ]
+    levels = table.find_shared_levels(NEIGHBORS_SHOWN)[row].tolist()
+    neighbors = []
+    for number, level in enumerate(levels):
+        remark = f"{words[level]}, similarity {table.similarities[row, number]:.2f}"
+        neighbors.append(_show_neighbor(table, row, number, tiles, relations[level], remark))
+    return QueryResult(_show_class(table, row, tiles), " › ".join(reversed(superclasses)), remarks, neighbors)
 
 
-Example = tuple[CaptionedPicture, CaptionedPicture]
-"""A query and its nearest neighbor."""
+def _show_class(table: QueryTable, row: int, tiles: Tiles) -> CaptionedPicture:
+    return CaptionedPicture(tiles.place(table.paths[row]), table.class_name(int(table.labels[row, 0])))
+
+
+def _show_neighbor(
+    table: QueryTable, row: int, number: int, tiles: Tiles, relation: str = "", remark: str = ""
+) -> CaptionedPicture:
+    name = table.class_name(int(table.neighbor_labels[row, number, 0]))
+    return CaptionedPicture(tiles.place(table.neighbors[row, number]), name, relation, remark)
 
 
 @dataclass(frozen=True)
 class Confusion:
     """Two classes, with the queries of either class whose nearest neighbor is in the other.
 
-    ``queries`` counts those of both classes that have a positive, ``mixed_up`` those whose nearest neighbor is in the
-    other class; ``examples`` are some of these.
+    Args:
+        names: names of the two classes.
+        mixed_up: number of queries whose nearest neighbor is in the other class.
+        queries: number of queries of both classes that have a positive.
+        examples: some of the queries that are mixed up, each with its nearest neighbor.
     """
 
     names: tuple[str, str]
     mixed_up: int
     queries: int
-    examples: Sequence[Example]
+    examples: Sequence[tuple[CaptionedPicture, CaptionedPicture]]
 
     @property
     def share(self) -> float:
@@ -176,29 +158,21 @@ def find_confusions(table: QueryTable, tiles: Tiles, count: int = 12, examples: 
         return []
     pair_of_query = np.sort(np.stack([classes[wrong], nearest[wrong]], axis=1), axis=1)
     pairs, pair_numbers, mixed_up = np.unique(pair_of_query, axis=0, return_inverse=True, return_counts=True)
-    class_sizes = dict(zip(*map(np.ndarray.tolist, np.unique(classes[has_positive], return_counts=True)), strict=True))
-    queries = np.array([sum(class_sizes.get(label, 0) for label in pair) for pair in pairs.tolist()])
+    labels, sizes = np.unique(classes[has_positive], return_counts=True)
+    size_by_label = dict(zip(labels.tolist(), sizes.tolist(), strict=True))
+    queries = np.array([sum(size_by_label.get(label, 0) for label in pair) for pair in pairs.tolist()])
     order = np.lexsort((-mixed_up / queries, -mixed_up))[:count]
     return [
         Confusion(
             names=(table.class_name(int(pairs[pair, 0])), table.class_name(int(pairs[pair, 1]))),
             mixed_up=int(mixed_up[pair]),
             queries=int(queries[pair]),
-            examples=_show_examples(table, tiles, wrong[pair_numbers.reshape(-1) == pair][:examples]),
+            examples=[
+                (_show_class(table, row, tiles), _show_neighbor(table, row, 0, tiles))
+                for row in wrong[pair_numbers.reshape(-1) == pair][:examples]
+            ],
         )
         for pair in order
-    ]
-
-
-def _show_examples(table: QueryTable, tiles: Tiles, rows: npt.NDArray[np.int64]) -> list[Example]:
-    return [
-        (
-            CaptionedPicture(tiles.place(table.paths[row]), table.class_name(int(table.labels[row, 0]))),
-            CaptionedPicture(
-                tiles.place(table.neighbors[row, 0]), table.class_name(int(table.neighbor_labels[row, 0, 0]))
-            ),
-        )
-        for row in rows
     ]
 
 
@@ -206,8 +180,13 @@ def _show_examples(table: QueryTable, tiles: Tiles, rows: npt.NDArray[np.int64])
 class FoundImage:
     """An image that a search found.
 
-    ``same`` tells whether the score is at least the model's threshold, so that the image is surely of the query's
-    class; None without a threshold. ``probability`` of the same is None if the model has none.
+    Args:
+        path: path of the image.
+        label: name of the class of the image, or empty.
+        score: cosine similarity to the query.
+        same: whether the score is at least the model's threshold, so that the image is surely of the query's class;
+            None without a threshold.
+        probability: probability that the image is of the query's class; None if the model has none.
     """
 
     path: str
@@ -221,8 +200,13 @@ class FoundImage:
 class ImageSearches:
     """Searches of one index.
 
-    ``choice`` is the meaning of the threshold, in words; ``prior`` is the share of pairs of one class for which the
-    probabilities are, in percent, or empty. ``queries`` are the paths of queries, each with its images, best first.
+    Args:
+        index: name of the index.
+        size: number of images in the index.
+        threshold: similarity from which on images are surely of the query's class; None if the model has none.
+        queries: paths of the queries, each with the images that were found, best first.
+        prior: share of pairs of one class for which the probabilities are, in percent; may be empty.
+        choice: meaning of the threshold, in words.
     """
 
     index: str
@@ -239,15 +223,10 @@ def make_search_results(searches: ImageSearches, tiles: Tiles) -> list[QueryResu
     Raises:
         InputError: if the pictures are too many for one sheet.
     """
-    results = [
-        QueryResult(
-            CaptionedPicture(tiles.place(query), _name_file(query)),
-            "",
-            (),
-            [_show_image(image, tiles) for image in images],
-        )
-        for query, images in searches.queries
-    ]
+    results = []
+    for path, images in searches.queries:
+        query = CaptionedPicture(tiles.place(path), _name_file(path))
+        results.append(QueryResult(query, "", (), [_show_image(image, tiles) for image in images]))
     if tiles.rows > MOST_ROWS:
         raise InputError(
             f"the page would have {len(tiles):,} pictures, at most {MOST_ROWS * COLUMNS:,} fit; give fewer images or a "

@@ -17,6 +17,14 @@ from dml.runtime.run_folder import RunFolder
 Values = npt.NDArray[np.float64]
 LARGEST_DRAW = 2**22
 """The number of queries or classes that are drawn together, whose values take about 100 MB."""
+RESAMPLES, SEED = 2000, 0
+"""The number of draws of test classes, and their seed: all results see the same draws."""
+ENDS = (0.025, 0.975)
+"""The quantiles between which a 95 % interval lies."""
+PER_QUERY = {"recall@1": "level0/recall@1", "map@r": "level0/map@r"}
+"""The metrics with a value for each query, and their names in metrics.json and per_query.parquet."""
+DIGITS = 3
+"""Decimals of the sums."""
 
 
 class Difference(NamedTuple):
@@ -30,7 +38,7 @@ class Difference(NamedTuple):
 
 
 def mean_difference(
-    first: Values, second: Values, labels: npt.NDArray[np.int64], *, resamples: int = 2000, seed: int = 0
+    first: Values, second: Values, labels: npt.NDArray[np.int64], *, resamples: int = RESAMPLES, seed: int = SEED
 ) -> Difference:
     """Compute the mean difference of two runs at the same queries (Q,), with a paired bootstrap interval.
 
@@ -48,41 +56,18 @@ def mean_difference(
     if (np.isnan(first) & np.isnan(second) != ~has_value).any() or not has_value.any():
         raise InputError(f"comparison: {has_value.sum()} of {len(first)} queries have a value in both runs")
     _, classes = np.unique(labels[has_value], return_inverse=True)
-    means = resample_means(np.bincount(classes, differences[has_value]), np.bincount(classes), resamples, seed)
+    means = _resample_means(np.bincount(classes, differences[has_value]), np.bincount(classes), resamples, seed)
     low, high = np.quantile(means, ENDS) if classes.any() else (np.nan, np.nan)
     return Difference(float(differences[has_value].mean()), float(low), float(high), int(classes.max()) + 1)
-
-
-def resample_means(sums: npt.NDArray[Any], counts: npt.NDArray[Any], resamples: int, seed: int) -> Values:
-    """Draw groups of values with replacement, as many as there are, again and again -> (R,) mean value of each draw.
-
-    The groups have ``counts`` (C,) values, whose sums are ``sums`` (C,).
-    """
-    generator = np.random.default_rng(seed)
-    means = np.empty(resamples)
-    groups = len(sums)
-    size = max(1, LARGEST_DRAW // groups)
-    for start in range(0, resamples, size):
-        positions = generator.integers(groups, size=(min(size, resamples - start), groups))
-        means[start : start + size] = sums[positions].sum(axis=1) / counts[positions].sum(axis=1)
-    return means
-
-
-PER_QUERY = {"recall@1": "level0/recall@1", "map@r": "level0/map@r"}
-"""The metrics with a value for each query, and their names in metrics.json and per_query.parquet."""
-DIGITS = 3
-"""Decimals of the sums."""
-SEED = 0
-"""The seed of the draws of test classes: all results see the same draws."""
-ENDS = (0.025, 0.975)
-"""The quantiles between which a 95 % interval lies."""
 
 
 @dataclass(frozen=True)
 class ClassSums:
     """The metrics of some runs that were tested on the same queries.
 
-    ``counts`` are the queries of each test class, ``sums`` {metric: for each run, the sum of its values over these}.
+    Args:
+        counts: number of queries of each test class.
+        sums: {metric: for each run, the sum of the metric over the queries of each test class}.
     """
 
     counts: list[int]
@@ -96,24 +81,34 @@ class ClassSums:
         """Return the mean of a metric over all queries and runs."""
         return float(np.mean(self.run_means(metric)))
 
-    def mean_sums(self, metric: str) -> Values:
-        """Return the sums of a metric over the queries of each test class, (C,), as means over the runs."""
-        sums: Values = np.asarray(self.sums[metric], dtype=np.float64).mean(axis=0)
-        return sums
-
     def interval(self, metric: str, less: "ClassSums | None" = None) -> tuple[float, float]:
         """Compute the 95 % interval of a metric, or its difference to other runs, over 2,000 draws of the test classes.
 
         Raises:
             InputError: if the other runs were tested on other classes.
         """
-        sums = self.mean_sums(metric)
+        sums = np.mean(self.sums[metric], axis=0)
         if less is not None:
             if less.counts != self.counts:
                 raise InputError("results to be compared: tested on different classes")
-            sums = sums - less.mean_sums(metric)
-        low, high = np.quantile(resample_means(sums, np.asarray(self.counts), 2000, SEED), ENDS)
+            sums = sums - np.mean(less.sums[metric], axis=0)
+        low, high = np.quantile(_resample_means(sums, np.asarray(self.counts), RESAMPLES, SEED), ENDS)
         return float(low), float(high)
+
+
+def _resample_means(sums: npt.NDArray[Any], counts: npt.NDArray[Any], resamples: int, seed: int) -> Values:
+    """Draw groups of values with replacement, as many as there are, again and again -> (R,) mean value of each draw.
+
+    The groups have ``counts`` (C,) values, whose sums are ``sums`` (C,).
+    """
+    generator = np.random.default_rng(seed)
+    means = np.empty(resamples)
+    groups = len(sums)
+    size = max(1, LARGEST_DRAW // groups)
+    for start in range(0, resamples, size):
+        positions = generator.integers(groups, size=(min(size, resamples - start), groups))
+        means[start : start + size] = sums[positions].sum(axis=1) / counts[positions].sum(axis=1)
+    return means
 
 
 def clopper_pearson(successes: float, trials: int) -> tuple[float, float]:
@@ -157,26 +152,18 @@ def average_by_class(evaluator: Evaluator, embeddings: Embeddings, rows: Tensor,
     return np.array([evaluated.metrics[metric]])
 
 
-def shorten(values: Iterable[float]) -> list[float]:
+def _shorten(values: Iterable[float]) -> list[float]:
     """Round values, and make whole ones integers: a file of them is half as long."""
     rounded = (round(value, DIGITS) for value in values)
     return [int(value) if value.is_integer() else value for value in rounded]
 
 
-def sum_runs_by_class(folders: Sequence[RunFolder]) -> ClassSums:
-    """Read the tests of finished runs of one data set, and sum the metrics `PER_QUERY` by class."""
-    counts: list[int] = []
-    rows: dict[str, list[list[float]]] = {metric: [] for metric in PER_QUERY}
-    for folder in folders:
-        queries = read_queries(folder.queries_file)
-        values = {metric: queries.metrics[column] for metric, column in PER_QUERY.items()}
-        before = counts
-        counts, sums = sum_by_class(queries.labels[:, 0], values)
-        if before and counts != before:
-            raise InputError(f"{folder.path}: tested on other classes than {folders[0].path}")
-        for metric, row in sums.items():
-            rows[metric].append(shorten(row))
-    return ClassSums(counts, rows)
+def sum_test_by_class(folder: RunFolder) -> ClassSums:
+    """Read the test of a finished run, and sum the metrics `PER_QUERY` by class."""
+    queries = read_queries(folder.queries_file)
+    values = {metric: queries.metrics[column] for metric, column in PER_QUERY.items()}
+    counts, sums = sum_by_class(queries.labels[:, 0], values)
+    return ClassSums(counts, {metric: [_shorten(row)] for metric, row in sums.items()})
 
 
 class Interval(NamedTuple):

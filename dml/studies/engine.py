@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from dml.report.provenance import UNKNOWN, describe_configuration, describe_measurement
-from dml.report.statistics import sum_runs_by_class
+from dml.report.statistics import sum_test_by_class
 from dml.runtime.configuration import check_set_elsewhere, key_of
 from dml.runtime.run_folder import RunFolder
 from dml.studies.experiments import read_described_keys
@@ -197,7 +197,7 @@ class Engine:
         result = replace(result, facts=describe_run(job.run, job.cell.heads), metrics=metrics)
         if self.study.is_table:
             return result
-        tested = sum_runs_by_class([RunFolder(job.run.folder)])
+        tested = sum_test_by_class(RunFolder(job.run.folder))
         return replace(result, counts=tested.counts, sums={metric: rows[0] for metric, rows in tested.sums.items()})
 
     def _identify(self, cell: Cell, result: Result) -> str:

@@ -267,8 +267,10 @@ def test_the_report_draws_the_curves_and_the_threshold(make_run: MakeRun) -> Non
     assert f"<strong>{metrics['threshold/similarity']:.4f}</strong>" in page
     assert "for a false match rate of 3 %" in page
     section = page[page.index('id="threshold"') : page.index('id="retrieval"')]
-    assert section.count('class="line"') == section.count('class="chosen"') == 2
-    assert section.count('class="reliability line"') == 2
+    errors, reliability = re.findall(r"<figure.*?</figure>", section, re.DOTALL)
+    assert errors.count('class="line"') == errors.count('class="dots"') == reliability.count('class="line"') == 2
+    assert "Share of pairs of one class over their probability" in reliability
+    assert section.index("<details>") < section.index("<figure") < section.index("</details>")
     assert f"if {100 * metrics['threshold/calibration_prior']:.2g} % of all pairs are" in section
     assert re.search(rf">ECE, balanced</a></dt><dd>{100 * metrics['threshold/ece_balanced']:.1f} %</dd>", section)
     assert re.findall(r'<th scope="row">(.*?)</th>', section) == [

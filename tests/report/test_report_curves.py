@@ -1,5 +1,4 @@
 import re
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -7,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dml.evaluation.names import MetricDescription
-from dml.report.charts import HEIGHT, MOST_POINTS, NAME_HEIGHT, SMOOTHED_FROM, Chart, choose_ticks, make_charts, smooth
+from dml.report.charts import MOST_DOTS, MOST_POINTS, Chart, choose_ticks, make_charts
 
 LEVELS = ("fine", "coarse")
 
@@ -40,14 +39,6 @@ def test_ticks_of_one_value() -> None:
     for only in (0.0, 3.0, -2.0):
         found = choose_ticks(only, only)
         assert found[0] < only < found[-1]
-
-
-@given(st.lists(st.floats(-100, 100), min_size=1, max_size=30), st.integers(1, 15))
-def test_smooth_is_a_mean_of_what_is_around(values: list[float], window: int) -> None:
-    half = window // 2
-    for i, mean in enumerate(smooth(np.array(values), window)):
-        around = [values[j] for j in range(len(values)) if abs(i - j) <= half]
-        assert mean == pytest.approx(sum(around) / len(around), abs=1e-9)
 
 
 def test_lines_show_the_values() -> None:
@@ -121,18 +112,20 @@ def test_a_step_beyond_the_axis_is_not_marked() -> None:
     assert [make_charts(history, LEVELS, tested)[0].marked for tested in (5_000, 10_000)] == [50, 100]
 
 
-def test_many_points_are_smoothed_and_thinned() -> None:
+def test_many_points_are_averaged_in_parts() -> None:
     rng = np.random.default_rng(0)
-    for number in (SMOOTHED_FROM, 5000):
-        history = [{"step": float(i + 1), "loss": 1.0 + rng.normal()} for i in range(number)]
-        line = make_charts(history, LEVELS, tested=None)[0].curves[0]
-        assert not line.dots
-        faint, drawn = np.array(points(line.faint)), np.array(points(line.path))
-        assert len(faint) == len(drawn) == min(number, MOST_POINTS)
-        assert np.diff(drawn[:, 1]).std() < np.diff(faint[:, 1]).std() / 2
+    losses = 1 + rng.random(5000)
+    chart = make_charts([{"step": i + 1.0, "loss": loss} for i, loss in enumerate(losses)], LEVELS, tested=None)[0]
+    (curve,) = chart.curves
+    assert not curve.dots
+    drawn = np.array([(x / 100 * 5000, value(chart, y)) for x, y in points(curve.path)])
+    size = 5000 // MOST_POINTS
+    expected = losses.reshape(MOST_POINTS, size).mean(axis=1)
+    assert drawn[:, 1] == pytest.approx(expected, abs=0.001)
+    assert drawn[:, 0] == pytest.approx((size + 1) / 2 + size * np.arange(MOST_POINTS), abs=0.5)
 
 
-@pytest.mark.parametrize("number", [SMOOTHED_FROM, 5000])
+@pytest.mark.parametrize("number", [MOST_DOTS + 1, 5000])
 def test_the_last_value_is_the_last_one_logged(number: int) -> None:
     history = [{"step": float(i + 1), "loss": 1.0} for i in range(number)]
     history[-1]["loss"] = 4.0
@@ -145,15 +138,3 @@ def test_the_last_value_is_the_last_one_logged(number: int) -> None:
 )
 def test_the_last_value_has_no_exponent_for_thousands(loss: float, text: str) -> None:
     assert make_charts([{"step": 1.0, "loss": loss}], LEVELS, tested=None)[0].curves[0].last == text
-
-
-@given(st.lists(st.integers(0, 50), min_size=1, max_size=8))
-def test_names_of_lines_do_not_overlap(ends: list[int]) -> None:
-    history = [{"step": 5.0} | {f"loss/{i}": end for i, end in enumerate(ends)}]
-    lines = make_charts(history, LEVELS, tested=None)[0].curves
-    tops = sorted(line.top for line in lines)
-    assert all(b - a >= NAME_HEIGHT - 0.11 for a, b in pairwise(tops))
-    assert tops[-1] <= HEIGHT
-    # the higher value stands higher
-    order = [sorted(range(len(ends)), key=lambda i: -ends[i]), sorted(range(len(ends)), key=lambda i: lines[i].top)]
-    assert [ends[i] for i in order[0]] == [ends[i] for i in order[1]]

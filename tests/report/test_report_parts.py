@@ -1,4 +1,4 @@
-"""The report's tables, sheets, mix-ups and map, each against a slow count."""
+"""The report's tables, sheets and mix-ups, each against a slow count."""
 
 from collections import Counter
 from dataclasses import replace
@@ -15,7 +15,6 @@ from report_runs import MakeRun
 
 from dml.evaluation.names import describe_metric
 from dml.evaluation.per_query import QueryTable, choose_lowest, compare_classes, describe_first_match, score_queries
-from dml.report.embedding_map import FEW, WIDTH, choose_few_colors, choose_many_colors, make_map
 from dml.report.metrics import choose_headlines, format_metric, make_metric_tables
 from dml.report.run import ReportedRun, collect_versions, read_run
 from dml.report.sheets import COLUMNS, Tiles, find_confusions, make_sheets
@@ -141,69 +140,12 @@ def test_queries_without_positives_are_not_mixed_up() -> None:
     assert (pair.mixed_up, pair.queries) == (2, 2)
 
 
-def test_the_map_keeps_proportions(table: QueryTable) -> None:
-    assert table.positions is not None
-    positions = table.positions.copy()
-    positions[5] = np.nan
-    drawn = make_map(replace(table, positions=positions), Tiles())
-    assert drawn is not None
-    kept = np.delete(positions, 5, axis=0).astype(np.float64)
-    found = np.stack([drawn["x"], drawn["y"]], axis=1)
-    assert found.min(axis=0).tolist() == [0, 0]
-    assert found.max(axis=0).tolist() == [drawn["width"], drawn["height"]]
-    assert drawn["width"] == WIDTH >= drawn["height"]
-    wide = np.linalg.norm(kept[:, None] - kept, axis=2)
-    assert np.linalg.norm(found[:, None] - found, axis=2) == pytest.approx(
-        wide * WIDTH / np.ptp(kept, axis=0).max(), abs=2
-    )
-    levels = {each["name"]: [each["class_names"][i] for i in each["point_classes"]] for each in drawn["colorings"]}
-    rows = [i for i in range(24) if i != 5]
-    assert levels["shape"] == [table.class_name(int(table.labels[i, 0])) for i in rows]
-    assert levels["family"] == [table.class_name(int(table.labels[i, 1]), 1) for i in rows]
-    assert [name == "of the same shape" for name in levels["nearest neighbor"]] == compare_classes(table)[
-        rows, 0
-    ].tolist()
-    assert all(len(each["colors"]) == len(each["class_names"]) for each in drawn["colorings"])
-
-
-def test_the_map_shows_no_character_that_turns_the_text(table: QueryTable) -> None:
-    names = tuple(tuple(f"\u202e{name}" for name in level_names) for level_names in table.names)
-    drawn = make_map(replace(table, levels=("\u202eshape", "family"), names=names), Tiles())
-    assert drawn is not None
-    coarser, finest, hits = drawn["colorings"]
-    assert coarser["class_names"] == [r"\u202ex", r"\u202ey", r"\u202ez"]
-    assert finest["name"] == r"\u202eshape"
-    assert hits["class_names"] == [r"of another \u202eshape", r"of the same \u202eshape"]
-
-
-def test_no_places_no_map(table: QueryTable) -> None:
-    assert make_map(replace(table, positions=None), Tiles()) is None
-    one = replace(table, positions=np.where(np.arange(24)[:, None] == 7, np.ones(2), np.nan).astype(np.float32))
-    drawn = make_map(one, Tiles())
-    assert drawn is not None
-    assert drawn["x"] == drawn["y"] == [0]
-    assert drawn["height"] >= 1
-
-
-def test_colors() -> None:
-    for count in range(1, FEW + 1):
-        assert len(set(choose_few_colors(count))) == count
-    assert len(set(choose_many_colors(None, 100))) == 100
-    families = np.arange(60) // 20
-    colors = choose_many_colors(families, 60)
-    hues = np.array([float(color.rstrip(")").split()[2]) for color in colors])
-    around = [np.exp(1j * np.deg2rad(hues[families == i])) for i in range(3)]
-    spread = [np.rad2deg(np.abs(np.angle(own / own.mean()))).max() for own in around]
-    assert max(spread) < 60  # of 120 degrees from family to family
-    assert len(set(colors)) >= 12 * 3
-
-
 def test_tiles_hold_each_picture_once() -> None:
     tiles = Tiles()
-    assert [tiles.number(path) for path in ("a", "b", "a")] == [0, 1, 0]
-    assert tiles.rows == 2
+    assert [tiles.place(path) for path in ("a", "b", "a")] == [(0, 0), (1, 0), (0, 0)]
+    assert (len(tiles), tiles.rows) == (2, 2)
     for i in range(2 * COLUMNS):
-        tiles.number(f"more {i}")
+        tiles.place(f"more {i}")
     assert tiles.rows == 3
     assert tiles.place(f"more {COLUMNS}") == (2, 1)
 
@@ -224,9 +166,9 @@ def test_tables_of_metrics(make_run: MakeRun) -> None:
     assert levels.columns[:4] == ["R@1", "R@2", "R@4", "R@8"]
     assert graded.columns == ["H-AP", "NDCG", "ASI"]
     assert list(graded.groups[""]) == ["all heads"]
-    assert levels.note == ""
+    assert levels.notes == []
     left_out = replace(run, metrics={**run.metrics, "level1/queries_without_positives": 1234.0})
-    assert "1,234 at level family" in make_metric_tables(left_out)[0].note
+    assert "1,234 at level family" in make_metric_tables(left_out)[0].notes[0]
     assert [*choose_headlines(run)] == ["R@1", "MAP@R", "H-AP", "NMI"]
     assert choose_headlines(run)["MAP@R"][1] == "–"
 

@@ -59,7 +59,7 @@ class Invented:
             return not all(run.is_finished for run in missing)
 
         monkeypatch.setattr(Plan, "train", train)
-        monkeypatch.setattr(study_engine, "sum_runs_by_class", lambda _: ClassSums([1], {"map@r": [[0.5]]}))
+        monkeypatch.setattr(study_engine, "sum_test_by_class", lambda _: ClassSums([1], {"map@r": [[0.5]]}))
 
 
 @pytest.mark.parametrize("interruptions", [(), (1,), (2, 1)])
