@@ -141,7 +141,7 @@ def test_a_signal_while_libraries_are_loaded_is_one_line(name: str, signum: sign
     needed = {"compare": ["run"], "evaluate": ["checkpoint=best.ckpt"]}
     needed |= {"embed": ["run", "photos", "--output=a.npz"], "index": ["run", "photos"], "search": ["index", "a.jpg"]}
     needed |= {"export": ["run", "--output=a.pt2"]}
-    needed |= {"serve": ["index"], "protocol": ["losses=rll"]}
+    needed |= {"serve": ["index"]}
     arguments = needed.get(name, [])
     program = [sys.executable, "-c", SIGNALED.format(signum=int(signum)), name, *arguments]
     done = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False)
