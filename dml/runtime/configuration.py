@@ -103,5 +103,5 @@ def naming(part: str, used: Any) -> Iterator[None]:
     except Exception as error:
         if (name := dotted_name(used)).startswith("dml."):
             raise
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        reason = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
         raise InputError(f"{part}: {name} raised {reason}; debug=true shows where") from error

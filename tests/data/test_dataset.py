@@ -96,7 +96,7 @@ def test_draws_leave_the_global_generator_alone_when_they_fail(table: ImageTable
         raise RuntimeError
 
     state = torch.get_rng_state()
-    with pytest.raises(RuntimeError):
+    with pytest.raises(InputError, match="fail raised RuntimeError; debug=true"):
         ImageDataset(table, fail)[0, (0,)]
     assert torch.equal(torch.get_rng_state(), state)
 
