@@ -109,6 +109,7 @@ class BatchStream:
                 self.position += 1
                 yield batch
             if self.batches.error is not None:
+                self.close()
                 raise self.batches.error
 
     def _next_pause(self) -> int | None:
