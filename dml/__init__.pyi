@@ -8,3 +8,4 @@ from .inference.image_index import Index as Index
 from .inference.loading import load as load
 from .inference.pretrained import pretrained as pretrained
 from .report.page import report as report
+from .runtime.errors import InputError as InputError
