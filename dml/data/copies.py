@@ -43,9 +43,6 @@ def assign_content_ids(table: ImageTable, folder: CacheFolder | None, limits: Im
 
     Returns:
         The table with the column ``content``; it is `UNKNOWN` for images that aren't compared.
-
-    Raises:
-        InputError: if there are links in the folder.
     """
     rows = table.rows("query", "gallery")
     paths = [split_part(path)[0] for path in table.paths[rows].tolist()]

@@ -52,9 +52,6 @@ class ImageDataset(BatchDataset):
         cache: images of this table that ``transform.resize`` has resized; None reads the files, which gives the same
             items.
         limits: largest size of an image file.
-
-    Raises:
-        InputError: if an item is read and "replace" finds no readable image of the class.
     """
 
     def __init__(

@@ -60,9 +60,6 @@ def list_images(folder: Path) -> list[str]:
     Archives in a folder aren't opened. `SYSTEM_NAMES` and the folders of saved models are passed over. Warnings count
     the files that aren't read but may be images, the links to folders that are read anyway, and those that lead
     nowhere, such as to a disk that isn't mounted.
-
-    Raises:
-        InputError: if the folder has no image that can be read, or can't be listed.
     """
     is_archive = folder.suffix == ARCHIVE and not os.path.isdir(folder)
     paths_read, unread, dangling = sort_files(_list_archive(folder) if is_archive else _list_below(folder))

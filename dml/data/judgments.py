@@ -19,11 +19,7 @@ Indices = NDArray[np.int64]
 
 
 def parse_name(name: str, place: str | Path, pattern: re.Pattern[str], example: str) -> tuple[str, ...]:
-    """Return the groups of a pattern that matches the whole name of an image, which ``place`` lists.
-
-    Raises:
-        InputError: if the name is another one; ``example`` says what would be right.
-    """
+    """Return the groups of a pattern that matches the whole name of an image, which ``place`` lists."""
     if match := pattern.fullmatch(name):
         return match.groups()
     raise InputError(f"{printable(place)}: name {printable(repr(name))}, expected one such as {example}")
@@ -35,9 +31,6 @@ def make_camera_table(
     """Make the table of images (path, split, place), whose names hold the class and the camera, the pattern's groups.
 
     A query excludes the gallery's images of its class by its camera; those of other classes by its camera stay.
-
-    Raises:
-        InputError: if a name doesn't match the pattern.
     """
     paths, split, _ = np.array(images, dtype=np.str_).reshape(-1, 3).T
     names = [parse_name(os.path.basename(path), place, pattern, example) for path, _, place in images]

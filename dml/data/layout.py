@@ -52,9 +52,6 @@ class Layout:
         Args:
             root: the setting ``dataset.root``.
             kind: kind of path that the root may be: "folder", "file" or "file or folder".
-
-        Raises:
-            InputError: if ``root`` is None, or nothing of this kind is there.
         """
         noun = "folder" if kind == "folder" else "path"
         if root is None:
@@ -91,11 +88,7 @@ def name_similar(path: Path) -> str:
 
 
 def read_list_lines(path: Path) -> list[str]:
-    """Read the lines of a text file in UTF-8, with any line ends and with or without a byte order mark.
-
-    Raises:
-        InputError: if the file isn't such text, is compressed, isn't a regular file, or is too large.
-    """
+    """Read the lines of a text file in UTF-8, with any line ends and with or without a byte order mark."""
     return _split_lines(_read_list_text(path, "utf-8"))
 
 
@@ -106,9 +99,6 @@ def read_csv_rows(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, li
 
     The separator is the one of `SEPARATORS` that is most frequent in the header. Lines may end in any way; within
     quotes, the characters of a line end are part of the cell.
-
-    Raises:
-        InputError: if quotes are misplaced, or for the reasons of `read_list_lines`.
     """
     if path.suffix.lower() == ".parquet":
         yield from enumerate(_read_parquet_rows(path), 1)
@@ -199,9 +189,6 @@ def read_list_rows(
 
     Yields:
         The file and the line, for error lines, and the cells of the line, ``columns`` strings.
-
-    Raises:
-        InputError: if a line has too few cells, the header differs, or the file isn't text.
     """
     lines = read_list_lines(path)
     file_header = " ".join("".join(lines[skip - 1 : skip]).split())
@@ -219,11 +206,7 @@ def read_list_rows(
 def parse_whole_number(
     cell: str, place: str | Path, meaning: str, *, lowest: int = 1 - 2**31, highest: int = 2**31 - 1
 ) -> int:
-    """Parse a cell as an integer from ``lowest`` to ``highest``; ``place`` and ``meaning`` are for the error line.
-
-    Raises:
-        InputError: if the text isn't such an integer.
-    """
+    """Parse a cell as an integer from ``lowest`` to ``highest``; ``place`` and ``meaning`` are for the error line."""
     try:
         number = int(cell)
     except ValueError as error:

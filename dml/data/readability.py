@@ -47,11 +47,6 @@ def check_readability(
         limits: largest size of an image file.
         seed: seed of the draw.
         warn: function that is called with the line of the warning.
-
-    Raises:
-        InputError: if files are missing, or images that were tried can't be decoded; the message says how many of how
-            many, and names the first and the remedy.
-        ImageMemoryError: if the memory runs out.
     """
     if not images_per_split:
         return

@@ -109,9 +109,6 @@ def divide_by_folders(folders: Sequence[tuple[str, ...]], source: str) -> tuple[
     Args:
         folders: the names of the folders that each image is in, from the outermost one.
         source: path of the data set, for the error line.
-
-    Raises:
-        InputError: if only some of the images are in such folders.
     """
     distinct = sorted({*folders})
     splits_at_depths: list[tuple[int, dict[str, str]]] = []
@@ -227,10 +224,6 @@ def complete_splits(table: ImageTable, *, test_fraction: float | None, val_fract
             none, for a model that is to learn from all classes; None takes all, as nothing is trained.
         val_fraction: fraction of the training classes that becomes ``val``, if the table has no ``val``; 0 draws none.
         seed: seed of the draws, which depend only on it, the fractions and the class names.
-
-    Raises:
-        InputError: if there are too few classes, a fraction isn't between 0 and 1, or the table has splits with which
-            a model can't be both trained and tested.
     """
     split = table.split.astype("U7")
     if not (split != "").any():

@@ -58,10 +58,6 @@ class ImageTable:
             from its ranking, as the protocol of the data set says. An empty array excludes nothing.
         is_tree: whether all images of a class have to share their classes at the coarser levels.
         val_fraction: probability with which each class was drawn for ``val`` by its name; 0 if none was drawn so.
-
-    Raises:
-        InputError: if the columns have different lengths, a split or a level is unknown, a label is negative or has no
-            class name, or a path or a class name can't be that of a file or can't be shown in a report.
     """
 
     paths: NDArray[np.str_]
@@ -107,9 +103,6 @@ class ImageTable:
         Its columns and values are read as those of the .csv file that ``frame.to_csv`` writes, see
         `dml.data.readers.csv.read`; paths are relative to the working folder. Without splits, a training draws classes
         for test and validation, as it does.
-
-        Raises:
-            InputError: if a column is missing, or a value can't be used.
         """
         from dml.data.readers.csv import read_frame  # late: it imports this module
 
@@ -240,12 +233,7 @@ def compose_name(name: str) -> str:
 
 
 def check_paths(paths: Sequence[str], source: str) -> None:
-    """Make sure that every path can name a file, and is UTF-8.
-
-    Raises:
-        InputError: if a path is empty, ends like a folder's, holds a NUL byte, or isn't UTF-8; the message names the
-            first such path.
-    """
+    """Make sure that every path can name a file, and is UTF-8."""
     text = "\n".join(["", *paths, ""])  # to check the paths one by one takes ten times as long
     if _is_utf8(text) and not any(sign in text for sign in ("\0", "/\n", "\n\n")):
         return
@@ -292,9 +280,6 @@ def hold_out_classes(table: ImageTable, *, folds: int = 5, fold: int = 0, seed: 
     Classes that were in ``val`` before count as training classes, so that a table can be divided again.
 
     The seed decides the division; the folds are numbered from 0.
-
-    Raises:
-        InputError: if ``folds`` is below 2, there is no such fold, or there are fewer training classes than folds.
     """
     if folds < 2:  # the only fold would leave nothing to train on
         raise InputError(f"dataset.folds={folds}: must be 2 or more, or null")
@@ -329,10 +314,6 @@ def load(
             left out aren't checked.
         disjoint: whether a class that is both in a training and in a test split is a fault.
         verify: whether a fault is an error; False logs each fault as a warning.
-
-    Raises:
-        InputError: if the reader returns no table, or the table has a fault, see `find_faults`; the message describes
-            the first.
     """
     if not callable(read):
         raise InputError(f"dataset.reader: a {type(read).__name__} isn't a function of the root; give _partial_: true")

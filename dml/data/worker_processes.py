@@ -23,9 +23,6 @@ def run_in_processes(work: Callable[[Job], Result], jobs: Sequence[Job], process
 
     ``work`` is a function of a module, because another process can import no other function. Each process has one
     thread. None is one for each core, and 1 calls ``work`` in this process, in the order of the jobs.
-
-    Raises:
-        InputError: if one of the processes is killed.
     """
     processes = processes or os.cpu_count() or 1
     if processes == 1:

@@ -157,10 +157,6 @@ class Evaluator:
             rows: (N,) rows of the table, to which the embeddings belong; None for all rows in their order.
             neighbors: number of nearest items to return for each query.
             reranking: name of a re-ranking, see `dml.retrieval.reranking`; None for the plain ranking.
-
-        Raises:
-            InputError: if the splits are not one evaluation, the number of embeddings is not that of the rows, or
-                `dml.evaluation.evaluate` raises one for such embeddings and labels.
         """
         options: dict[str, Any] = {"neighbors": neighbors, "reranking": reranking}
         if rows is not None and not np.array_equal(rows, np.arange(len(self.table))):

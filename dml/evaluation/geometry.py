@@ -31,11 +31,7 @@ class UnitEmbeddings:
 
     @classmethod
     def normalize(cls, embeddings: "Embeddings | UnitEmbeddings", name: str = "embeddings") -> "UnitEmbeddings":
-        """Check and scale embeddings, see `dml.retrieval.unit_rows`; what is normalized already is returned as it is.
-
-        Raises:
-            InputError: if the embeddings have another shape, or hold values that are not finite.
-        """
+        """Check and scale embeddings (`dml.retrieval.unit_rows`); what is normalized already is returned as it is."""
         return embeddings if isinstance(embeddings, UnitEmbeddings) else cls(unit_rows(embeddings, name))
 
     def __len__(self) -> int:

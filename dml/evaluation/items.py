@@ -37,11 +37,7 @@ class Items(NamedTuple):
 
 
 def check_items(embeddings: Embeddings, labels: Labels, name: str) -> Items:
-    """Check embeddings and labels, and scale the embeddings to unit length.
-
-    Raises:
-        InputError: if the lengths differ, the labels are not integers, or embeddings are not finite.
-    """
+    """Check embeddings and labels, and scale the embeddings to unit length."""
     unit, columns = UnitEmbeddings.normalize(embeddings, name), check_labels(labels, name)
     if len(unit) != len(columns):
         raise InputError(f"{name}: {len(unit)} embeddings, {len(columns)} labels")
@@ -52,9 +48,6 @@ def check_labels(labels: Labels, name: str) -> npt.NDArray[Any]:
     """Check labels. (N,) or (N, L) -> (N, L)
 
     ``name`` is that of the embeddings, for error messages.
-
-    Raises:
-        InputError: if the labels have another shape, or are not integers.
     """
     columns = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
     if columns.ndim == 1:
@@ -69,12 +62,7 @@ def check_labels(labels: Labels, name: str) -> npt.NDArray[Any]:
 def check_query_and_gallery(
     query: Embeddings, query_labels: Labels, gallery: Embeddings | None, gallery_labels: Labels | None
 ) -> tuple[Items, Items | None]:
-    """Check queries and a gallery; without a gallery the queries are their own.
-
-    Raises:
-        InputError: if `check_items` raises one, widths, levels or devices differ, or only one of the gallery and the
-            gallery's labels is there.
-    """
+    """Check queries and a gallery; without a gallery the queries are their own."""
     queries = check_items(query, query_labels, "query")
     if gallery is None and gallery_labels is None:
         return queries, None
@@ -101,9 +89,6 @@ def check_copies(queries: Items, gallery: Items, remedy: str) -> None:
 
     Vectors of 0 are left out, which no ranking finds first, and so are sets that have collapsed: to one vector, or to
     one vector for each class.
-
-    Raises:
-        InputError: if all queries are, so that each finds itself.
     """
     own, others = _hash_rows(queries), _hash_rows(gallery)
     is_copy = np.isin(own[1], others[1]) & queries.embeddings.any(dim=1).cpu().numpy()
@@ -293,11 +278,7 @@ def has_level_lists(table: ImageTable) -> bool:
 
 
 def benchmark_lists(table: ImageTable) -> Iterator[BenchmarkList]:
-    """Yield the lists of a table whose rows are one evaluation, see `dml.evaluation.Evaluator`.
-
-    Raises:
-        InputError: if the splits are not one evaluation.
-    """
+    """Yield the lists of a table whose rows are one evaluation, see `dml.evaluation.Evaluator`."""
     splits = {str(split) for split in np.unique(table.split)}
     paired = splits == {"query", "gallery"}
     if not paired and (len(splits) != 1 or splits & {"query", "gallery", ""}):
@@ -323,9 +304,6 @@ def check_queries(part: ImageTable) -> None:
     """Make sure that at each evaluated level some query has a positive, which evaluations else find at their end.
 
     A table without rows is passed.
-
-    Raises:
-        InputError: if no query has a positive at some level, or the splits are not one evaluation.
     """
     for benchmark in benchmark_lists(part) if len(part) else ():
         gallery = None if benchmark.gallery is None else part.labels[benchmark.gallery]
@@ -342,11 +320,7 @@ def is_of_one_class(part: ImageTable) -> bool:
 
 
 def check_validation_classes(part: ImageTable) -> None:
-    """Make sure that validations can differ, see `is_of_one_class`.
-
-    Raises:
-        InputError: if the images are all of one class.
-    """
+    """Make sure that validations can differ, see `is_of_one_class`."""
     if is_of_one_class(part):
         raise InputError(
             f"{printable(part.source or 'dataset')}: the images in the {part.split[0]} split are all of one "

@@ -93,9 +93,6 @@ class Metric:
         higher_is_better: whether a larger value is the better one.
         is_default: whether an evaluation computes the metric unless ``metrics`` names others.
         shown_in_percent: whether tables show 0.5 as 50.0; False for values that are no fractions, such as ranks.
-
-    Raises:
-        InputError: if the kind is unknown, or the name could be mistaken for other parts of a name in metrics.json.
     """
 
     name: str
@@ -123,11 +120,7 @@ class Metric:
             )
 
     def compute_values(self, ranks: Tensor | Sequence[Tensor], *arguments: Any) -> Tensor:
-        """Return the value of each query (Q,) of a ranking metric, by the function's arguments with the ranks first.
-
-        Raises:
-            InputError: if the function returns anything else.
-        """
+        """Return the value of each query (Q,) of a ranking metric, by the function's arguments with the ranks first."""
         values: Any = self.function(ranks, *arguments)
         num_queries = len(ranks) if isinstance(ranks, Tensor) else len(ranks[0])
         if not isinstance(values, Tensor) or values.shape != (num_queries,):
@@ -139,11 +132,7 @@ class Metric:
         return values
 
     def compute_value(self, *arguments: Any) -> float:
-        """Return the one value of a metric of clusters or pairs.
-
-        Raises:
-            InputError: if the function returns anything but a number.
-        """
+        """Return the one value of a metric of clusters or pairs."""
         value = self.function(*arguments)
         try:
             return float(value)
@@ -235,10 +224,6 @@ class MetricConfig:
         memory: bytes that the distances of one block of queries may take. A block has at least 64 queries, or as many
             as 2^23 distances if the gallery has more than 131,072 items. Rankings of all items on a GPU take 4 times
             as much, or an eighth of its memory if that is more.
-
-    Raises:
-        InputError: if a metric is unknown, two metrics share a name, a custom metric has the name of a packaged one,
-            a k is below 1, or a number can't be used.
     """
 
     metrics: Sequence[str | Metric] = DEFAULT_METRICS
@@ -296,11 +281,7 @@ class MetricConfig:
             raise InputError(f"metrics: two metrics are named {repeated[0]}")
 
     def check_labels(self) -> None:
-        """Make sure that labels, by which tables and reports name the metrics, tell them apart.
-
-        Raises:
-            InputError: if two metrics have the same.
-        """
+        """Make sure that labels, by which tables and reports name the metrics, tell them apart."""
         metric_by_label: dict[str, Metric] = {}
         for metric in self.selected:
             other = metric_by_label.setdefault(metric.label, metric)

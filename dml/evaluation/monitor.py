@@ -34,9 +34,6 @@ def make_further_config(names: Any, test: MetricConfig, monitored: Sequence[str]
     """Return the configuration of the metrics of a validation that `make_validation_config` leaves out.
 
     ``names`` of `AUTO` are those of a test that are MAP@R, NMI, and H-AP if there are several levels.
-
-    Raises:
-        InputError: if one is no name of a packaged metric or of one of the test.
     """
     if names == AUTO:
         chosen = ["map@r", "nmi"] + ["h_ap"] * (len(table.levels) > 1)
@@ -76,11 +73,7 @@ def describe_clustering(validation: Evaluator, dimension: int) -> str:
 
 
 def check_tie_breaker(tie_breaker: str | None, table: ImageTable, test: MetricConfig) -> None:
-    """Make sure that a validation can compute the metric that decides between equally good checkpoints.
-
-    Raises:
-        InputError: if no validation has the metric, or if smaller values of it are better.
-    """
+    """Make sure that a validation can compute the metric that decides between equally good checkpoints."""
     if tie_breaker is None:
         return
     metric = test.find_metric(MetricName.parse(tie_breaker).family)
@@ -94,11 +87,7 @@ def check_tie_breaker(tie_breaker: str | None, table: ImageTable, test: MetricCo
 def check_monitor(
     monitor: str, mode: str, table: ImageTable, test: MetricConfig, heads: Sequence[str], evaluated_heads: Sequence[str]
 ) -> None:
-    """Make sure that a validation can compute the metric that chooses a checkpoint, of one of the heads or of several.
-
-    Raises:
-        InputError: if no validation has the metric, or a smaller value of it is the better one and the largest chosen.
-    """
+    """Make sure that a validation can compute the metric that chooses a checkpoint, of one or several of the heads."""
     metric = test.find_metric(MetricName.parse(monitor).family)
     if metric and not metric.higher_is_better and mode == "max":
         raise InputError(f"checkpoints.mode=max: must be min, as smaller values of {monitor} are better")

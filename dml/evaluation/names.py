@@ -279,9 +279,6 @@ def list_evaluated_heads(heads: Iterable[str], alone: bool, head_sets: Any) -> l
         heads: names of the model's heads.
         alone: whether each head is evaluated, ``evaluation.heads``.
         head_sets: the sets of heads, ``evaluation.head_sets``.
-
-    Raises:
-        InputError: if head_sets is no list of lists of the model's heads.
     """
     heads, head_sets = list(heads), head_sets or []
     for head_set in head_sets:

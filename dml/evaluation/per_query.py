@@ -42,9 +42,6 @@ class QueryTable:
         names: class names of each level, indexed by label; empty if the classes have no names.
         positions: (Q, 2) float32, places of the queries on the map, NaN for queries that are not on it.
         made_with: {library or "platform": version}, of the machine that ran the test.
-
-    Raises:
-        InputError: if the columns differ in length, labels do not fit the levels, or there is no query or neighbor.
     """
 
     paths: Strings
@@ -193,11 +190,7 @@ def _to_lists(values: npt.NDArray[Any]) -> Any:
 
 
 def read_queries(path: Path) -> QueryTable:
-    """Read the file that `write_queries` wrote.
-
-    Raises:
-        InputError: if the file does not exist, is damaged, lacks a column, or is not one that `write_queries` wrote.
-    """
+    """Read the file that `write_queries` wrote."""
     try:
         return _read(path)
     except InputError:

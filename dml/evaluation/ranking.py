@@ -247,9 +247,6 @@ class PerQuery:
 
         A metric may have no value for a query that has a positive, or for all: its mean is of the queries that have
         one, and NaN if there are none.
-
-        Raises:
-            InputError: if no query has a positive, because a mean over no query is no result.
         """
         means: dict[str, float] = {}
         for name, values in self.values.items():
@@ -290,10 +287,6 @@ def rank_queries(
         excluded: (Q, M) the gallery items, no two equal, that each query excludes, padded with -1; None excludes
             the query itself from a gallery of the queries, and nothing from another one.
         **settings: fields of `MetricConfig`. Metrics of clusters are ignored, as a query has no value of them.
-
-    Raises:
-        InputError: if `evaluate` raises one for the same arguments, except that queries may have no positives; or if a
-            query excludes the whole gallery.
     """
     config = MetricConfig(**settings)
     queries, items = check_query_and_gallery(query, query_labels, gallery, gallery_labels)
@@ -304,9 +297,6 @@ def query_share(queries: int, gallery: int, share: tuple[int, int], memory: int 
     """Return the range of the queries that one of several processes ranks.
 
     Processes share whole blocks, so that every matrix product has the shape that it has in a single process.
-
-    Raises:
-        InputError: unless 0 <= rank < world.
     """
     rank, world = share
     if not 0 <= rank < world:
@@ -326,11 +316,7 @@ def rank_items(
     excluded: npt.NDArray[np.int64] | None = None,
     reranking: str | None = None,
 ) -> PerQuery:
-    """Rank checked items, see `rank_queries`; a re-ranking changes the distances before.
-
-    Raises:
-        InputError: if a single item is its own gallery, or a query excludes the whole gallery.
-    """
+    """Rank checked items, see `rank_queries`; a re-ranking changes the distances before."""
     if gallery is None and len(queries.labels) < 2:
         raise InputError("query: 1 item and no gallery, at least 2 are needed")
     gallery = queries if gallery is None and config.exclude_nearest else gallery

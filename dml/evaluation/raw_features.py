@@ -211,11 +211,7 @@ class FixedNeighbors(NamedTuple):
 
     @classmethod
     def read(cls, path: Path) -> "FixedNeighbors":
-        """Read what `write` wrote.
-
-        Raises:
-            InputError: if the file is damaged.
-        """
+        """Read what `write` wrote."""
         try:
             check_zip(path)
             with np.load(path) as arrays:
@@ -247,9 +243,6 @@ def recall_among(
     Returns:
         {level0/recall@1: fraction}, the mean over the queries with a positive among all N items; a query without a
         positive among its K items counts as 0.
-
-    Raises:
-        InputError: if the lengths differ, or no query has a positive.
     """
     rows = UnitEmbeddings.normalize(embeddings).rows.cpu()
     columns = torch.from_numpy(check_labels(labels, "neighbors"))

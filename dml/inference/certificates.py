@@ -64,11 +64,7 @@ class RecallTest:
         return np.where(ids < 0, -np.inf, scores)
 
     def choose_parameters(self, index: VectorIndex, wanted: float) -> None:
-        """Set the fastest search parameters of those whose interval is above a recall.
-
-        Raises:
-            InputError: if none reach the recall; then the index keeps its own.
-        """
+        """Set the fastest search parameters of those whose interval is above a recall."""
         before, lists, speeds = index.parameters, index.list_parameters(), {}
         for choices in lists:
             for parameters in choices:

@@ -113,11 +113,7 @@ def as_arrays(table: pa.Table) -> dict[str, NDArray[np.generic]]:
 
 
 def name_images(paths: Sequence[str], root: str | Path | None) -> list[str]:
-    """Return the paths to store: absolute, or relative to a folder, with forward slashes.
-
-    Raises:
-        InputError: if an image isn't in the folder.
-    """
+    """Return the paths to store: absolute, or relative to a folder, with forward slashes."""
     names = [*map(absolute_path, paths)]
     if root is not None:
         folder = absolute_path(expand_home(root))

@@ -82,11 +82,7 @@ def take_one_view(embedder: ImageEmbedder) -> ImageEmbedder:
 
 
 def find_input_size(embedder: ImageEmbedder) -> tuple[int, int]:
-    """Return the height and width that the preprocessing gives every image.
-
-    Raises:
-        InputError: if they depend on the image, as one graph takes images of one size.
-    """
+    """Return the height and width that the preprocessing gives every image."""
     sizes = {tuple(embedder.preprocess(torch.zeros(3, *size, dtype=torch.uint8)).shape[1:]) for size in TRIED_SIZES}
     if len(sizes) > 1:
         listed = ", ".join(f"{width} x {height}" for height, width in sorted(sizes))
@@ -152,11 +148,7 @@ def check_libraries(suffix: str) -> None:
 
 
 def write_graph(program: ExportedProgram, path: Path, suffix: str, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Write a traced graph and facts about it to a file, and return the facts that only this kind of file has.
-
-    Raises:
-        InputError: if the weights are too large for the kind of file.
-    """
+    """Write a traced graph and facts about it to a file, and return the facts that only this kind of file has."""
     if suffix == PROGRAM:
         content = BytesIO()  # PyTorch ends the process if it can't write its last bytes to a file
         with _quiet():

@@ -98,11 +98,7 @@ def list_probe(embedder: ImageEmbedder, source: Source) -> Probe:
 
 
 def read_test(embedder: ImageEmbedder) -> Probe:
-    """Read test images of the run that trained the model, or validation images if it holds out none for a test.
-
-    Raises:
-        InputError: if the data set isn't there, or reading it could run unknown code.
-    """
+    """Read test images of the run that trained the model, or validation images if it holds out none for a test."""
     if not {"dataset", "data", "evaluation"} <= embedder.settings.config.keys():
         raise InputError("probe images: this model doesn't say how its data set is read; --probe FOLDER gives images")
     try:
@@ -221,11 +217,7 @@ class ExportReport:
 
 
 def check_export(file: str | Path, quantize: str | None = None) -> Path:
-    """Make sure, before a model is loaded, that a file can be written, and return its path.
-
-    Raises:
-        InputError: if the end of its name is unknown, a file is there, a library is missing, or only ONNX can do it.
-    """
+    """Make sure, before a model is loaded, that a file can be written, and return its path."""
     path = expand_home(file).absolute()
     if path.suffix not in (ONNX, PROGRAM):
         raise InputError(f"{printable(file)}: the name must end with {ONNX} or {PROGRAM} (torch.export)")
@@ -257,9 +249,6 @@ def export_model(
 
     A file gets its name once its vectors are known to be the model's, so an interrupted export leaves none. The facts
     are also in a file beside it, such as ``model.onnx.json``.
-
-    Raises:
-        InputError: if a cosine is below 0.9999, recall@1 changes, or `check_export` refuses the file.
     """
     path = check_export(file, quantize)
     on_cpu = take_one_view(copy_to_cpu(embedder))

@@ -61,9 +61,6 @@ class ImageEmbedder:
         heads: names of the heads whose embeddings are concatenated, in this order; None for those that the training
             chose, which are all without ``choose_heads``.
         device: device that embeds: "cpu", "cuda", "mps" and so on; "auto" takes a GPU if there is one.
-
-    Raises:
-        InputError: if the model has no such head.
     """
 
     def __init__(
@@ -104,9 +101,6 @@ class ImageEmbedder:
             std: standard deviation of each channel.
             name: name of the model for texts; None takes that of the class.
             device: device that embeds; "auto" takes a GPU if there is one.
-
-        Raises:
-            InputError: if the network can't take images of this size, or gives something else.
         """
         from dml.inference.pretrained import wrap_module
 
@@ -298,9 +292,6 @@ class ImageEmbedder:
             images: RGB inputs (B, 3, h, w) with values from 0 to 255, as `preprocess` makes them, or V views of each
                 image (B, V, 3, h, w).
             precision: "32", "bf16" or "16", see `embed`.
-
-        Raises:
-            InputError: if it is no such batch.
         """
         if not isinstance(images, Tensor) or images.ndim not in (4, 5) or images.shape[-3] != 3:
             shape = tuple(getattr(images, "shape", ()))
@@ -329,9 +320,6 @@ class ImageEmbedder:
             folder: path of the folder.
             license: identifier of the license of the weights, such as "mit", for the model card. It depends on the
                 licenses of the pretrained weights and of the data; None says in the card that none was stated.
-
-        Raises:
-            InputError: if the folder holds something else, or can't be written.
         """
         from dml.inference.saved_folder import save_folder
 
@@ -355,9 +343,6 @@ class ImageEmbedder:
 
         Returns:
             The largest difference of the vectors, recall@1, and the images a second, of the model and of each file.
-
-        Raises:
-            InputError: if the file can't be written so, or its vectors differ from the model's.
         """
         from dml.inference.exporting import draw_noise, export_model, list_probe
 
@@ -365,11 +350,7 @@ class ImageEmbedder:
         return export_model(self, file, images, quantize=quantize, batch_size=batch_size)
 
     def as_mteb(self) -> "MtebEncoder":
-        """Return the model as an encoder that ``mteb.evaluate`` tests on tasks of images.
-
-        Raises:
-            InputError: if mteb isn't installed.
-        """
+        """Return the model as an encoder that ``mteb.evaluate`` tests on tasks of images."""
         check_installed("mteb", extra="mteb")
         from dml.inference.mteb_encoder import MtebEncoder
 

@@ -147,9 +147,6 @@ class Index:
             parameters: search parameters of an approximate index, such as "nprobe=32".
             **options: further arguments of `ImageEmbedder.embed`, such as ``num_workers=2``. With
                 ``on_corrupt="skip"`` unreadable images are left out.
-
-        Raises:
-            InputError: if there is no image, or an argument can't be used.
         """
         images: Any = paths if source is None else source
         points = to_vectors(vectors)
@@ -175,11 +172,7 @@ class Index:
         return len(self.items)
 
     def __getitem__(self, rows: Any) -> "Index":
-        """Return an index of some of the images, such as ``index[:100]``, in the order of this one, which stays.
-
-        Raises:
-            InputError: if vectors can't be removed from this kind of index.
-        """
+        """Return an index of some of the images, such as ``index[:100]``, in the order of this one, which stays."""
         is_kept, vectors = np.zeros(len(self), dtype=np.bool_), self.vectors.copy()
         is_kept[rows] = True
         vectors.remove(self.items.ids[~is_kept])
@@ -294,9 +287,6 @@ class Index:
                 other queries, in powers of two of nprobe, efSearch and k_factor_rf. Half of given queries choose them.
             vectors: (N, D) vectors of the images, to be searched exactly; None takes those that the index keeps. An
                 index of codes keeps none but those that its codes stand for, and the line of the certificate says so.
-
-        Raises:
-            InputError: if there are too few images, no parameters reach the recall, or the vectors can't be had.
         """
         ids, is_own = self.items.ids, isinstance(queries, Integral)
         gallery = self.vectors.reconstruct(ids) if vectors is None else unit_rows(vectors, "vectors").numpy()
@@ -328,9 +318,6 @@ class Index:
             source: images, as `build` takes them.
             labels: (N,) names of their classes, as `build` takes them.
             **options: further arguments of `ImageEmbedder.embed`.
-
-        Raises:
-            InputError: if an image is in the index already; `upsert` replaces it.
         """
         return self._add(source, labels, options, replaces=False)
 
@@ -374,9 +361,6 @@ class Index:
 
         Args:
             paths: a path, or several.
-
-        Raises:
-            InputError: if a path isn't in the index, or this kind of index can't remove vectors.
         """
         removed = [*map(os.fspath, [paths] if isinstance(paths, str | Path) else unpack_paths(paths))]
         identities, known = identify_images(removed), set(self.items.identities)
@@ -440,9 +424,6 @@ class Index:
         The files of a new version are written beside those of the old one, and ``index.json``, which names them, is
         replaced last: whatever interrupts it, the folder holds the old version or the new one. While another process
         writes the folder, this one waits.
-
-        Raises:
-            InputError: if the folder holds something else, or can't be written.
         """
         with in_one_line(folder), hold_folder(folder, wait=True) as path:
             self.write(path)
@@ -498,9 +479,6 @@ class Index:
                 images. An index of vectors without a model takes any of their size.
             device: device that embeds the queries, if ``model`` is None.
             trust: whether the model may be built of unknown code, see `dml.load`.
-
-        Raises:
-            InputError: if there is no index, a file is missing or damaged, or the vectors are of another model.
         """
         path = expand_home(folder)
         description = read_description(path)
@@ -599,11 +577,7 @@ def _list_items(source: Source, first_id: int = 0, labels: Iterable[Any] | None 
 
 
 def _check_vectors(vectors: Any, model: ImageEmbedder, count: int | None = None) -> NDArray[np.float32]:
-    """Scale vectors (N, D) to unit length, those of `ImageEmbedder.embed` excepted.
-
-    Raises:
-        InputError: if they aren't ``count`` vectors of the model's size, or can't be compared.
-    """
+    """Scale vectors (N, D) to unit length, those of `ImageEmbedder.embed` excepted."""
     shape, expected = np.shape(vectors), (len(vectors) if count is None else count, model.dimension)
     if shape != expected or vectors.dtype.kind != "f":
         whose = "the index has vectors of" if count is None else f"expected floats, {count:,} of them, one an image, of"
@@ -619,12 +593,7 @@ def _check_vectors(vectors: Any, model: ImageEmbedder, count: int | None = None)
 def _embed_items(
     model: ImageEmbedder, items: IndexItems, options: dict[str, Any]
 ) -> tuple[IndexItems, NDArray[np.float32]]:
-    """Embed images -> the readable ones, and their vectors.
-
-    Raises:
-        InputError: if not one image can be read, an option is unknown, or the options name other views than those of
-            queries.
-    """
+    """Embed images -> the readable ones, and their vectors."""
     if unknown := options.keys() - EMBED_OPTIONS:
         raise InputError(f"{min(unknown)}: no such argument; those of embed are {', '.join(sorted(EMBED_OPTIONS))}")
     if options.get("views") not in (None, model.settings.views):

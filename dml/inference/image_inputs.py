@@ -54,9 +54,6 @@ def list_inputs(images: ImageInput | Iterable[ImageInput]) -> list[ImageInput]:
     Args:
         images: an image, a sequence of images, or the path of a folder, which stands for all images in it and in the
             folders below it, sorted by path, or of a list, see `list_named_images`.
-
-    Raises:
-        InputError: if there is no image.
     """
     images = unpack_paths(images)
     if isinstance(images, str | Path):
@@ -82,9 +79,6 @@ def list_named_images(path: str | Path) -> tuple[list[str], list[str]]:
 
     Args:
         path: path of a folder, of an archive (.zip), of a list that ends with one of `LISTS`, or of an image.
-
-    Raises:
-        InputError: if there is no such list, or it can't be read.
     """
     if path == Path():
         raise InputError("images: Path('') stands for the whole working folder; give '.' if you mean that")
@@ -112,9 +106,6 @@ def list_source(source: Source) -> tuple[list[str], list[str]]:
 
     Args:
         source: folder, archive or list of images, see `list_named_images`; paths of images; or a table.
-
-    Raises:
-        InputError: if there is no image, the file can't be read, or a path isn't UTF-8, as the written files are.
     """
     source = unpack_paths(source)
     if isinstance(source, ImageTable):

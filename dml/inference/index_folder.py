@@ -168,9 +168,6 @@ def hold_folder(folder: str | Path, *, wait: bool = False) -> Iterator[Path]:
     Args:
         folder: folder of an index, or a new or empty one, which is made. One that is made and stays empty is removed.
         wait: whether to wait until another process has written it, instead of raising an error.
-
-    Raises:
-        InputError: if the folder holds something else, or another process is writing it and ``wait`` is false.
     """
     path = expand_home(folder).absolute()
     is_new = not path.exists()

@@ -75,10 +75,6 @@ def load(
             runs with an adapter need it, whose checkpoints lack the frozen weights.
         module: network of `ImageEmbedder.from_module`, of which a saved folder holds the weights and not the code.
         revision: branch, tag or commit of the repository on the hub.
-
-    Raises:
-        InputError: if there is no model, the hub can't be reached, or the model is damaged, or can't be built or used;
-            or if the pretrained weights aren't those of the training.
     """
     if (name := pretrained_name(place)) is not None:
         embedder = pretrained(name, weights=None if weights is None else str(weights), device=device)
@@ -156,11 +152,7 @@ def _find_run(folder: Path) -> RunFolder:
 
 
 def read_settings(path: Path, *, trust: bool = False) -> ModelSettings:
-    """Read from a checkpoint, and from the folder of its run if it lies in one, what the model was trained with.
-
-    Raises:
-        InputError: if the checkpoint can't be read, or its model embeds no image alone.
-    """
+    """Read from a checkpoint, and from the folder of its run if it lies in one, what the model was trained with."""
     checkpoint = read_checkpoint(path, lazily=True)
     progress = TrainingProgress.from_checkpoint(checkpoint)
     stored = open_stored(extract_configuration(checkpoint).config)

@@ -78,9 +78,6 @@ class ModelSettings:
 
         Args:
             views: number of views of each image; with more than one, the transform returns (V, 3, h, w).
-
-        Raises:
-            InputError: if there are no crops of so many views.
         """
         settings = read_settings(self._compose(evaluation={"crops": views}), Settings)
         with self.building():
@@ -110,11 +107,7 @@ class ModelSettings:
             return build_embedding_model(read_settings(config, Settings))
 
     def check(self, place: object) -> None:
-        """Make sure that building the model and its preprocessing runs no unknown code, unless the files are trusted.
-
-        Raises:
-            InputError: if an object isn't known to be safe, or a number is larger than any that a model needs.
-        """
+        """Make sure that building model and preprocessing runs no unknown code, unless the files are trusted."""
         parts = {
             "model": self.config["model"],
             "transform": {"test": self.config["transform"]["test"]},

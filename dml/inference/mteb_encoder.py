@@ -35,9 +35,6 @@ class MtebEncoder(AbsEncoder):  # type: ignore[misc]  # its types are not read, 
 
         Args:
             inputs: loader whose batches are mappings with the key "image": PIL images of any size and mode.
-
-        Raises:
-            InputError: if the task has texts.
         """
         parts = []
         for batch in inputs:

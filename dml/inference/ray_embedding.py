@@ -60,9 +60,6 @@ def embed_on_ray(
     The cluster is the one that the environment variable RAY_ADDRESS names, or else this machine. There is one copy of
     the model for each GPU, or for each CPU where there is no GPU. The arguments but ``paths`` are those of
     `ChunkEmbedder`.
-
-    Raises:
-        InputError: if an image can't be read, or a machine has another model.
     """
     place = os.path.abspath(model) if os.path.exists(model) else model
     size = -(-CHUNK // options["batch_size"]) * options["batch_size"]

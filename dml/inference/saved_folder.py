@@ -81,11 +81,7 @@ def is_saved_folder(path: Path) -> bool:
 
 
 def read_folder(path: Path, *, trust: bool = False) -> SavedModel:
-    """Read the description of a saved model.
-
-    Raises:
-        InputError: if a file is missing, damaged, or of a newer version.
-    """
+    """Read the description of a saved model."""
     file = path / DESCRIPTION
     try:
         description, checksums = read_values(file, may_nest=True)

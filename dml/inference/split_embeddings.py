@@ -33,11 +33,7 @@ class EmbeddedTable(NamedTuple):
 
 
 def read_data_set(model: ImageEmbedder) -> tuple[Settings, ImageTable]:
-    """Read the table of the data set that a model was trained on -> the settings of its training, the table.
-
-    Raises:
-        InputError: if dml didn't train the model, the data can't be read, or unknown code would read it.
-    """
+    """Read the table of the data set that a model was trained on -> the settings of its training, the table."""
     plain: dict[str, Any] = deepcopy({**model.settings.config})
     if "dataset" not in plain:
         raise InputError(f"{model.settings.name}: dml didn't train it, so it names no data set")
@@ -60,9 +56,6 @@ def embed_split(model: ImageEmbedder, table: ImageTable, split: str, **arguments
         table: table of the whole data set.
         split: name of the split; "test" includes query and gallery.
         **arguments: arguments of `ImageEmbedder.embed`; images that are skipped are missing from the result.
-
-    Raises:
-        InputError: if the split has no images.
     """
     part = table.select_evaluated(split)
     if not len(part):

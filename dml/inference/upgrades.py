@@ -75,10 +75,6 @@ def measure_upgrade(
     The arguments are those of `dml.Index.upgrade`, whose index stays as it is; ``pairs``, the largest number of images
     to embed: more than 4,000 gained nothing at 384 dimensions (rebasis); and the ``seed`` of the sample and of the
     queries. Images that can't be read, or whose vector is NaN, are left out.
-
-    Raises:
-        InputError: if the adapter is unknown, there are too few images, or the index is of the new model, or is being
-            upgraded already.
     """
     _check(index, new_model, adapter)
     order = np.random.default_rng(seed).permutation(len(index))

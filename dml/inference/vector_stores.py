@@ -177,11 +177,7 @@ KINDS: dict[str, type[_Qdrant | _LanceDB | _Milvus]] = {"qdrant": _Qdrant, "lanc
 
 
 def parse_address(text: str) -> tuple[str, str]:
-    """Split an address such as "qdrant:http://localhost:6333" into kind and place.
-
-    Raises:
-        InputError: if the kind is unknown, there is no place, or a library is missing.
-    """
+    """Split an address such as "qdrant:http://localhost:6333" into kind and place."""
     name, _, place = text.partition(":")
     if name not in KINDS or not place:
         example = KINDS.get(name, _Qdrant).example
@@ -203,9 +199,6 @@ def upload_images(
         prune: whether images below the folder ``source``, or else below ``root``, that the source lacks are deleted
             from the collection at the end; a line says before how many these are.
         **options: further arguments of `ImageEmbedder.embed_in_batches`.
-
-    Raises:
-        InputError: if the database can't be reached or refuses something, or not one image can be used.
     """
     name, place = parse_address(address)
     folder = source if expand_home(source).is_dir() else root

@@ -78,14 +78,10 @@ class PairLoss(Loss):
     0.738
 
     Args:
-        loss: a pair or triplet loss of pytorch-metric-learning.
         miner: a miner of pytorch-metric-learning, which chooses the pairs or triplets; None takes all of them.
         normalize: whether to L2-normalize the embeddings before the miner and the loss see them. The library's
             distances normalize embeddings in any case, but some of its losses also use them directly.
         form: a paper's equation in place of the library's form, see `dml.losses.baselines`; None for the library's.
-
-    Raises:
-        InputError: if the loss has no such form, or an equation has a miner or similarities in place of distances.
     """
 
     needs_positives: ClassVar[bool] = True
@@ -126,17 +122,7 @@ class PairLoss(Loss):
         gallery: Tensor | None = None,
         gallery_labels: Tensor | None = None,
     ) -> Tensor:
-        """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar.
-
-        Args:
-            embeddings: (B, D) anchors; each is compared with all others.
-            labels: (B,) or (B, L) labels of the anchors.
-            gallery: (M, D) further embeddings that the anchors are compared with.
-            gallery_labels: (M,) or (M, L) labels of the gallery.
-
-        Raises:
-            InputError: if there is a gallery and the library's loss cannot use one.
-        """
+        """Compute the loss of embeddings (B, D), each compared with all others and with a gallery (M, D), if any."""
         anchors, classes = self._prepare(embeddings), finest(labels)
         references, reference_classes = anchors, classes
         if gallery is not None and gallery_labels is not None:
@@ -171,20 +157,15 @@ class PairLoss(Loss):
 
 
 class ProxyLoss(Loss):
-    """A loss of pytorch-metric-learning that compares embeddings with learned proxies of the classes.
+    """A loss of pytorch-metric-learning that compares embeddings with learned proxies of the C classes.
 
     The loss is computed in the precision of the proxies. Otherwise the library would replace the proxies by copies
-    in the precision of the embeddings, which the optimizer doesn't know.
+    in the precision of the embeddings, which the optimizer doesn't know. ``loss`` makes the library's loss from
+    ``num_classes`` and ``embedding_size``; it L2-normalizes embeddings and proxies.
 
     >>> from pytorch_metric_learning.losses import ProxyAnchorLoss
     >>> ProxyLoss(ProxyAnchorLoss, num_classes=3, embedding_dim=2).proxies.shape
     torch.Size([3, 2])
-
-    Args:
-        loss: function that makes the library's loss from ``num_classes`` and ``embedding_size``. The library's loss
-            L2-normalizes embeddings and proxies.
-        num_classes: number of classes, C.
-        embedding_dim: size of an embedding, D.
     """
 
     num_classes: int

@@ -14,16 +14,12 @@ from dml.runtime.errors import InputError, check_number
 
 
 class AtLevel(Loss):
-    """Applies a loss to one level of hierarchical labels.
+    """Applies a loss of embeddings (B, D) and labels (B,) to one level of hierarchical labels; level 0 is the finest.
 
     >>> from dml.losses.rll import RankedListLoss
     >>> labels = torch.tensor([[0, 0], [1, 0], [2, 1]])  # three classes, two super-classes
     >>> round(AtLevel(RankedListLoss(), level=1)(torch.eye(3), labels).item(), 3)
     0.205
-
-    Args:
-        loss: any loss of embeddings (B, D) and labels (B,).
-        level: column of the labels; 0 is the finest level.
     """
 
     def __init__(self, loss: nn.Module, level: int) -> None:
@@ -40,13 +36,7 @@ class AtLevel(Loss):
     def forward(
         self, embeddings: Tensor, labels: Tensor, indices: Tensor | None = None, queries: slice = ALL
     ) -> Tensor:
-        """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar.
-
-        The row indices (B,) in the training table, and the rows that the mean is over, are for losses that take them.
-
-        Raises:
-            InputError: if the labels have no such level.
-        """
+        """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar."""
         levels = labels.unsqueeze(1) if labels.ndim == 1 else labels
         if self.level >= levels.shape[1]:
             raise InputError(f"loss.level={self.level}: the data set's labels have levels 0 to {levels.shape[1] - 1}")
@@ -60,13 +50,6 @@ class WeightedSum(Loss):
     >>> loss = WeightedSum({"once": EmbeddingNorm(), "twice": EmbeddingNorm()}, {"once": 1.0, "twice": 2.0})
     >>> loss(torch.eye(2), torch.tensor([0, 1])).item()
     3.0
-
-    Args:
-        terms: losses by name.
-        weights: weight of each loss, by the same names.
-
-    Raises:
-        InputError: if there are no terms, one is no module, or the names of terms and weights differ.
     """
 
     def __init__(self, terms: Mapping[str, nn.Module], weights: Mapping[str, float]) -> None:
@@ -89,10 +72,7 @@ class WeightedSum(Loss):
     def forward(
         self, embeddings: Tensor, labels: Tensor, indices: Tensor | None = None, queries: slice = ALL
     ) -> Tensor:
-        """Compute the sum of the terms for embeddings (B, D) with labels (B,) or (B, L) -> scalar.
-
-        The row indices (B,) in the training table, and the rows that the means are over, are for terms that take them.
-        """
+        """Compute the sum of the terms for embeddings (B, D) with labels (B,) or (B, L) -> scalar."""
         values = [
             self.weights[name] * loss_value(term, embeddings, labels, indices, queries)
             for name, term in self.terms.items()
@@ -121,9 +101,7 @@ def _has_argument(function: Callable[..., Any], name: str) -> bool:
 def loss_value(
     loss: nn.Module, embeddings: Tensor, labels: Tensor, indices: Tensor | None, queries: slice = ALL
 ) -> Tensor:
-    """Compute a loss of embeddings (B, D) with labels (B,) or (B, L), with indices (B,) and queries if it takes them.
-
-    It gets the indices if it declares ``needs_indices``, and the queries if it `takes_queries`.
+    """Compute a loss of embeddings (B, D), with indices (B,) if it ``needs_indices``, and queries if it takes them.
 
     A loss that takes queries is a mean over the rows of the batch, and computes it over some of them. So the mean of
     its values for equal shares of the rows is its value for the batch. Any other loss is that of the whole batch,
@@ -132,9 +110,6 @@ def loss_value(
     >>> from dml.losses.regularizers import EmbeddingNorm
     >>> loss_value(EmbeddingNorm(), torch.eye(2), torch.tensor([0, 1]), indices=None).item()
     1.0
-
-    Raises:
-        InputError: if the loss returned anything but a scalar tensor.
     """
     arguments: dict[str, Any] = {}
     if has_trait(loss, "needs_indices"):
@@ -149,17 +124,11 @@ def loss_value(
 def check_pairs(loss: nn.Module, images_per_class: int, classes_per_batch: int = 2) -> None:
     """Make sure that a loss which compares images gets at least two of each class, and at least two classes.
 
+    Such a loss, or a part of it, has ``needs_positives = True``. At a coarser level (`AtLevel`) a class has images of
+    several finest classes, so that needs no second image.
+
     >>> from dml.losses.csl import CSLLoss
     >>> check_pairs(CSLLoss(num_classes=3, embedding_dim=2), images_per_class=1)
-
-    Args:
-        loss: a loss; one whose class, or that of a part of it, has ``needs_positives = True`` compares images. At a
-            coarser level (`AtLevel`) a class has images of several finest classes, so that needs no second image.
-        images_per_class: number of images of each class in a batch.
-        classes_per_batch: number of classes in a batch.
-
-    Raises:
-        InputError: if there is one image of each class, or one class, whose images are all positives of each other.
     """
     if images_per_class < 2 and _compares_images(loss):
         raise InputError(

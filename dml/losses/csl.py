@@ -32,11 +32,8 @@ class CSLLoss(Loss):
     torch.Size([])
 
     Args:
-        num_classes: number of classes of the finest level, C.
-        embedding_dim: size of an embedding, D.
         margins: margin of each level, the finest first; None spaces them evenly from 0.25 to 0.45, which gives the
             paper's margins for two and for three levels.
-        scale: factor that the cosines are multiplied with.
     """
 
     hierarchy: Tensor
@@ -60,11 +57,7 @@ class CSLLoss(Loss):
 
     @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar.
-
-        Raises:
-            InputError: if the number of margins isn't the number of levels.
-        """
+        """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar."""
         levels = (labels.unsqueeze(1) if labels.ndim == 1 else labels).long()
         self.set_hierarchy(levels)
         cosines = F.normalize(embeddings, dim=1) @ F.normalize(self.proxies.to(embeddings.dtype), dim=1).T

@@ -66,8 +66,7 @@ class RelationalAngleLoss(Loss):
     It is the Huber loss of the cosine of the angle at each image j between the directions to two others, i and k. The
     embeddings are compared as they are, not L2-normalized; at equal ones the cosine is 0. The mean is over the
     B (B - 1) (B - 2) triplets of different images, as in the paper; that of the release is over all B^3 entries.
-    In a large batch the angles are computed at some images j at a time, and again in the backward pass, so that at most
-    `LARGEST_PART` cosines are in memory, and not B^3.
+    At most `LARGEST_PART` cosines are in memory, and not B^3: they are computed again in the backward pass.
 
     >>> RelationalAngleLoss()(3 * torch.eye(4), torch.eye(4)).item() < 1e-12
     True
@@ -110,10 +109,6 @@ class EmbeddingDistillationLoss(Loss):
 
     >>> round(EmbeddingDistillationLoss(2, 2)(torch.tensor([[0.6, 0.8]]), torch.tensor([[1.0, 0.0]])).item(), 4)
     0.4
-
-    Args:
-        embedding_dim: size of a student's embedding, D.
-        teacher_dim: size of a teacher's embedding, E.
     """
 
     def __init__(self, embedding_dim: int, teacher_dim: int) -> None:
@@ -129,15 +124,13 @@ class EmbeddingDistillationLoss(Loss):
 
 
 class TeacherLoss(Loss):
-    """Compares L2-normalized embeddings with the vectors of the same images by another model; a term of a loss.
+    """Compares L2-normalized embeddings with another model's vectors (N, E) of the N training images; a term of a loss.
+
+    The vectors aren't saved with the loss.
 
     >>> loss = TeacherLoss(EmbeddingDistillationLoss(2, 2), torch.tensor([[0.0, 3.0], [2.0, 0.0]]))
     >>> loss(torch.tensor([[5.0, 0.0]]), labels=torch.tensor([0]), indices=torch.tensor([1])).item()
     0.0
-
-    Args:
-        loss: loss of (student (B, D), teacher (B, E)).
-        vectors: (N, E) the other model's vectors of the N training images; they aren't saved with the loss.
     """
 
     needs_indices: ClassVar[bool] = True

@@ -97,10 +97,7 @@ class SmoothHierarchicalAPLoss(Loss):
 
     @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor, queries: slice = ALL) -> Tensor:
-        """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar.
-
-        The mean is over the rows ``queries``, each of which is compared with the whole batch.
-        """
+        """Compute the mean loss of the rows ``queries`` of embeddings (B, D), each compared with the whole batch."""
         unit = F.normalize(embeddings, dim=1)
         columns = labels[:, None] if labels.ndim == 1 else labels
         blocks = row_blocks(range(*queries.indices(len(unit))), 4 * len(unit), unit.device)
@@ -120,11 +117,8 @@ class SmoothHierarchicalAPLoss(Loss):
         return (1.0 - graded_average_precision(unit[queries] @ unit.T, lists)) * has_positives
 
     def _rank_step(self, gaps: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute g of items of a lower level, and the slope of g, at each gap t. The gaps are overwritten.
-
-        The passes over the gaps take most of the loss's time. g is therefore a sum of a clamped sigmoid, steps and a
-        ramp, which is computed in place and without a branch.
-        """
+        """Compute g of items of a lower level, and its slope, at each gap t; the gaps are overwritten."""
+        # The passes over the gaps take most of the loss's time, so g is a sum without a branch, computed in place.
         top = 1.0 / (1.0 + math.exp(-self.delta / self.tau))
         far, above = gaps.clone().gt_(self.delta), gaps.clone().gt_(tie(gaps.dtype))
         counts = gaps.clamp(max=self.delta).div_(self.tau).sigmoid_()
@@ -144,19 +138,11 @@ class ClusterLoss(Loss):
     r"""Cluster loss of HAPPIER (Ramzi et al., 2022), Eq. 6, with one proxy for each class of the finest level.
 
     L = -log(exp(v . p_y / sigma) / sum_z exp(v . p_z / sigma)), averaged over the batch. The embeddings v and the
-    proxies p are L2-normalized here.
+    proxies p are L2-normalized here, and sigma is the ``temperature``.
 
     >>> loss = ClusterLoss(num_classes=3, embedding_dim=2)
     >>> loss(torch.eye(2), torch.tensor([0, 2])).shape, loss.proxies.shape
     (torch.Size([]), torch.Size([3, 2]))
-
-    Args:
-        num_classes: number of classes of the finest level, C.
-        embedding_dim: size of an embedding, D.
-        temperature: divisor of the cosines, sigma.
-
-    Raises:
-        InputError: if ``temperature`` is not above 0.
     """
 
     takes_queries: ClassVar[bool] = True
@@ -171,10 +157,7 @@ class ClusterLoss(Loss):
 
     @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor, queries: slice = ALL) -> Tensor:
-        """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar.
-
-        The mean is over the rows ``queries``, each of which is compared with the proxies.
-        """
+        """Compute the mean loss of the rows ``queries`` of embeddings (B, D), each compared with the proxies."""
         proxies = F.normalize(self.proxies.to(embeddings.dtype), dim=1)
         cosines = F.normalize(embeddings[queries], dim=1) @ proxies.T
         return F.cross_entropy(cosines / self.temperature, finest(labels)[queries])
@@ -229,11 +212,6 @@ def graded_average_precision(similarities: Tensor, lists: GradedLists, block: in
     >>> lists = GradedLists(torch.tensor([[1, 0]]), torch.tensor([[0.0, 1.0]]), step)
     >>> round(graded_average_precision(torch.tensor([[math.log(3.0), 0.0]]), lists).item(), 3)
     0.8
-
-    Args:
-        similarities: (Q, N) similarities of queries and items.
-        lists: levels and relevances of the items, and step functions.
-        block: largest number of gaps that are computed at a time; None chooses it for the device.
     """
     block = block or block_size(similarities.device, on_cpu=2**18)
     precision: Tensor = _GradedAveragePrecision.apply(similarities, lists, block)
@@ -260,30 +238,16 @@ class _GradedAveragePrecision(torch.autograd.Function):
 
 
 class _Level(NamedTuple):
-    """The items k of one level, and the items j that count in their ranks by step functions.
+    """The items k of one level, and the items j that count in their ranks, as columns; padding has weight 0."""
 
-    Items are given as columns of the similarities. Queries have different numbers of items; shorter rows are padded
-    with items of weight 0.
-
-    Args:
-        items: (Q, K) items k of the level.
-        weights: (Q, K) 1 / sum rel of the query.
-        ranks: (Q, K) rank(k) without the lower items.
-        h_ranks: (Q, K) Hrank(k) without the higher items.
-        lower: (Q, J) items j of lower levels.
-        lower_weights: (Q, J) weights 1.
-        higher: (Q, H) items j of higher levels; H is 0 without an ``h_rank_step``.
-        higher_weights: (Q, H) weights min(rel(j), rel(k)).
-    """
-
-    items: Tensor
-    weights: Tensor
-    ranks: Tensor
-    h_ranks: Tensor
-    lower: Tensor
-    lower_weights: Tensor
-    higher: Tensor
-    higher_weights: Tensor
+    items: Tensor  # (Q, K) items k of the level
+    weights: Tensor  # (Q, K) 1 / sum rel of the query
+    ranks: Tensor  # (Q, K) rank(k) without the lower items
+    h_ranks: Tensor  # (Q, K) Hrank(k) without the higher items
+    lower: Tensor  # (Q, J) items j of lower levels
+    lower_weights: Tensor  # (Q, J) weights 1
+    higher: Tensor  # (Q, H) items j of higher levels; H is 0 without an ``h_rank_step``
+    higher_weights: Tensor  # (Q, H) weights min(rel(j), rel(k))
 
     def select(self, rows: slice) -> "_Level":
         """Return the same for some of the queries."""
@@ -329,15 +293,7 @@ def _add_level(similarities: Tensor, level: _Level, lists: GradedLists, precisio
 
 
 class _StepSums:
-    """Computes sum_j weight(j) step(s_j - s_k) for the items k of each query.
-
-    Args:
-        similarities: (Q, N) similarities of queries and items.
-        items: (Q, K) items k, as columns of the similarities.
-        counted: (Q, J) items j, as columns of the similarities.
-        weights: (Q, J) weights of the items j.
-        step: function of the gaps s_j - s_k.
-    """
+    """Computes sum_j weight(j) step(s_j - s_k) for the items k of each query."""
 
     def __init__(self, similarities: Tensor, items: Tensor, counted: Tensor, weights: Tensor, step: Step) -> None:
         self.items, self.counted, self.weights = items, counted, weights
@@ -352,17 +308,7 @@ class _StepSums:
 
 
 def _select_levels(order: Tensor, counts: Tensor, lowest: int, highest: int) -> tuple[Tensor, Tensor]:
-    """Select the items of the levels from lowest to highest.
-
-    Args:
-        order: (Q, N) columns of the similarities in descending order of level.
-        counts: (Q, L + 1) number of items of each level.
-        lowest: lowest level to select.
-        highest: highest level to select.
-
-    Returns:
-        The items as columns of the similarities (Q, K), and which of them aren't padding (Q, K) bool.
-    """
+    """Select the items from level lowest to highest -> columns (Q, K), and which of them aren't padding (Q, K)."""
     first = counts[:, highest + 1 :].sum(dim=1, keepdim=True)
     number = counts[:, lowest : highest + 1].sum(dim=1, keepdim=True)
     offsets = torch.arange(int(number.max()), device=order.device)
@@ -372,11 +318,7 @@ def _select_levels(order: Tensor, counts: Tensor, lowest: int, highest: int) -> 
 def _constant_ranks(
     similarities: Tensor, lists: GradedLists, counts: Tensor, relevance: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Compute the parts of each item's rank and Hrank that have no gradient. (Q, N) -> (Q, N), (Q, N)
-
-    These parts count the item itself and the items j without a step function. Sorting tells how many of them are
-    before each item, without a tensor of all pairs.
-    """
+    """Compute the parts of each item's rank and Hrank that have no gradient, by sorting. (Q, N) -> (Q, N), (Q, N)"""
     ranks, h_ranks = torch.ones_like(similarities), relevance.clone()
     ascending, order = similarities.sort(dim=1)
     behind = torch.searchsorted(ascending, similarities - tie(similarities.dtype))

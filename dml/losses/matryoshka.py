@@ -31,12 +31,6 @@ class MatryoshkaLoss(Loss):
 
     Args:
         inner: loss of each prefix. In a configuration it is one loss, of which the run builds one for each size.
-        sizes: number of dimensions of each prefix, ascending.
-        weights: weight of the loss of each prefix; None weighs each 1.
-
-    Raises:
-        InputError: if sizes don't ascend from at least 1; the numbers of losses, sizes and weights differ; or a loss
-            is no module, or uses the embedding bank, which has whole embeddings.
     """
 
     def __init__(
@@ -67,13 +61,7 @@ class MatryoshkaLoss(Loss):
     def forward(
         self, embeddings: Tensor, labels: Tensor, indices: Tensor | None = None, queries: slice = ALL
     ) -> Tensor:
-        """Compute the weighted sum of the losses of the prefixes of embeddings (B, D) -> scalar.
-
-        The row indices (B,) in the training table, and the rows that the means are over, are for losses that take them.
-
-        Raises:
-            InputError: if the embeddings are smaller than the largest prefix.
-        """
+        """Compute the weighted sum of the losses of the prefixes of embeddings (B, D) -> scalar."""
         _check_largest(self.sizes, embeddings.shape[1])
         values = [
             weight * loss_value(loss, embeddings[:, :size], labels, indices, queries)
@@ -83,17 +71,10 @@ class MatryoshkaLoss(Loss):
 
 
 def choose_sizes(sizes: Any, embedding_dim: int) -> list[int]:
-    """Return the sizes of the prefixes of an embedding.
+    """Return the sizes of the prefixes of an embedding; None takes the whole and its halves, from `SMALLEST` on.
 
     >>> choose_sizes(None, 64), choose_sizes([16, 48], 64)
     ([8, 16, 32, 64], [16, 48])
-
-    Args:
-        sizes: the sizes; None takes the whole embedding and its halves, from `SMALLEST` dimensions on.
-        embedding_dim: size of an embedding, D.
-
-    Raises:
-        InputError: if the sizes don't ascend from at least 1 to at most D.
     """
     if sizes is not None:
         return _check_largest(_check_sizes(sizes), embedding_dim)

@@ -30,7 +30,6 @@ class CrossBatchMemory(Loss):
 
     Args:
         loss: a pair loss that takes ``gallery`` and ``gallery_labels``, such as ``dml.losses.baselines.PairLoss``.
-        embedding_dim: size of an embedding, D.
         size: number of embeddings that the memory holds, M; the paper's memory is about as large as the training set.
         start: number of training batches before the memory is used, because embeddings change fast at first; the paper
             has 1,000, in trainings of tens of thousands of batches.

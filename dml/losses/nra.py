@@ -65,10 +65,7 @@ class NonlinearRankApproximationLoss(Loss):
 
 
 def _standardize(embeddings: Tensor) -> Tensor:
-    """Shift and scale the embeddings (B, D) to mean 0 and largest entry 1, so that their squares are accurate.
-
-    The ranks of the distances don't change.
-    """
+    """Shift and scale the embeddings (B, D) to mean 0 and largest entry 1, so that their squares are accurate."""
     rows = embeddings - embeddings.detach().mean(dim=0)
     scale = rows.detach().abs().max()
     return rows / torch.where(scale == 0, 1.0, scale)
@@ -86,14 +83,7 @@ def _extreme_ranks(rows: Tensor, positives: Tensor, negatives: Tensor) -> tuple[
 
 @torch.no_grad()
 def _choose_extremes(rows: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:
-    """Choose each row's farthest positive, nearest negative, nearest positive and farthest negative.
-
-    The distances are compared by one matrix product. Only the chosen ones are then computed from differences, which
-    is exact for near duplicates and needs no gradient of the product.
-
-    Returns:
-        Indices of the chosen rows (4, B), and which rows have both positives and negatives (B,) bool.
-    """
+    """Choose each row's farthest and nearest positive and negative (4, B), and tell which rows have both kinds (B,)."""
     squares, chosen, has_both = rows.square().sum(dim=1), [], []
     for block in row_blocks(range(len(rows)), len(rows), rows.device):
         squared = squares[block, None] + squares - 2.0 * rows[block] @ rows.T
@@ -109,10 +99,7 @@ def _choose_extremes(rows: Tensor, positives: Tensor, negatives: Tensor) -> tupl
 
 
 class _ChosenDistances(torch.autograd.Function):
-    """Computes the distances (K, B) of rows (B, D) to chosen rows (K, B).
-
-    The gradient is written out because autograd would allocate six more tensors (K, B, D).
-    """
+    """Computes distances (K, B) of rows (B, D) to chosen rows; autograd would allocate six more tensors (K, B, D)."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, chosen: Tensor) -> Tensor:

@@ -37,12 +37,6 @@ def proxy_sets(loss: nn.Module, num_classes: Sequence[int], embedding_dim: int, 
     >>> loss = AtLevel(ClusterLoss(3, 2), level=1)
     >>> [(level, proxies.shape) for level, proxies in proxy_sets(loss, num_classes=[9, 3], embedding_dim=2)]
     [(1, torch.Size([3, 2]))]
-
-    Args:
-        loss: loss that may have proxies, itself or in its parts.
-        num_classes: number of training classes of each level.
-        embedding_dim: size of an embedding, D.
-        level: level of the labels that the loss sees first.
     """
     if isinstance(loss, AtLevel):
         yield from proxy_sets(loss.loss, num_classes, embedding_dim, loss.level)
@@ -67,9 +61,6 @@ def check_beginning(
 
     >>> from dml.losses.happier import ClusterLoss
     >>> check_beginning("class_means", {"H": ClusterLoss(3, 2)}, num_classes=[3], embed_dims={"H": 2})
-
-    Raises:
-        InputError: if class means are chosen for a loss without proxies.
     """
     for head, loss in losses.items():
         if choice == "class_means" and not list(proxy_sets(loss, num_classes, embed_dims[head])):
@@ -82,7 +73,7 @@ def check_beginning(
 
 @torch.no_grad()
 def begin_at_class_means(sets: Iterable[ProxySet], embeddings: Tensor, labels: Tensor) -> None:
-    """Turn each proxy in the direction of the mean L2-normalized embedding of the class.
+    """Turn each proxy in the direction of the mean L2-normalized embedding (N, D) of the class.
 
     Several proxies of a class begin close to the mean, apart by `SPREAD`. A proxy keeps its length, because its length
     determines how fast its direction changes at a given learning rate.
@@ -94,11 +85,6 @@ def begin_at_class_means(sets: Iterable[ProxySet], embeddings: Tensor, labels: T
     >>> begin_at_class_means(sets, torch.tensor([[0.0, 3.0], [2.0, 0.0]]), torch.tensor([[0], [1]]))
     >>> F.normalize(loss.proxies.detach()).round().tolist()
     [[0.0, 1.0], [1.0, 0.0]]
-
-    Args:
-        sets: proxies of a loss, as `proxy_sets` finds them.
-        embeddings: (N, D) embeddings of the training images.
-        labels: (N, L) labels of the training images.
     """
     for level, proxies in sets:
         rows = labels[:, level].long()

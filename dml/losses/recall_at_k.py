@@ -43,7 +43,6 @@ class RecallAtKLoss(Loss):
     0.844
 
     Args:
-        recall_at: values of k, or one.
         temperature: divisor of the differences of cosines in the sigmoid of a rank.
         recall_temperature: divisor of k - rank(p) in the sigmoid of recall@k.
         count_query: whether the query counts as one of the items j in the ranks of its own positives.
@@ -79,11 +78,7 @@ class RecallAtKLoss(Loss):
 
     @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor, queries: slice = ALL) -> Tensor:
-        """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar.
-
-        The mean is over the rows ``queries``, each of which is compared with the whole batch. With mixup, the same
-        share of the virtual items are queries too.
-        """
+        """Compute the mean loss of the rows ``queries`` of embeddings (B, D), and of that share of virtual items."""
         items, classes = F.normalize(embeddings, dim=1), finest(labels)
         if self.mixup:
             items, classes = similarity_mixup(items, classes, self._draw_weights(items, classes))
@@ -104,27 +99,16 @@ def _is_rank(k: object) -> bool:
 
 
 def similarity_mixup(unit_embeddings: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Add one virtual item for each pair of a class: SiMix (Patel et al., 2022), Section 3.4.
+    """Add one virtual item for each pair of a class, with its label: SiMix (Patel et al., 2022), Section 3.4.
 
     The pairs p are those i < j with the same label, in ascending order of i, then of j. The virtual item is
     weights[p] x_i + (1 - weights[p]) x_j; it isn't normalized. So its inner product with an item is the same mixture
-    of the two cosines.
+    of the two cosines. (B, D), (B,), (P,) -> (B + P, D), (B + P,)
 
     >>> similarity_mixup(torch.eye(2), torch.tensor([3, 3]), torch.tensor([0.25]))
     (tensor([[1.0000, 0.0000],
             [0.0000, 1.0000],
             [0.2500, 0.7500]]), tensor([3, 3, 3]))
-
-    Args:
-        unit_embeddings: (B, D) L2-normalized embeddings.
-        labels: (B,) class of each embedding.
-        weights: (P,) weight of the first item of each pair, from 0 to 1.
-
-    Returns:
-        The real items, then the virtual ones (B + P, D), and their labels (B + P,).
-
-    Raises:
-        InputError: if the number of weights isn't the number of pairs.
     """
     first, second = _list_pairs(labels).T
     if weights.shape != first.shape:
@@ -140,10 +124,7 @@ def _list_pairs(labels: Tensor) -> Tensor:
 
 
 def _choose_queries(queries: slice, num_real: int, num_items: int) -> Tensor:
-    """List the real items in ``queries``, and the same share of the virtual ones -> indices (Q,).
-
-    The shares of consecutive slices of the real items hold each virtual item once.
-    """
+    """List the real items in ``queries``, and the same share of the virtual ones, each in one of consecutive slices."""
     start, stop, _ = queries.indices(num_real)
     num_virtual = num_items - num_real
     first, last = (num_real + num_virtual * bound // num_real for bound in (start, stop))
@@ -151,10 +132,7 @@ def _choose_queries(queries: slice, num_real: int, num_items: int) -> Tensor:
 
 
 class _RecallSurrogate(torch.autograd.Function):
-    """Computes the terms of queries (Q,) among items (N, D) with labels (N,), and their gradient in the same pass.
-
-    The result is the sum of the terms, divided by the number of items N.
-    """
+    """Computes the sum of the terms of queries (Q,) among N items, over N, and the gradient in the same pass."""
 
     @staticmethod
     def forward(ctx: Any, items: Tensor, labels: Tensor, chosen: Tensor, settings: RecallAtKLoss) -> Tensor:
@@ -177,12 +155,7 @@ class _RecallSurrogate(torch.autograd.Function):
 
 
 def _query_blocks(labels: Tensor, chosen: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield blocks of the chosen queries (Q,) that have a positive, those with the fewest positives first.
-
-    Yields:
-        Queries (b,), their positives (b, P) and which of the positives aren't padding (b, P) bool. Padding is the
-        last item of the list.
-    """
+    """Yield blocks (b,) of queries with a positive, fewest first, their positives (b, P), and which aren't padding."""
     num_items, block = len(labels), block_size(labels.device, on_cpu=BLOCK)
     parts = torch.split(chosen, max(1, block // num_items))
     counts, order = torch.cat([(labels[part, None] == labels).sum(dim=1) - 1 for part in parts]).sort(stable=True)
@@ -202,15 +175,7 @@ def _query_blocks(labels: Tensor, chosen: Tensor) -> Iterator[tuple[Tensor, Tens
 def _block_losses(
     similarities: Tensor, queries: Tensor, positives: Tensor, is_positive: Tensor, settings: RecallAtKLoss
 ) -> tuple[Tensor, Tensor]:
-    """Compute the losses (b,) of a block of queries and the gradients by their similarities (b, N).
-
-    Args:
-        similarities: (b, N) similarities of the queries and all items; this memory is overwritten.
-        queries: (b,) indices of the queries among the items.
-        positives: (b, P) indices of the positives among the items.
-        is_positive: (b, P) bool, which of the positives aren't padding.
-        settings: the loss, which holds its arguments.
-    """
+    """Compute the losses (b,) of a block, and the gradients by its similarities (b, N), which are overwritten."""
     positive_similarities = similarities.gather(1, positives)
     if not settings.count_query:
         similarities.scatter_(1, queries[:, None], -torch.inf)

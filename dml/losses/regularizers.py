@@ -28,9 +28,6 @@ def embedding_drift(embeddings: Tensor, stored: Tensor) -> Tensor:
 
     >>> embedding_drift(torch.tensor([[3.0, 4.0]]), stored=torch.tensor([[3.0, 2.0]])).item()
     2.0
-
-    Raises:
-        InputError: if the shapes differ.
     """
     if embeddings.shape != stored.shape:
         raise InputError(
@@ -59,8 +56,8 @@ class EmbeddingNorm(Loss):
 class EmbeddingDrift(Loss):
     """The loss `embedding_drift`, to be a term of a `WeightedSum`; the thesis sets its weight to 0.3 (3.6.3).
 
-    The stored embeddings (N, D) are those of the embedding bank, which the local neighborhood sampler uses too: one row
-    for each image of the training table. They aren't saved with the loss. Until they are set the loss is 0.
+    The stored embeddings (N, D) are those of the embedding bank: one row for each image of the training table. They
+    aren't saved with the loss. Until they are set the loss is 0.
 
     >>> loss = EmbeddingDrift()
     >>> loss.set_embedding_bank(EmbeddingBank(torch.tensor([[0.0, 0.0], [3.0, 2.0]])))
@@ -81,11 +78,7 @@ class EmbeddingDrift(Loss):
         self.stored = bank.embeddings
 
     def forward(self, embeddings: Tensor, labels: Tensor, indices: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        """Compute the mean drift of embeddings (B, D) from ``stored[indices]`` -> scalar; the labels aren't used.
-
-        Raises:
-            InputError: if there are stored embeddings but no indices.
-        """
+        """Compute the mean drift of embeddings (B, D) from ``stored[indices]`` -> scalar; the labels aren't used."""
         if len(self.stored) == 0:
             return 0.0 * embedding_norm(embeddings)
         if indices is None:

@@ -83,10 +83,7 @@ class RankedListLoss(Loss):
 
     @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor, queries: slice = ALL) -> Tensor:
-        """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar.
-
-        The mean is over the rows ``queries``, each of which is compared with the whole batch.
-        """
+        """Compute the mean loss of the rows ``queries`` of embeddings (B, D), each compared with the whole batch."""
         unit = F.normalize(embeddings, dim=1)
         gallery = unit.detach() if self.detach_gallery else unit
 
@@ -104,16 +101,7 @@ class RankedListLoss(Loss):
 
 
 def _weighted_mean(violations: Tensor, pairs: Tensor, temperature: float) -> Tensor:
-    """Compute Eq. 11 or 12: each query's violations > 0, averaged with weights exp(temperature x violation).
-
-    Args:
-        violations: (Q, B) violations of each query by each item.
-        pairs: (Q, B) bool, which pairs count.
-        temperature: T_p or T_n.
-
-    Returns:
-        The weighted mean of each query (Q,), 0 if there are no violations.
-    """
+    """Compute Eq. 11 or 12: each query's violations > 0 of ``pairs``, weighted by exp(temperature x violation)."""
     violating = pairs & (violations > 0)
     weights = masked_softmax(temperature * violations.detach(), violating)
     return (weights * violations).sum(dim=1)

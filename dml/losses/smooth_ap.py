@@ -39,7 +39,6 @@ class SmoothAPLoss(Loss):
     0.309
 
     Args:
-        temperature: divisor of the differences of cosines in the sigmoid.
         relevance: function from the number of items at each level (Q, L + 1) to the relevance of an item at each level
             (Q, L + 1), such as ``dml.ops.relevance.power_relevance``. None compares the finest classes alone.
     """
@@ -55,10 +54,7 @@ class SmoothAPLoss(Loss):
 
     @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor, queries: slice = ALL) -> Tensor:
-        """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar.
-
-        The mean is over the rows ``queries``, each of which is compared with the whole batch.
-        """
+        """Compute the mean loss of the rows ``queries`` of embeddings (B, D), each compared with the whole batch."""
         unit = F.normalize(embeddings, dim=1)
         largest = int((self._relevances(labels, ALL, unit.dtype) > 0).sum(dim=1).max())
 

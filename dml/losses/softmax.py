@@ -17,10 +17,6 @@ class SoftmaxLoss(Loss):
     >>> loss = SoftmaxLoss(num_classes=3, embedding_dim=2)
     >>> loss(torch.eye(2), torch.tensor([0, 2])).shape
     torch.Size([])
-
-    Args:
-        num_classes: number of classes of the finest level, C.
-        embedding_dim: size of an embedding, D.
     """
 
     def __init__(self, num_classes: int, embedding_dim: int) -> None:

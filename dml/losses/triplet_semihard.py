@@ -29,9 +29,6 @@ class TripletSemihardLoss(Loss):
     >>> embeddings = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])
     >>> round(TripletSemihardLoss()(embeddings, torch.tensor([0, 0, 1])).item(), 3)
     0.3
-
-    Args:
-        margin: difference of the squared distances D_in - D_ij from which a triplet adds 0.
     """
 
     needs_positives: ClassVar[bool] = True

@@ -34,9 +34,6 @@ class TupletLoss(Loss):
     >>> embeddings = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])
     >>> round(TupletLoss()(embeddings, torch.tensor([0, 0, 1])).item(), 3)
     0.485
-
-    Args:
-        form: "centralized", "pairwise", "cross_entropy" or "k_nearest".
     """
 
     needs_positives: ClassVar[bool] = True
@@ -57,11 +54,7 @@ class TupletLoss(Loss):
 
     @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor, indices: Tensor | None = None) -> Tensor:
-        """Compute the loss of embeddings (B, D) with labels (B,) or (B, L), rows (B,) of the training table -> scalar.
-
-        Raises:
-            InputError: if the form is "k_nearest", and there are no indices or no neighbors.
-        """
+        """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) and rows (B,) of the training table."""
         similarities = embeddings @ embeddings.T
         positives, negatives = pair_masks(finest(labels))
         if self.form == "k_nearest":

@@ -10,16 +10,10 @@ from torch import Tensor
 
 
 def positive_ranks(relevant: Tensor) -> Tensor:
-    """Compute the ranks of the relevant items of each ranking.
+    """Compute the ranks (Q, P) float64 of the relevant items of rankings (Q, N) bool, padded with infinity.
 
     >>> positive_ranks(torch.tensor([[True, False, True], [False, True, False]])).tolist()
     [[1.0, 3.0], [2.0, inf]]
-
-    Args:
-        relevant: (Q, N) bool, whether each item is relevant, nearest item first.
-
-    Returns:
-        Ranks (Q, P) float64 in ascending order, padded with infinity; P is the largest number of relevant items.
     """
     rows, columns = relevant.nonzero(as_tuple=True)
     return pad_ranks(rows, columns + 1, len(relevant))
@@ -138,14 +132,10 @@ def map_at_r(ranks: Tensor, counts: Tensor | None = None) -> Tensor:
 def r_precision(ranks: Tensor, counts: Tensor | None = None) -> Tensor:
     """Compute the share of a query's R positives that are among the R nearest items. (Q, P) -> (Q,) float64
 
-    A query without positives gives NaN.
+    A query without positives gives NaN. The arguments are those of `map_at_r`.
 
     >>> r_precision(torch.tensor([[1.0, 4.0], [1.0, 2.0]])).tolist()
     [0.5, 1.0]
-
-    Args:
-        ranks: (Q, P) ranks of the positives, of which those beyond R may be missing if ``counts`` are given.
-        counts: (Q,) number R of positives of each query; None counts the ranks.
     """
     counts = count_positives(ranks) if counts is None else counts
     return _count_up_to(ranks, counts).double() / counts

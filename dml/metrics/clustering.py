@@ -12,23 +12,13 @@ Average = Literal["arithmetic", "geometric"]
 
 
 def nmi(assignment: Partition, labels: Partition, average: Average = "arithmetic") -> float:
-    """Compute normalized mutual information I(A; Y) / mean(H(A), H(Y)), between 0 and 1.
+    """Compute normalized mutual information I(A; Y) / mean(H(A), H(Y)) of clusters (N,) and classes (N,), from 0 to 1.
 
-    The thesis on local neighborhood sampling has the arithmetic mean in Eq. 3.9 and the geometric mean in Eq. 2.31.
+    It is 1 if there is only one cluster and only one class. The thesis on local neighborhood sampling has the
+    arithmetic mean in Eq. 3.9 and the geometric mean in Eq. 2.31.
 
     >>> round(nmi(np.array([0, 0, 1, 1]), np.array([0, 0, 0, 1])), 3)
     0.344
-
-    Args:
-        assignment: (N,) cluster of each item, A.
-        labels: (N,) class of each item, Y.
-        average: mean of the two entropies.
-
-    Returns:
-        The value, 1 if there is only one cluster and only one class.
-
-    Raises:
-        InputError: if there is no such mean.
     """
     from sklearn.metrics import normalized_mutual_info_score  # late: it takes half a second, also below
 
@@ -39,21 +29,11 @@ def nmi(assignment: Partition, labels: Partition, average: Average = "arithmetic
 def ami(assignment: Partition, labels: Partition, average: Average = "arithmetic") -> float:
     """Compute adjusted mutual information (I - E[I]) / (mean(H(A), H(Y)) - E[I]), which is 0 on average by chance.
 
-    E[I] is the exact mean of I over all partitions with the same group sizes (Vinh et al., 2010).
+    E[I] is the exact mean of I over all partitions with the same group sizes (Vinh et al., 2010). The value is 1 if
+    clusters (N,) and classes (N,) are the same partition, 0 if just one of them has a single group.
 
     >>> round(ami(np.array([0, 0, 1, 1]), np.array([0, 0, 1, 2])), 3)
     0.571
-
-    Args:
-        assignment: (N,) cluster of each item, A.
-        labels: (N,) class of each item, Y.
-        average: mean of the two entropies.
-
-    Returns:
-        The value, 1 if clusters and classes are the same partition, 0 if just one of them has a single group.
-
-    Raises:
-        InputError: if there is no such mean.
     """
     from sklearn.metrics import mutual_info_score
     from sklearn.metrics.cluster import contingency_matrix
@@ -79,15 +59,10 @@ def _check_average(average: str) -> None:
 def pair_f1(assignment: Partition, labels: Partition) -> float:
     """Compute F1 over pairs of items, where pairs in one cluster are retrieved and pairs of one class are relevant.
 
+    It is 1 if every cluster and every class has one item alone.
+
     >>> pair_f1(np.array([0, 0, 1, 1]), np.array([0, 0, 0, 1]))
     0.4
-
-    Args:
-        assignment: (N,) cluster of each item.
-        labels: (N,) class of each item.
-
-    Returns:
-        The value, 1 if every cluster and every class has one item alone.
     """
     from sklearn.metrics.cluster import contingency_matrix
 
@@ -100,15 +75,12 @@ def pair_f1(assignment: Partition, labels: Partition) -> float:
 
 
 def _expected_information(classes: npt.NDArray[np.int64], clusters: npt.NDArray[np.int64]) -> float:
-    """Compute E[I] of two random partitions of N items into groups of the given sizes, in nats.
-
-    A class of a items and a cluster of b items have n items in common with the hypergeometric probability
-    P(n) = C(a, n) C(N - a, b - n) / C(N, b), and then add n/N log(N n / (a b)). Groups of equal sizes add the same
-    value. Each pair of sizes is therefore computed once: thousands of classes have only tens of different sizes.
-    """
+    """Compute E[I] of two random partitions of N items into groups of the given sizes, in nats."""
     total = int(classes.sum())
     log_factorials = torch.lgamma(torch.arange(1, total + 2, dtype=torch.float64)).numpy()  # log n! for n from 0 to N
     expected = 0.0
+    # n of a class of a and a cluster of b items are in common with the hypergeometric probability of n. Groups of equal
+    # sizes are computed once: thousands of classes have only tens of different sizes.
     for a, num_classes in zip(*np.unique(classes, return_counts=True), strict=True):
         for b, num_clusters in zip(*np.unique(clusters, return_counts=True), strict=True):
             n = np.arange(max(1, a + b - total), min(a, b) + 1)

@@ -30,14 +30,12 @@ def count_by_level(ranks: Sequence[Tensor]) -> Tensor:
 
 
 class GradedRanks(tuple[Tensor, ...]):
-    """The ranks of the items of each level, L of (Q, P), with what several metrics take from them.
+    """The ranks of the items of each level from 1 to L, (Q, P) each, with what several metrics take from them.
+
+    ``at_least`` are those of each level and above, if they are known; None merges them.
 
     >>> GradedRanks([torch.tensor([[2.0]]), torch.tensor([[1.0]])]).at_least
     (tensor([[1., 2.]]), tensor([[1.]]))
-
-    Args:
-        ranks: ranks (Q, P) of the items of each level from 1 to L.
-        at_least: ranks (Q, P') of the items of each level from 1 to L and above, if they are known; None merges them.
     """
 
     def __new__(cls, ranks: Iterable[Tensor], at_least: Iterable[Tensor] | None = None) -> Self:
@@ -64,15 +62,11 @@ def h_ap(ranks: Sequence[Tensor], relevance: Tensor) -> Tensor:
     """Compute hierarchical average precision (HAPPIER, Eq. 3). L of (Q, P), (Q, L + 1) -> (Q,) float64
 
     H-AP = sum_k Hrank(k) / rank(k) / sum_k rel(k), where Hrank(k) is the sum of min(rel(j), rel(k)) over item k and
-    the items j ranked before it.
+    the items j ranked before it. `dml.ops.relevance` gives the relevance of each level, which is 0 for level 0.
 
     >>> ranks = [torch.tensor([[2.0]], dtype=torch.float64), torch.tensor([[1.0]], dtype=torch.float64)]
     >>> h_ap(ranks, torch.tensor([[0.0, 0.5, 1.0]], dtype=torch.float64)).tolist()
     [1.0]
-
-    Args:
-        ranks: ranks (Q, P) of the items of each level from 1 to L; `GradedRanks` save time.
-        relevance: (Q, L + 1) float64, relevance of an item of each level, 0 for level 0 (`dml.ops.relevance`).
     """
     ranks = GradedRanks(ranks)
     # Let c(l) be the lowest relevance of level l and all above, which rises with l from c(0) = 0. If m is the lower of
@@ -87,10 +81,7 @@ def h_ap(ranks: Sequence[Tensor], relevance: Tensor) -> Tensor:
 
 
 def _sum_beyond(least: Tensor, ranks: GradedRanks, relevance: Tensor) -> Tensor:
-    """Sum what min(rel(j), rel(k)) is above the lowest relevance of both levels and all above, over rank(k). -> (Q,)
-
-    ``least`` (Q, L + 1) is the lowest relevance of each level and all above, ``relevance`` that of each level.
-    """
+    """Sum what min(rel(j), rel(k)) is above the lowest relevance of both levels and all above, over rank(k)."""
     total = torch.zeros_like(relevance[:, 0])
     for level, level_ranks in enumerate(ranks, 1):
         more = relevance[:, level] - least[:, level]
@@ -149,10 +140,7 @@ def asi(ranks: Sequence[Tensor]) -> Tensor:
 
 
 def _sum_across(first: Tensor, second: Tensor) -> Tensor:
-    """Sum, over the items of both lists, the number of items of the other list before it over its rank.
-
-    (Q, P), (Q, P') -> (Q,)
-    """
+    """Sum the number of items of the other list before each item, over its rank, of both. (Q, P), (Q, P') -> (Q,)"""
     few, many = sorted((first, second), key=lambda ranks: ranks.shape[1])
     before = _count_before(many, few)
     inverse = _partial_sums(many.reciprocal())
@@ -160,12 +148,10 @@ def _sum_across(first: Tensor, second: Tensor) -> Tensor:
 
 
 def _count_before(ranks: Tensor, bounds: Tensor) -> Tensor:
-    """Count the ranks below each bound in each row, as torch.searchsorted. (Q, P), (Q, R) -> (Q, R) int64
-
-    On a CPU, numpy takes less than half of torch's time, because it makes use of bounds that rise.
-    """
+    """Count the ranks below each bound in each row, as torch.searchsorted. (Q, P), (Q, R) -> (Q, R) int64"""
     if ranks.is_cuda:
         return torch.searchsorted(ranks, bounds)
+    # numpy takes less than half of torch's time, because it makes use of bounds that rise.
     counts = np.empty(bounds.shape, dtype=np.int64)
     for counts_of_row, row, bounds_of_row in zip(counts, ranks.numpy(), bounds.numpy(), strict=True):
         counts_of_row[:] = row.searchsorted(bounds_of_row)
@@ -184,13 +170,10 @@ def _discounts(ranks: Tensor) -> Tensor:
 
 
 def _sum_discounts(ranks: Sequence[Tensor], counts: Tensor) -> Tensor:
-    """Compute the sum of 1 / log2(1 + rank) of each query and level, of which the number of ranks is known.
-
-    On a CPU the discounts are looked up, which takes half the time. L of (Q, P), (Q, L + 1) -> (Q, L)
-    """
+    """Compute the sum of 1 / log2(1 + rank) of each query and level. L of (Q, P), (Q, L + 1) -> (Q, L)"""
     if ranks[0].is_cuda or (largest := _find_largest_rank(ranks, counts)) > 2**22:  # a table of 64 MB
         sums = [_discounts(level_ranks).sum(dim=1) for level_ranks in ranks]
-    else:
+    else:  # half the time
         table = _tabulate_discounts(largest.bit_length())
         places = (level_ranks.clamp(max=len(table) - 1).long() for level_ranks in ranks)
         sums = [torch.from_numpy(table.take(level_places.numpy())).sum(dim=1) for level_places in places]

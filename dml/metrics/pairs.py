@@ -32,12 +32,9 @@ EXCLUDED = -2.0
 
 
 class PairCounts(NamedTuple):
-    """How many pairs have some similarity or a larger one.
+    """How many pairs of one class (T,), and of different classes, have at least each of T ascending similarities.
 
-    Args:
-        similarities: (T,) ascending similarities.
-        positives: (T,) number of pairs of one class with at least that similarity; the first number is that of all.
-        negatives: (T,) number of such pairs of different classes.
+    The first number is that of all pairs.
     """
 
     similarities: Floats
@@ -48,8 +45,7 @@ class PairCounts(NamedTuple):
 class ClassCounts(NamedTuple):
     """How many pairs of each class have some similarity or a larger one.
 
-    ``positives`` (C, T) have both images in the class, ``negatives`` (C, T) one of the two, and at least the T
-    similarities.
+    ``positives`` (C, T) have both images in the class, ``negatives`` (C, T) one of the two.
     """
 
     positives: Integers
@@ -59,10 +55,7 @@ class ClassCounts(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """The pairs of some queries and items.
-
-    ``similarities`` (B, M) are from -1 to 1, or `EXCLUDED`; classes are numbers from 0.
-    """
+    """The pairs of some queries and items; similarities (B, M) are from -1 to 1, or `EXCLUDED`."""
 
     similarities: Tensor
     query_classes: Tensor
@@ -80,9 +73,7 @@ class LabeledPairs:
 
     Args:
         embeddings: (Q, D) float32 embeddings of unit length, on CPU or on a CUDA device, which then counts the pairs.
-        labels: (Q,) classes of the embeddings.
         gallery: (G, D) embeddings of a gallery; None stands for the pairs of two of the first embeddings.
-        gallery_labels: (G,) classes of the gallery.
         excluded: (Q, M) items of the gallery whose pair with the query doesn't count, such as copies of the query; rows
             of queries that exclude fewer are filled with -1.
     """
@@ -108,14 +99,7 @@ class LabeledPairs:
         return PairCounts(EDGES, *(np.append(_sum_from_end(values[1:]), 0) for values in counted))
 
     def refine(self, edges: Integers) -> PairCounts:
-        """Count the pairs between some edges and the next ones at each similarity that occurs there.
-
-        Args:
-            edges: indices of `EDGES`, each of which stands for the similarities from there to the next edge.
-
-        Returns:
-            `counts`, with a row more for each of these similarities.
-        """
+        """Return `counts` with a row more for each similarity that occurs between some `EDGES` and the next ones."""
         is_refined = torch.zeros(len(EDGES), dtype=torch.bool, device=self._device)
         is_refined[torch.from_numpy(edges + 1).to(self._device)] = True
         values, numbers = np.empty(0), np.empty((2, 0), dtype=np.int64)
@@ -132,11 +116,7 @@ class LabeledPairs:
         return _merge(self.counts, values, numbers)
 
     def count_by_class(self, thresholds: npt.NDArray[np.floating[Any]]) -> ClassCounts:
-        """Count the pairs of each class from some similarities on.
-
-        Args:
-            thresholds: (T,) ascending similarities, which are rounded to float32.
-        """
+        """Count the pairs of each class from ascending similarities (T,) on, which are rounded to float32."""
         limits = torch.from_numpy(thresholds.astype(np.float32)).to(self._device)
         classes, width = len(self._class_names), len(limits)
         counted = torch.zeros(2, classes * width, dtype=torch.int64, device=self._device)
@@ -218,13 +198,7 @@ def _sum_from_end(values: Integers) -> Integers:
 
 
 def _merge(counts: PairCounts, values: Floats, numbers: Integers) -> PairCounts:
-    """Add rows for some similarities, the number of whose pairs is known.
-
-    Args:
-        counts: the counts at `EDGES`.
-        values: (V,) ascending similarities; all pairs between two edges are there, or none.
-        numbers: (2, V) number of pairs of one class, and of different classes, at exactly these similarities.
-    """
+    """Add rows for similarities (V,), at which there are exactly ``numbers`` (2, V) pairs of one and of two classes."""
     behind = np.searchsorted(EDGES, values, side="right")  # the edge behind each value
     later = _sum_from_end(numbers)
     ends = np.searchsorted(values, EDGES[behind], side="left")  # the values from the edge behind on are in its count

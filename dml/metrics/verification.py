@@ -27,13 +27,7 @@ OPIS_STEPS = 101
 
 
 class ErrorRates(NamedTuple):
-    """The ROC curve of a threshold: both error rates at many thresholds.
-
-    Args:
-        thresholds: (T,) ascending similarities.
-        fmr: (T,) false match rate at each threshold, from 1 to 0.
-        fnmr: (T,) false non-match rate at each threshold, from 0 to 1.
-    """
+    """The ROC curve of a threshold: FMR, from 1 to 0, and FNMR, from 0 to 1, at ascending thresholds (T,)."""
 
     thresholds: Floats
     fmr: Floats
@@ -41,19 +35,16 @@ class ErrorRates(NamedTuple):
 
     @classmethod
     def from_counts(cls, counts: PairCounts) -> "ErrorRates":
-        """Compute the rates at the similarities of some counts, the first of which are of all pairs.
-
-        The rates are NaN if there is no pair of different classes, or none of one class.
-        """
+        """Compute the rates at the similarities of some counts; NaN if there are no pairs of one of the two kinds."""
         with np.errstate(invalid="ignore"):
             fmr = counts.negatives / counts.negatives[0]
             return cls(counts.similarities, fmr, 1.0 - counts.positives / counts.positives[0])
 
 
 def error_rates(pairs: LabeledPairs, fmrs: tuple[float, ...] = ()) -> ErrorRates:
-    """Compute the ROC curve of all pairs, exactly.
+    """Compute the ROC curve of all pairs, exactly, to be read at the false match rates ``fmrs``.
 
-    The thresholds are the similarities in `dml.metrics.pairs.EDGES`. Where a threshold of one of some FMRs is
+    The thresholds are the similarities in `dml.metrics.pairs.EDGES`. Where a threshold of one of the FMRs is
     looked for, and where the two error rates are equal, they are all similarities that occur. So these thresholds are
     those that a curve with the similarities of all pairs has.
 
@@ -61,8 +52,6 @@ def error_rates(pairs: LabeledPairs, fmrs: tuple[float, ...] = ()) -> ErrorRates
     >>> rates = error_rates(LabeledPairs(torch.eye(3)[[0, 0, 1, 1]], np.array([0, 0, 1, 1])))
     >>> fnmr_at_fmr(rates, 0.01), equal_error_rate(rates)
     (0.0, 0.0)
-
-    ``fmrs`` are the false match rates at which the curve will be read.
     """
     coarse = ErrorRates.from_counts(pairs.counts)
     if np.isnan(coarse.fmr).any() or np.isnan(coarse.fnmr).any():
@@ -139,7 +128,8 @@ def opis(pairs: LabeledPairs, rates: ErrorRates) -> float:
     where a_i = 1 - FNMR_i is the sensitivity and b_i = 1 - FMR_i the specificity of class i, if pairs at a Euclidean
     distance of at most d are judged to be of one class. The distance of unit embeddings is d^2 = 2 - 2 similarity.
     d_min and d_max are the distances at which the FMR of all classes together is 0.01 and 0.1 (`CALIBRATION_RANGE`).
-    0 is best: one threshold then suits all classes alike. Classes without a pair of their own don't count.
+    0 is best: one threshold then suits all classes alike; 0.25 is worst. Classes without a pair of their own don't
+    count, and without pairs of one of the two kinds it is NaN.
 
     After Zhang et al., "Threshold-Consistent Margin Loss for Open-World Deep Metric Learning" (arXiv 2307.04047). The
     text of its definition was not at hand: the formula follows the abstract (a variance of the operating
@@ -150,13 +140,6 @@ def opis(pairs: LabeledPairs, rates: ErrorRates) -> float:
     >>> pairs = LabeledPairs(torch.eye(3)[[0, 0, 1, 1]], np.array([0, 0, 1, 1]))
     >>> opis(pairs, error_rates(pairs, CALIBRATION_RANGE))
     0.0
-
-    Args:
-        pairs: pairs of images.
-        rates: `error_rates` of the pairs, at the FMRs of `CALIBRATION_RANGE`.
-
-    Returns:
-        The value, between 0 and 0.25; NaN if there is no pair of different classes, or none of one class.
     """
     if np.isnan(rates.fmr).any() or np.isnan(rates.fnmr).any():
         return float("nan")
@@ -195,8 +178,6 @@ class Calibration:
     0.5
 
     Args:
-        slope: how much the log odds rise with the similarity.
-        intercept: log odds at a similarity of 0.
         prior: share of pairs of one class among the pairs of the fit.
     """
 
@@ -208,7 +189,6 @@ class Calibration:
         """Return the probability that two images are of one class.
 
         Args:
-            similarity: (...) similarities of pairs.
             prior: share of pairs of one class among all that are compared; None for that of the pairs of the fit.
         """
         return _sigmoid(self.log_odds(similarity, prior))
@@ -261,16 +241,11 @@ def fit_calibration(counts: PairCounts) -> Calibration:
 def compute_calibration_errors(
     counts: PairCounts, calibration: Calibration, prior: float | None = None
 ) -> CalibrationErrors:
-    """Compute the errors of probabilities.
+    """Compute the errors of probabilities, of pairs of classes on which the function wasn't fitted.
 
     The expected calibration error is that of Guo et al., "On Calibration of Modern Neural Networks" (ICML 2017, eq. 3),
-    of the probability of one class, as Naeini et al. (AAAI 2015) have it for two classes.
-
-    Args:
-        counts: pairs of both kinds, of classes on which the function wasn't fitted.
-        calibration: function that gives the probabilities, as fitted on other classes.
-        prior: share of pairs of one class with which probabilities are computed, and to which pairs are weighted; None
-            takes the probabilities of `Calibration.probability` as they are, and each pair counts once.
+    of the probability of one class, as Naeini et al. (AAAI 2015) have it for two classes. Pairs are weighted to the
+    ``prior``, the share of those of one class; None counts each pair once.
     """
     similarities, positives, negatives = _list_bins(counts)
     sizes = np.array([positives.sum(), negatives.sum()])
@@ -292,10 +267,7 @@ def compute_calibration_errors(
 
 
 def _fit_logistic(similarities: Floats, weights: Floats, to_one: Floats) -> tuple[float, float]:
-    """Fit a logistic function of similarities (B,) by the trust region method of Newton -> slope and intercept.
-
-    ``weights`` (B,) sum to 1; ``to_one`` (B,) is the part of each that is of pairs of one class.
-    """
+    """Fit a logistic function of similarities (B,) by the trust region method of Newton -> slope and intercept."""
     from scipy.optimize import minimize  # late: it takes half a second, which a start waits for
 
     if len(similarities) == 1:  # nothing tells the pairs apart

@@ -23,20 +23,12 @@ ATTENTION_PROJECTIONS = ("qkv", "q_proj", "k_proj", "v_proj")
 
 
 class PartialTraining:
-    """Base class of the adapters that let a part of the backbone's own parameters learn.
-
-    Attributes:
-        part: name of the parameters that learn, such as "bias", for the error line.
-    """
+    """Base class of the adapters that let a part of the backbone's own parameters learn, named by ``part``."""
 
     part = ""
 
     def __call__(self, model: EmbeddingModel) -> None:
-        """Freeze the parameters of the backbone that aren't chosen.
-
-        Raises:
-            InputError: if nothing is left that could learn.
-        """
+        """Freeze the parameters of the backbone that aren't chosen."""
         backbone = model.backbone
         named = {name: p for name, p in backbone.network.named_parameters() if p.requires_grad}
         chosen = set(self.choose(backbone, [*named]))
@@ -92,14 +84,7 @@ class NormOnly(PartialTraining):
 
 
 class LastBlocks(PartialTraining):
-    """Let only the last blocks of the backbone learn, with the layers behind them such as the final norm.
-
-    Args:
-        blocks: number of blocks, counted from the last one that a head uses.
-
-    Raises:
-        InputError: if ``blocks`` is below 1.
-    """
+    """Let only the last blocks of the backbone that a head uses learn, with the layers behind them."""
 
     part = "block"
 
@@ -109,11 +94,7 @@ class LastBlocks(PartialTraining):
         self.blocks = blocks
 
     def choose(self, backbone: Backbone, names: Sequence[str]) -> Iterable[str]:
-        """Return the names of the parameters of the last blocks.
-
-        Raises:
-            InputError: if the blocks of the network aren't known, or are fewer.
-        """
+        """Return the names of the parameters of the last blocks."""
         if not backbone.layers:
             raise InputError(
                 f"adapter.blocks={self.blocks}: the blocks of {type(backbone.network).__name__} are unknown; take a "
@@ -133,16 +114,11 @@ class LoRA:
     zeros, so that the network begins as it was. The layers are those of the package peft.
 
     Args:
-        rank: rank of the updates.
         alpha: scale of the updates, as a multiple of the rank.
-        dropout: probability that an input of an update is set to 0 in training.
         target_modules: last parts of the names of the layers that get updates, such as ["qkv", "proj"]. They must be
             linear layers, or convolutions with one group. None takes the layers that compute queries, keys and values
             (`ATTENTION_PROJECTIONS`) if the network has such; otherwise all linear layers and convolutions with one
             group, apart from those that read the pixels.
-
-    Raises:
-        InputError: if a number is out of range, or peft isn't installed.
     """
 
     def __init__(
@@ -164,11 +140,7 @@ class LoRA:
         self.target_modules = None if target_modules is None else [*map(str, target_modules)]
 
     def __call__(self, model: EmbeddingModel) -> None:
-        """Replace the chosen layers of the backbone by peft's, which hold them and their updates.
-
-        Raises:
-            InputError: if no layer can get an update, or the network doesn't call a chosen layer.
-        """
+        """Replace the chosen layers of the backbone by peft's, which hold them and their updates."""
         from peft import LoraConfig, inject_adapter_in_model  # late: it imports transformers
 
         backbone = model.backbone

@@ -11,15 +11,6 @@ from torch.utils.hooks import RemovableHandle
 from dml.models.folding import fold_batchnorms
 from dml.runtime.errors import InputError
 
-FREEZE_BATCHNORM: dict[str | bool | None, str | None] = {
-    "statistics": "statistics",
-    "all": "all",
-    None: None,
-    True: "all",
-    False: None,
-}
-"""Meaning of each value that `Backbone` accepts for ``freeze_batchnorm``."""
-
 CHANNELS_LAST = ("VOLO", "VisionTransformerSAM")
 """Networks of timm whose stages give (B, h, w, C) without saying so."""
 FINAL_TAPS = ("tokens", "patches", "pooled")
@@ -27,14 +18,10 @@ FINAL_TAPS = ("tokens", "patches", "pooled")
 
 
 class LayeredParameters(list[nn.Parameter]):
-    """A list of a backbone's parameters that also knows the layer of each parameter.
+    """A list of a backbone's parameters that also knows the number of the layer of each; empty if they are unknown.
 
     >>> LayeredParameters([nn.Parameter(torch.zeros(2))], layers=[3]).layers
     [3]
-
-    Args:
-        parameters: parameters of the backbone in the order of the list.
-        layers: number of the layer of each parameter, from 0 for the first layer; empty if the layers are unknown.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], layers: Sequence[int]) -> None:
@@ -46,7 +33,8 @@ class Backbone(nn.Module):
     """A network without its classifier, which can also return the outputs (maps) of chosen submodules.
 
     A backbone takes pixel values from 0 to 255 and normalizes them as its pretrained weights expect. Preprocessing is
-    thereby part of the network and always fits its weights.
+    thereby part of the network and always fits its weights. `fit_image_size` notes what it computed anew in
+    ``fitted_names``.
 
     >>> network = nn.Sequential(nn.Conv2d(3, 4, kernel_size=3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     >>> backbone = Backbone(network, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
@@ -62,21 +50,13 @@ class Backbone(nn.Module):
         scale: number that pixel values are divided by first: 255 for PyTorch's weights, 1 for Caffe's.
         channels: order of the channels that the weights expect, "rgb" or "bgr".
         freeze_batchnorm: part of batch normalization that isn't trained: "statistics" (running mean and variance),
-            "all" (scale and shift as well), or None. True means "all" and False means None; runs of earlier versions
-            stored these.
+            "all" (scale and shift as well), or None.
         channels_last: whether images are stored channels last in memory, which halves the time of a step on CPU.
         fold_batchnorm: whether convolutions compute the batch normalizations behind them while these use running
             statistics, that is in evaluations, and in training with ``freeze_batchnorm``. Results differ by rounding.
-            None, as runs of earlier versions have it, means False.
         stages: names of the submodules that end the network's stages, shallowest first.
         layers: number of the layer, from 0 for the first, of each of the network's parameters by name; with them, an
             optimizer can give deeper layers larger learning rates. An empty mapping if the layers are unknown.
-
-    Attributes:
-        fitted_names: names of the parameters and buffers that `fit_image_size` computed anew.
-
-    Raises:
-        InputError: if ``channels`` or ``freeze_batchnorm`` has another value.
     """
 
     mean: Tensor
@@ -90,20 +70,20 @@ class Backbone(nn.Module):
         std: Sequence[float],
         scale: float = 255.0,
         channels: str = "rgb",
-        freeze_batchnorm: str | bool | None = None,
+        freeze_batchnorm: str | None = None,
         channels_last: bool = True,
-        fold_batchnorm: bool | None = None,
+        fold_batchnorm: bool = False,
         stages: Sequence[str] = (),
         layers: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__()
         if channels not in ("rgb", "bgr"):
             raise InputError(f"backbone channels={channels!r}: must be rgb or bgr")
-        if freeze_batchnorm not in [*FREEZE_BATCHNORM]:
+        if freeze_batchnorm not in ("statistics", "all", None):
             raise InputError(f"model.backbone.freeze_batchnorm={freeze_batchnorm}: must be statistics, all or null")
         self.network = network
         self.channels = channels
-        self.freeze_batchnorm = FREEZE_BATCHNORM[freeze_batchnorm]
+        self.freeze_batchnorm = freeze_batchnorm
         self.stages = tuple(stages)
         self.layers = dict(layers or {})
         self.channels_last = channels_last
@@ -136,13 +116,6 @@ class Backbone(nn.Module):
           Register tokens are left out.
         - "patches": the map (B, C, h, w) of the patch tokens after the final norm.
         - "pooled": the network's pooled features, as a map of one cell, (B, F, 1, 1).
-
-        Args:
-            taps: path of the submodule, or one of the three words, by the name under which `forward` returns the
-                output.
-
-        Raises:
-            InputError: if the network has no submodule of that path, no such tokens, or can't be folded.
         """
         self._taps = dict(taps)
         while self._hooks:
@@ -187,10 +160,7 @@ class Backbone(nn.Module):
         self._hooks.append(modules["norm"].register_forward_hook(partial(self._store_tokens, name, path)))
 
     def fit_image_size(self, image_size: int) -> bool:
-        """Fit a transformer of timm, which is made for images of one size, to another, and return whether it can be.
-
-        timm resamples the position embeddings. `fitted_names` then has the names of what changed its shape.
-        """
+        """Fit a transformer of timm, which is made for images of one size, to another, and return whether it can be."""
         set_input_size: Any = getattr(self.network, "set_input_size", None)
         if set_input_size is not None:
             shapes = {name: value.shape for name, value in self.state_dict().items()}
@@ -220,10 +190,7 @@ class Backbone(nn.Module):
             self._tapped_maps[name] = torch.cat([output[:, :1], output[:, network.num_prefix_tokens :]], dim=1)
 
     def forward(self, images: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Compute pooled features (B, F) and the tapped maps {name: (B, C, h, w)} of RGB images (B, 3, H, W), 0-255.
-
-        The tap "tokens" gives (B, 1 + N, C) instead of a map.
-        """
+        """Compute pooled features (B, F) and the tapped maps {name: (B, C, h, w)} of RGB images (B, 3, H, W), 0-255."""
         pixels = images.flip(1) if self.channels == "bgr" else images
         pixels = ((pixels - self.mean) / self.std).contiguous(memory_format=self.memory_format)
         features = self.network(pixels)

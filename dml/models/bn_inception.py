@@ -92,10 +92,6 @@ class BNInception(nn.Module):
 
     >>> BNInception(num_classes=0).eval()(torch.zeros(1, 3, 64, 64)).shape
     torch.Size([1, 1024])
-
-    Args:
-        num_classes: number of logits; 0 leaves out the classifier.
-        branches: whether the network has the auxiliary branches.
     """
 
     def __init__(self, num_classes: int = 1000, *, branches: bool = False) -> None:

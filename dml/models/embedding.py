@@ -25,6 +25,8 @@ USUAL_SIZES = (224, 256, 299, 384, 448, 512, 32, 64, 128)
 class EmbeddingModel(nn.Module):
     """A backbone with one or more embedding heads on maps of different depths, such as RLL's L, M and H.
 
+    ``chosen_heads`` make the embedding of an image: all, unless a training with ``choose_heads`` chose some.
+
     >>> from dml.models.heads import PoolHead
     >>> from dml.models.small_cnn import small_cnn
     >>> model = EmbeddingModel(
@@ -34,7 +36,6 @@ class EmbeddingModel(nn.Module):
     torch.Size([2, 8])
 
     Args:
-        backbone: network whose maps the heads embed.
         taps: path of the tapped submodule for each available head; None taps the last three stages of the network for
             heads L, M and H.
         head: function for each available head that builds it from the map's shape (C, h, w) and the embedding size.
@@ -46,15 +47,6 @@ class EmbeddingModel(nn.Module):
             first, so that all heads weigh the same; "raw" normalizes the concatenation alone, as RLL's release does.
         pretraining: facts about the weights of the backbone, such as the license and the data that they were trained
             on. The configurations of optimizer and trainer read ``lr`` and ``gradient_clip_val`` in it.
-
-    Attributes:
-        embed_dims: sizes of the embeddings by head.
-        chosen_heads: names of the heads whose concatenation is the embedding of an image: all, unless a training with
-            ``choose_heads`` chose some.
-
-    Raises:
-        InputError: if the backbone is no `Backbone`, a head or a tapped submodule doesn't exist, a size doesn't fit, or
-            a head doesn't return embeddings of its size.
     """
 
     def __init__(
@@ -102,10 +94,7 @@ class EmbeddingModel(nn.Module):
 
     @torch.enable_grad()
     def _freeze_unreached(self, taps: Mapping[str, str], image_size: int) -> dict[str, Tensor]:
-        """Freeze the parameters that no tapped map depends on, and return the maps of a black image.
-
-        Otherwise DistributedDataParallel would wait forever for the gradients of those parameters.
-        """
+        """Freeze parameters that no tapped map needs (DDP would wait for their gradients) -> maps of a black image."""
         self.backbone.eval()
         maps = self._embed_blank(image_size)
         for name, path in taps.items():
@@ -136,12 +125,7 @@ class EmbeddingModel(nn.Module):
         return unreached
 
     def _embed_blank(self, image_size: int) -> dict[str, Tensor]:
-        """Compute the maps of a black image; a transformer made for another size is fitted to this one.
-
-        Raises:
-            InputError: if the network can't take images of this size, but takes images of another. A network that takes
-                images of no size has a mistake, and its own error keeps its trace.
-        """
+        """Compute the maps of a black image; a transformer made for another size is fitted to this one."""
         try:
             return self._embed_fitted(image_size)
         except SIZE_ERRORS as error:
@@ -175,10 +159,7 @@ class EmbeddingModel(nn.Module):
         return self._finish({name: head(maps[name]) for name, head in self.heads.items()})
 
     def pool_maps(self, maps: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Compute what the trained part of each head takes from the tapped maps -> head inputs (B, ...) by head.
-
-        A head input is the result of a `TwoStepHead`'s pool, and for any other head the map.
-        """
+        """Compute what the trained part of each head takes: the result of a `TwoStepHead`'s pool, or the tapped map."""
         return {
             name: head.pool(maps[name]) if _is_pooling(head) else maps[name]  # type: ignore[operator]
             for name, head in self.heads.items()
@@ -275,16 +256,12 @@ def _check_tokens(taps: Mapping[str, str], heads: nn.ModuleDict) -> None:
 
 
 def embed_views(embed: Callable[[Tensor], dict[str, Tensor]], images: Tensor) -> dict[str, Tensor]:
-    """Embed the V views of each image, and average the embeddings of each image -> embeddings (B, D) by name.
+    """Embed the V views of each image (B, V, 3, h, w), one at a time, and average them -> embeddings (B, D) by name.
 
     The average has the direction of the mean of the L2-normalized embeddings of the views, and the mean of their
     lengths. So it is that mean once it is normalized, and where raw embeddings are concatenated, a head with longer
     embeddings keeps its larger weight. According to Song et al. ("Deep metric learning via facility location", 2017),
     the figures of N-pair rest on the averaged embeddings of ten crops, which were random.
-
-    Args:
-        embed: function of images (B, 3, h, w) that returns embeddings (B, D) by name.
-        images: (B, V, 3, h, w); one view of all images is embedded at a time, so V views take no more memory than one.
     """
     views = [embed(view) for view in images.unbind(1)]
     averaged = {}

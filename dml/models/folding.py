@@ -62,23 +62,15 @@ class FoldedNorm(nn.BatchNorm2d):
 
 
 def fold_batchnorms(network: nn.Module, tapped: Iterable[str] = ()) -> int:
-    """Let convolutions compute the batch normalizations behind them, in place; earlier foldings are undone first.
+    """Let convolutions compute the batch normalizations behind them, in place, and return the number of those.
 
-    A convolution is folded if nothing but one normalization uses its output, and each of both is called once.
+    A convolution is folded if nothing but one normalization uses its output, and each of both is called once. Outputs
+    of ``tapped`` submodules are used elsewhere too. The network's calls mustn't depend on the images. Earlier foldings
+    are undone first.
 
     >>> network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval()
     >>> fold_batchnorms(network)
     1
-
-    Args:
-        network: any network whose calls don't depend on the images.
-        tapped: names of submodules whose outputs are used elsewhere too.
-
-    Returns:
-        The number of convolutions that were folded.
-
-    Raises:
-        InputError: if the calls depend on the images, or on their number or size.
     """
     unfold_batchnorms(network)
     used = {*tapped}
@@ -117,12 +109,7 @@ def _can_fold(convolution: nn.Module, norm: nn.Module) -> bool:
 
 
 def _convolve_same(convolution: nn.Conv2d, images: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Convolve with TensorFlow's padding, whose odd pixel is behind the map.
-
-    timm makes a padded copy of the map, which can take longer than the convolution. On a CPU and without gradients, the
-    kernel gets a row or column of zeros in front instead, so that both sides of the map have the same padding. The
-    result is the same; gradients would take longer.
-    """
+    """Convolve with TensorFlow's padding, whose odd pixel is behind the map."""
     from timm.layers.conv2d_same import conv2d_same  # late: a network of timm has imported it
     from timm.layers.padding import get_same_padding
 

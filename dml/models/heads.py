@@ -37,11 +37,6 @@ class PoolHead(TwoStepHead):
 
     >>> PoolHead((16, 4, 4), embed_dim=8)(torch.zeros(2, 16, 4, 4)).shape
     torch.Size([2, 8])
-
-    Args:
-        shape: shape (C, h, w) of the tapped map.
-        embed_dim: size of the embedding.
-        dropout: probability that a pooled feature is set to 0 in training.
     """
 
     def __init__(self, shape: tuple[int, int, int], embed_dim: int, dropout: float = 0.0) -> None:
@@ -66,10 +61,6 @@ class NormalizedPoolHead(TwoStepHead):
 
     >>> NormalizedPoolHead((16, 4, 4), embed_dim=8)(torch.zeros(2, 16, 4, 4)).shape
     torch.Size([2, 8])
-
-    Args:
-        shape: shape (C, h, w) of the tapped map.
-        embed_dim: size of the embedding.
     """
 
     def __init__(self, shape: tuple[int, int, int], embed_dim: int) -> None:
@@ -95,10 +86,6 @@ class ClassTokenHead(TwoStepHead):
 
     >>> ClassTokenHead((16, 1 + 4, 1), embed_dim=8)(torch.zeros(2, 1 + 4, 16)).shape
     torch.Size([2, 8])
-
-    Args:
-        shape: shape (C, 1 + N, 1) of the tapped tokens of one image.
-        embed_dim: size of the embedding.
     """
 
     takes_tokens: ClassVar[bool] = True
@@ -120,10 +107,6 @@ class TokenMeanHead(TwoStepHead):
 
     >>> TokenMeanHead((16, 1 + 4, 1), embed_dim=8)(torch.zeros(2, 1 + 4, 16)).shape
     torch.Size([2, 8])
-
-    Args:
-        shape: shape (C, 1 + N, 1) of the tapped tokens of one image.
-        embed_dim: size of the embedding.
     """
 
     takes_tokens: ClassVar[bool] = True
@@ -146,14 +129,6 @@ class GeMHead(nn.Module):
 
     >>> GeMHead((16, 4, 4), embed_dim=8)(torch.zeros(2, 16, 4, 4)).shape
     torch.Size([2, 8])
-
-    Args:
-        shape: shape (C, h, w) of the tapped map.
-        embed_dim: size of the embedding.
-        exponent: first value of the exponent p.
-
-    Raises:
-        InputError: if ``exponent`` is not above 0.
     """
 
     def __init__(self, shape: tuple[int, int, int], embed_dim: int, exponent: float = 3.0) -> None:
@@ -183,13 +158,6 @@ class PooledHead(TwoStepHead):
 
     >>> PooledHead((16, 1, 1), embed_dim=8)(torch.zeros(2, 16, 1, 1)).shape
     torch.Size([2, 8])
-
-    Args:
-        shape: shape (C, 1, 1) of the tapped features.
-        embed_dim: size of the embedding.
-
-    Raises:
-        InputError: if the shape is that of a map of several cells.
     """
 
     def __init__(self, shape: tuple[int, int, int], embed_dim: int) -> None:
@@ -234,13 +202,8 @@ class AuxiliaryHead(TwoStepHead):
     torch.Size([2, 8])
 
     Args:
-        shape: shape (C, h, w) of the tapped map; the head works for this h and w alone.
-        embed_dim: size of the embedding.
         grid: side of the grid that the map is averaged to; None pools 5 x 5 cells with stride 3 in ceil mode, as in
             RLL.
-
-    Raises:
-        InputError: if ``grid`` is None and the map is smaller than 5 x 5.
     """
 
     def __init__(self, shape: tuple[int, int, int], embed_dim: int, grid: int | None = None) -> None:

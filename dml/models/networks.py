@@ -101,18 +101,12 @@ def timm_backbone(
     ('act1', 'layer1', 'layer2', 'layer3', 'layer4')
 
     Args:
-        name: name of the model in timm.
-        weights: see the top of this module.
         any_size: whether a transformer takes images of any size. It keeps the position embeddings at the size of the
             weights, and resamples them in each forward pass, so that weights of runs with other sizes fit. Without
             this, `Backbone.fit_image_size` fits the network to one size.
         drop_path_rate: probability with which the residual branches of the last block are left out of a training step
             (stochastic depth); it grows linearly from 0 at the first block.
         freeze_patch_embedding: whether the convolution that makes tokens of the pixels keeps its weights.
-        settings: arguments of `Backbone`, which replace those that timm states for the weights.
-
-    Raises:
-        InputError: if timm has no such model, it takes no such option, or the weights can't be loaded.
     """
     if not 0 <= drop_path_rate < 1:
         raise InputError(f"model.backbone.drop_path_rate={drop_path_rate}: must be 0 or more, below 1")
@@ -162,10 +156,6 @@ def number_layers(network: Any, stages: Sequence[str]) -> dict[str, int]:
     >>> layers = number_layers(network, ["blocks.0", "blocks.1"])
     >>> layers["cls_token"], layers["blocks.0.norm1.weight"], layers["blocks.1.norm1.weight"], layers["norm.weight"]
     (0, 1, 2, 2)
-
-    Args:
-        network: timm model without its classifier.
-        stages: names of the submodules that end its stages, shallowest first.
     """
     if not hasattr(network, "group_matcher"):
         return {}
@@ -178,18 +168,10 @@ def number_layers(network: Any, stages: Sequence[str]) -> dict[str, int]:
 
 
 def resnet(name: str, weights: str | None = None, **settings: Any) -> Backbone:
-    """Build a ResNet of torchvision (He et al., 2016), such as "resnet50".
+    """Build a ResNet of torchvision (He et al., 2016), such as "resnet50"; ``download`` takes IMAGENET1K_V1.
 
     >>> resnet("resnet18")(torch.zeros(2, 3, 32, 32))[0].shape
     torch.Size([2, 512])
-
-    Args:
-        name: name of the model in torchvision.
-        weights: see the top of this module; ``download`` takes IMAGENET1K_V1.
-        settings: arguments of `Backbone`, which replace those of ImageNet's weights.
-
-    Raises:
-        InputError: if torchvision has no such ResNet, or the weights can't be loaded.
     """
     network = _torchvision(name, weights)
     if not isinstance(network, torchvision.models.ResNet):
@@ -232,9 +214,8 @@ def googlenet(weights: str | None = None, **settings: Any) -> Backbone:
 def branched_googlenet(weights: str | None = None, **settings: Any) -> Backbone:
     """Build torchvision's GoogLeNet with both auxiliary branches, which can be tapped as "aux1" and "aux2".
 
-    If a weights file contains the branches, they are loaded; otherwise they have random weights. torchvision's own
-    weights, which ``download`` gives too, contain no trained branches. Untrained branches cause a warning. See
-    `BranchedGoogLeNet`.
+    torchvision's own weights, which ``download`` gives too, contain no trained branches. Untrained branches cause a
+    warning. See `BranchedGoogLeNet`.
 
     >>> backbone = branched_googlenet()
     >>> backbone.tap({"L": "aux1"})

@@ -22,12 +22,6 @@ class StackedLSTM(nn.Module):
     >>> states, last = StackedLSTM(input_size=4, hidden_size=3)(torch.zeros(2, 5, 4))
     >>> states.shape, last.shape
     (torch.Size([2, 5, 6]), torch.Size([2, 2, 3]))
-
-    Args:
-        input_size: size of an element of the sequences, D.
-        hidden_size: number of units of each direction of each layer, H.
-        layers: number of layers.
-        dropout: probability that an input of a layer after the first is set to 0 in training.
     """
 
     def __init__(self, input_size: int, hidden_size: int, layers: int = 2, dropout: float = 0.0) -> None:
@@ -37,11 +31,7 @@ class StackedLSTM(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, sequences: Tensor) -> tuple[Tensor, Tensor]:
-        """Read sequences (B, T, D).
-
-        Returns:
-            The states of the last layer (B, T, 2 H), and the last state of each direction of that layer (2, B, H).
-        """
+        """Read sequences (B, T, D) -> last layer's states (B, T, 2 H), the last one of each direction (2, B, H)."""
         states, last = sequences.transpose(0, 1), sequences.new_empty(0)
         for number, layer in enumerate(self.layers):
             states, (last, _) = layer(self.dropout(states) if number else states)
@@ -70,15 +60,9 @@ class RecurrentEmbedding(nn.Module):
     torch.Size([2, 4])
 
     Args:
-        input_dim: size D of the embeddings of the center and of its neighbors.
-        output_dim: size of the refined embedding g.
         hidden_size: number of units of each direction; the thesis has 256.
-        dropout: probability that an input of the second layer is set to 0 in training.
         order: order of the neighbors after the center; "random" is the ablation of Table 4.2.
         state: state h of the LSTM, "last_step" or "both_ends".
-
-    Raises:
-        InputError: if ``order`` or ``state`` has another value.
     """
 
     def __init__(
@@ -101,15 +85,9 @@ class RecurrentEmbedding(nn.Module):
         self.embedding = nn.Linear(2 * hidden_size + input_dim, output_dim)
 
     def forward(self, center: Tensor, neighbor_embeddings: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Compute the refined embeddings g (B, output_dim).
+        """Compute refined embeddings (B, output_dim) of images (B, D) with neighbors (B, K, D), nearest first.
 
-        Args:
-            center: (B, D) embeddings of the images.
-            neighbor_embeddings: (B, K, D) embeddings of each image's neighbors, nearest first.
-            generator: source of the random order, which is drawn for each image; only needed with order="random".
-
-        Raises:
-            ValueError: if the order is random and there is no generator.
+        The generator draws a random order for each image; only order="random" needs it.
         """
         sequence = torch.cat([center[:, None], self._sort_neighbors(neighbor_embeddings, generator)], dim=1)
         states, last = self.lstm(sequence)
@@ -143,14 +121,9 @@ class RecurrentModel(nn.Module):
     torch.Size([2, 8])
 
     Args:
-        cnn: embedding model f, which is trained together with the LSTMs.
         pretrained: embedding model of the same structure; it gets the weights of ``cnn`` and is frozen.
             `dml.training.checkpoints.load_initial_weights` loads pre-trained weights into both.
-        recurrent: function that builds a head's `RecurrentEmbedding` from the sizes of its input and output.
         neighbors: number of neighbors of each image, K; 16 in the thesis.
-
-    Raises:
-        InputError: if ``neighbors`` is below 1.
     """
 
     def __init__(
@@ -178,10 +151,7 @@ class RecurrentModel(nn.Module):
 
     @property
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
-        """Return the trained parameters of the groups "backbone" and "heads"; the LSTMs are in "heads".
-
-        An optimizer may set a learning rate for each group.
-        """
+        """Return the trained parameters of the groups "backbone" and "heads"; the LSTMs are in "heads"."""
         cnn_groups = self.cnn.parameter_groups
         return cnn_groups | {"heads": cnn_groups["heads"] + list(self.recurrent.parameters())}
 
@@ -205,10 +175,7 @@ class RecurrentModel(nn.Module):
     ) -> dict[str, Tensor]:
         """Compute each head's refined embeddings g (B, D) from embeddings f that have been computed before.
 
-        Args:
-            centers: embeddings f (B, D) of the images, by head.
-            neighbor_embeddings: (B, K, D) embeddings of the images' neighbors, nearest first, by head.
-            generator: source of the random order of the neighbors, if the order is random.
+        The centers are (B, D) and their neighbors (B, K, D), nearest first; the generator draws a random order.
         """
         dtype = next(self.recurrent.parameters()).dtype  # those of an embedding bank are float32 in any precision
         return {

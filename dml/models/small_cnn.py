@@ -20,13 +20,6 @@ def small_cnn(weights: str | None = None, **settings: Any) -> Backbone:
     >>> import torch
     >>> small_cnn()(torch.zeros(2, 3, 28, 28))[0].shape
     torch.Size([2, 3136])
-
-    Args:
-        weights: path of a state_dict file, or None for random weights; there are no weights to download.
-        settings: arguments of `Backbone`, which replace mean and standard deviation 0.5.
-
-    Raises:
-        InputError: if the file doesn't exist, or contains the weights of another network.
     """
     first, second = CHANNELS
     network = nn.Sequential(
@@ -51,10 +44,6 @@ class FullyConnectedHead(nn.Module):
     >>> import torch
     >>> FullyConnectedHead((64, 7, 7), embed_dim=8)(torch.zeros(2, 64, 7, 7)).shape
     torch.Size([2, 8])
-
-    Args:
-        shape: shape (C, h, w) of the tapped map.
-        embed_dim: size of the embedding.
     """
 
     def __init__(self, shape: tuple[int, int, int], embed_dim: int) -> None:

@@ -37,11 +37,7 @@ def read_state_dict(path: str | Path) -> StateDict:
 
 
 def load_packaged(network: nn.Module, name: str) -> None:
-    """Load the ImageNet weights that an installed Python package contains.
-
-    Raises:
-        InputError: if no package contains weights for the network, or the package isn't installed.
-    """
+    """Load the ImageNet weights that an installed Python package contains."""
     if name not in PACKAGED:
         raise InputError(
             f"model.backbone.weights=packaged: no package contains weights for {name}, only for "
@@ -59,9 +55,6 @@ def load_state_dict(network: nn.Module, state: StateDict, *, source: str, ignore
     """Load weights into a network, which must have all keys and shapes but those of keys that begin with ``ignore``.
 
     >>> load_state_dict(nn.Linear(2, 1), {"weight": torch.zeros(1, 2)}, source="zeros", ignore=("bias",))
-
-    Raises:
-        InputError: if keys or shapes differ from the network's.
     """
     parameters = network.state_dict()
     weights = {
@@ -226,12 +219,7 @@ def _decode(varint: bytes) -> int:
 
 
 def add_tensors(digest: Any, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Add tensors to a hash: the name, the type, the shape and the bytes of each.
-
-    Args:
-        digest: hash of hashlib, changed in place.
-        tensors: tensors with their names, on any device.
-    """
+    """Add the name, type, shape and bytes of each tensor to a hash of hashlib."""
     for name, tensor in tensors:
         plain = tensor.detach().cpu().contiguous()
         digest.update(f"{name} {plain.dtype} {tuple(plain.shape)}".encode())

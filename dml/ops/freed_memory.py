@@ -17,12 +17,7 @@ def keep_freed_memory(device: torch.device) -> bool:
     is freed, so that every batch faults in hundreds of thousands of pages, which the system fills with zeros. That took
     up to a fifth of the time of a training step, and two fifths of the time of embedding photographs. From then on the
     process keeps the largest memory that it once had, so nothing calls this but commands, which end with their work.
-
-    Args:
-        device: device of the network; on another device than a CPU nothing happens.
-
-    Returns:
-        Whether freed memory is kept from now on; only glibc has such a setting.
+    Returns whether freed memory is kept from now on; only glibc has such a setting.
     """
     if device.type != "cpu" or sys.platform == "win32":  # where ctypes.CDLL(None) is an error
         return False

@@ -18,14 +18,10 @@ ON_GPU = 2**24
 
 
 def block_size(device: torch.device, on_cpu: int) -> int:
-    """Return how many numbers of a long computation are computed at a time.
+    """Return how many numbers of a long computation are computed at a time, on a CPU so many that its caches hold them.
 
     >>> block_size(torch.device("cpu"), 2**18), block_size(torch.device("cuda"), 2**18)
     (262144, 16777216)
-
-    Args:
-        device: device that computes.
-        on_cpu: numbers of a block on a CPU, whose caches should hold it.
     """
     return on_cpu if device.type == "cpu" else ON_GPU
 
@@ -46,10 +42,7 @@ def in_blocks(
     (tensor([2, 3, 4]),)
 
     Args:
-        compute: function of a slice of the rows that returns tensors, with an entry for each row or with any number.
-        rows: rows to compute results of.
         width: how many numbers the longest intermediate result has for each row.
-        device: device that computes.
     """
     blocks = row_blocks(rows, width, device)
     if len(blocks) == 1:
@@ -62,19 +55,13 @@ def in_blocks(
 
 
 def refuse_second_derivative(name: str) -> None:
-    """Raise an error in the ``backward`` of a function whose gradient is written out, if a graph of it is asked for.
+    """Raise a RuntimeError if a graph of a ``backward`` is asked for, whose gradient is written out.
 
     torch's ``once_differentiable`` raises only if the outer gradient has a graph. In other cases a second derivative
     would silently lack this part.
 
     >>> with torch.no_grad():
     ...     refuse_second_derivative("masked_logsumexp")
-
-    Args:
-        name: name of the function, for the error.
-
-    Raises:
-        RuntimeError: if ``backward`` runs with ``create_graph=True``.
     """
     if torch.is_grad_enabled():
         raise RuntimeError(f"{name} is differentiable once: create_graph=True isn't supported")

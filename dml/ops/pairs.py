@@ -24,32 +24,21 @@ def finest(labels: Tensor) -> Tensor:
 
 
 def own_entries(pairs: Tensor, queries: slice) -> Tensor:
-    """Return a view of the entries (Q,) that pair each query with itself.
+    """Return a view of the entries (Q,) of pairs (Q, B) that pair each query with itself.
 
     >>> pairs = torch.arange(6).reshape(2, 3)
     >>> own_entries(pairs, slice(1, 3)).tolist()
     [1, 5]
-
-    Args:
-        pairs: (Q, B) entries of the queries and all rows of the batch.
-        queries: rows of the batch that are the queries, without a step.
     """
     return pairs.diagonal(offset=queries.start or 0)
 
 
 def pair_masks(labels: Tensor, queries: slice = ALL) -> tuple[Tensor, Tensor]:
-    """Tell which pairs of a batch are positive and which are negative; no row is paired with itself.
+    """Tell which pairs of a batch are positive and which are negative: two (Q, B) bool; no row is paired with itself.
 
     >>> positives, negatives = pair_masks(torch.tensor([0, 0, 1]))
     >>> positives[0].tolist(), negatives[0].tolist()
     ([False, True, False], [False, False, True])
-
-    Args:
-        labels: (B,) class of each row of the batch.
-        queries: rows of the batch whose pairs are returned.
-
-    Returns:
-        The masks of positive pairs (Q, B) bool and of negative pairs (Q, B) bool.
     """
     same = labels[queries, None] == labels
     positives = same.clone()

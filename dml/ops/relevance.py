@@ -25,34 +25,23 @@ def shared_levels(query_labels: Tensor, item_labels: Tensor) -> Tensor:
 
 
 def level_counts(levels: Tensor, depth: int) -> Tensor:
-    """Count each query's items of each level. (Q, N) -> (Q, depth + 1) int64
+    """Count each query's items of each level; level -1 excludes an item. (Q, N) -> (Q, depth + 1) int64
 
     >>> level_counts(torch.tensor([[2, 1, 0, -1]]), depth=2).tolist()
     [[1, 1, 1]]
-
-    Args:
-        levels: (Q, N) level of each item; -1 excludes an item, such as the query itself.
-        depth: number of levels of the labels, L.
     """
     return torch.stack([(levels == level).sum(dim=1) for level in range(depth + 1)], dim=1)
 
 
 def power_relevance(counts: Tensor, alpha: float = 1.0) -> Tensor:
-    """Compute HAPPIER's relevance of an item of each level l (Eq. 4); level 0 gets 0.
+    """Compute HAPPIER's relevance of an item of each level l (Eq. 4). (Q, L + 1) -> (Q, L + 1)
 
     The relevance is (l / L)^alpha, divided by the number of items of level l: the items of a level share a weight. An
     item of a level with many items can therefore be less relevant than an item of a lower level. A level without items
-    gets the undivided weight.
+    gets the undivided weight, and level 0 gets 0.
 
     >>> power_relevance(torch.tensor([[3.0, 2.0, 1.0]])).tolist()
     [[0.0, 0.25, 1.0]]
-
-    Args:
-        counts: (Q, L + 1) number of each query's items of each level, floating point.
-        alpha: exponent of l / L.
-
-    Returns:
-        The relevance of an item of each level (Q, L + 1).
     """
     depth = counts.shape[1] - 1
     weights = (torch.arange(depth + 1, dtype=counts.dtype, device=counts.device) / depth) ** alpha
@@ -64,20 +53,13 @@ def weighted_ap_relevance(counts: Tensor, weights: Sequence[float] | None = None
     """Compute the relevance with which H-AP is the weighted sum of the APs of all levels (HAPPIER, Table 6).
 
     rel(l) is the sum of w_p / n_p over p from 1 to l, where n_p is the number of items of level p or above. These items
-    are the positives of AP(p), and they share the weight w_p.
+    are the positives of AP(p), and they share the weight w_p. Both ``counts`` and the result are (Q, L + 1).
 
     >>> weighted_ap_relevance(torch.tensor([[3.0, 1.0, 1.0]])).tolist()
     [[0.0, 0.25, 0.75]]
 
     Args:
-        counts: (Q, L + 1) number of each query's items of each level, floating point.
         weights: (L,) weights of the levels, the finest level first; None gives every level the weight 1 / L.
-
-    Returns:
-        The relevance of an item of each level (Q, L + 1).
-
-    Raises:
-        InputError: if the number of weights isn't the number of levels.
     """
     depth = counts.shape[1] - 1
     if weights is not None and len(weights) != depth:

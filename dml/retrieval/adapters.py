@@ -29,32 +29,20 @@ RIDGES = np.logspace(-5, 2, 15)
 
 @dataclass(frozen=True)
 class Adapter:
-    """A map from unit vectors of a source space to unit vectors of a target space.
+    """A map from unit vectors of a source space to unit vectors of a target space."""
 
-    Args:
-        kind: name of the map: "procrustes" or "affine".
-        matrix: (D, E) float64, the linear map.
-        bias: (E,) float64, what is added to the mapped unit vectors.
-        source: fingerprint of the model of the source space; "" if unknown.
-        target: fingerprint of the model of the target space; "" if unknown.
-    """
-
-    kind: str
-    matrix: Floats = field(repr=False)
-    bias: Floats = field(repr=False)
-    source: str = ""
-    target: str = ""
+    kind: str  # "procrustes" or "affine"
+    matrix: Floats = field(repr=False)  # (D, E) float64
+    bias: Floats = field(repr=False)  # (E,) float64, added to the mapped unit vectors
+    source: str = ""  # fingerprint of the model of the source space; "" if unknown
+    target: str = ""  # fingerprint of the model of the target space; "" if unknown
 
     @cached_property
     def _floats(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         return self.matrix.astype(np.float32), self.bias.astype(np.float32)
 
     def __call__(self, vectors: Embeddings) -> NDArray[np.float32]:
-        """Map vectors (Q, D) of the source space -> (Q, E) float32 unit vectors of the target space.
-
-        Raises:
-            InputError: if the vectors have another size, or a number in them is NaN or infinite.
-        """
+        """Map vectors (Q, D) of the source space -> (Q, E) float32 unit vectors of the target space."""
         matrix, bias = self._floats
         unit = _unit(vectors, "vectors").astype(np.float32)
         if unit.shape[1] != len(matrix):
@@ -91,17 +79,10 @@ def solve_procrustes(source: Floats, target: Floats) -> tuple[Floats, Floats]:
 
 
 def fit_procrustes(source: Embeddings, target: Embeddings, *, center: bool = True) -> Adapter:
-    """Fit a rotation or reflection from one space to another: orthogonal Procrustes, see `solve_procrustes`.
+    """Fit a rotation or reflection from vectors (N, D) of images to those (N, E) of another model: `solve_procrustes`.
 
-    A warning tells of fewer independent pairs than dimensions: then other maps fit them as well.
-
-    Args:
-        source: (N, D) vectors of the images by the model whose vectors will be mapped.
-        target: (N, E) vectors of the same images by the other model.
-        center: whether to subtract the means of both sides before, and to add that of the target after.
-
-    Raises:
-        InputError: if the pairs can't be used, or are all the same.
+    A warning tells of fewer independent pairs than dimensions: then other maps fit them as well. With ``center`` the
+    means of both sides are subtracted before, and that of the target is added after.
     """
     x, y = _check_pairs(source, target)
     x_mean, y_mean = x.mean(axis=0) * center, y.mean(axis=0) * center
@@ -117,9 +98,8 @@ def fit_procrustes(source: Embeddings, target: Embeddings, *, center: bool = Tru
 def fit_affine(source: Embeddings, target: Embeddings, *, ridge: float | None = None) -> Adapter:
     """Fit an affine map from one space to another by scikit-learn's ridge regression; the bias isn't penalized.
 
-    It may stretch the space, which changes the ranking among mapped vectors. The arguments and errors are those of
-    `fit_procrustes`, and ``ridge``, the penalty of the squared entries, above 0; None takes that of `RIDGES` that
-    predicts a pair best which the regression leaves out.
+    It may stretch the space, which changes the ranking among mapped vectors. ``ridge`` is the penalty of the squared
+    entries, above 0; None takes that of `RIDGES` that predicts a pair best which the regression leaves out.
     """
     from sklearn.linear_model import RidgeCV  # late: it takes a second
 

@@ -16,16 +16,13 @@ HASHED_ROWS = 4096
 
 
 class Gallery:
-    """The embeddings that queries are compared with, on CPU or a CUDA device.
+    """The embeddings (G, D) float32 that queries are compared with, on CPU or a CUDA device.
 
     A matrix product can round the dot products of equal embeddings differently. Every copy of an embedding therefore
     gets the distance of the first copy, so that equal embeddings are equally near to each query.
 
     >>> Gallery(torch.tensor([[1.0, 0.0], [0.0, 1.0]])).distances(torch.tensor([[2.0, 1.0]])).tolist()
     [[-2.0, -1.0]]
-
-    Args:
-        rows: (G, D) float32 embeddings.
     """
 
     def __init__(self, rows: Tensor) -> None:
@@ -49,11 +46,7 @@ class Gallery:
     def distances(self, queries: Tensor, excluded: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         """Compute negative dot products, so that the nearest item has the smallest distance. (B, D) -> (B, G) float32
 
-        Args:
-            queries: (B, D) float32 embeddings on the gallery's device.
-            excluded: (B, M) items that each query excludes, such as the query itself, and that get distance infinity;
-                rows of queries that exclude fewer are filled with -1.
-            out: (B, G) memory for the result; None allocates it.
+        Items ``excluded`` (B, M), padded with -1, get distance infinity. ``out`` (B, G) is memory for the result.
         """
         distances = queries.new_empty(len(queries), len(self)) if out is None else out
         if queries.is_cuda:
@@ -107,14 +100,12 @@ def k_nearest(distances: Tensor, k: int, rows_at_once: int) -> tuple[Tensor, Ten
     """Find the k smallest distances of each row, on any device; ties are sorted by index. (B, G) -> (B, k), (B, k)
 
     torch's top-k chooses arbitrarily among equal distances. It is therefore run for k + 1 items. Only rows whose k-th
-    and next distances are equal can have wrong items; these rows are sorted completely.
+    and next distances are equal can have wrong items; these are sorted completely, ``rows_at_once`` at a time, which
+    takes several times the memory of their distances.
 
     >>> values, items = k_nearest(torch.tensor([[0.5, 0.1, 0.5, 0.3]]), k=3, rows_at_once=1)
     >>> items.tolist()
     [[1, 3, 0]]
-
-    Distances have no NaN. ``rows_at_once`` rows are sorted at a time, which takes several times the memory of their
-    distances.
     """
     values, items = distances.topk(min(k + 1, distances.shape[1]), dim=1, largest=False)
     is_unsure = (values[:, k - 1 : k] == values[:, k:]).any(dim=1)

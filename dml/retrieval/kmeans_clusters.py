@@ -15,28 +15,16 @@ SPEED = 4e10
 
 
 def kmeans(embeddings: Embeddings, clusters: int, seed: int = 0, iterations: int = ITERATIONS) -> Tensor:
-    """Cluster embeddings with FAISS's k-means (Lloyd's algorithm), on its GPUs if the installed FAISS has some.
+    """Cluster embeddings (N, D) with FAISS's k-means (Lloyd's algorithm) -> cluster of each row (N,) int64 on CPU.
 
-    The algorithm runs once, from random rows as centroids. A cluster that becomes empty is refilled by splitting a
-    large one, but the last round may leave clusters empty. All rows are used: FAISS's default of at most 256 rows a
-    cluster is switched off, and so is its warning below 39 rows. The same seed gives the same clusters on the same
-    machine. CPU and GPU give the same clusters except where rounding decides.
+    The algorithm runs once, on FAISS's GPUs if it has some, from random rows as centroids. A cluster that becomes empty
+    is refilled by splitting a large one, but the last round may leave clusters empty. All rows are used, not FAISS's
+    at most 256 rows a cluster. The same seed gives the same clusters on the same machine. CPU and GPU give the same
+    clusters except where rounding decides.
 
     >>> assignment = kmeans(torch.tensor([[0.0], [0.1], [5.0], [5.1]]), clusters=2)
     >>> bool(assignment[0] == assignment[1]), bool(assignment[1] == assignment[2])
     (True, False)
-
-    Args:
-        embeddings: (N, D) embeddings on any device.
-        clusters: number of clusters, 1 to N.
-        seed: seed of the initial centroids, 0 to 2^31 - 1.
-        iterations: number of rounds, at least 1.
-
-    Returns:
-        Cluster of each row (N,) int64 on CPU, from 0 to clusters - 1.
-
-    Raises:
-        InputError: if an argument is out of range, or an embedding isn't finite.
     """
     rows = float32_rows(embeddings, "embeddings")
     if not 1 <= clusters <= len(rows):

@@ -34,15 +34,13 @@ NONE = -1
 
 @dataclass(frozen=True)
 class Comparison:
-    """Queries and the gallery that they search.
+    """Queries (Q, D) and the gallery (G, D) that they search, float32 of unit length and on one device.
 
     >>> comparison = Comparison(torch.eye(2), torch.eye(2), np.empty((2, 0), dtype=np.int64), False)
     >>> comparison.distances(range(2)).tolist()
     [[-1.0, 0.0], [0.0, -1.0]]
 
     Args:
-        queries: (Q, D) float32 embeddings of unit length.
-        gallery: (G, D) float32 embeddings of unit length, on the device of the queries.
         excluded: (Q, M) gallery items that each query excludes, padded with -1; its ranking has none of them.
         is_own_gallery: whether the gallery is the queries, each of which excludes itself.
     """
@@ -57,10 +55,7 @@ class Comparison:
         return Gallery(self.gallery)
 
     def distances(self, rows: range, out: Tensor | None = None) -> Tensor:
-        """Return negative cosine similarities of some queries to all items (B, G) float32, infinite to excluded ones.
-
-        ``out`` is memory (B, G) for the result; None allocates it.
-        """
+        """Return negative cosine similarities of some queries to all items (B, G), infinite to excluded ones."""
         queries = self.queries[rows.start : rows.stop]
         excluded = torch.from_numpy(self.excluded[rows.start : rows.stop]).to(queries.device)
         return self._items.distances(queries, excluded, out)
@@ -98,7 +93,6 @@ def alpha_qe(comparison: Comparison, n: int = 10, alpha: float = 3.0) -> Distanc
     the query itself counts once. The paper doesn't say what becomes of a negative similarity; here it counts 0.
 
     Args:
-        comparison: queries and gallery.
         n: number of neighbors, without the query itself; a smaller gallery gives all its items.
         alpha: exponent of the similarity, which is the weight of a neighbor; 0 is the plain mean.
     """
@@ -132,7 +126,6 @@ def k_reciprocal(comparison: Comparison, k1: int = 20, k2: int = 6, distance_wei
     The encodings take O(N k1^2) memory at most, and far less in practice: no matrix of all pairs is held.
 
     Args:
-        comparison: queries and gallery.
         k1: number of neighbors that may be reciprocal; a smaller gallery gives as many as all queries have.
         k2: number of items in the mean of encodings, at most k1 + 1; 1 takes each as it is.
         distance_weight: the weight w of the original distance, lambda in the paper.

@@ -20,13 +20,6 @@ def float32_rows(embeddings: Embeddings, name: str) -> Tensor:
 
     >>> float32_rows(np.array([[1, 2]]), "embeddings")
     tensor([[1., 2.]])
-
-    Args:
-        embeddings: (N, D) embeddings of any real type, on any device.
-        name: name of the embeddings, for the error line.
-
-    Raises:
-        InputError: if the embeddings have another shape, N or D is 0, or an entry isn't finite in float32.
     """
     if not isinstance(embeddings, Tensor):
         with np.errstate(over="ignore"):  # a value that overflows becomes infinite, which is reported below
@@ -63,13 +56,6 @@ def unit_rows(embeddings: Embeddings, name: str) -> Tensor:
     >>> unit_rows(np.array([[3.0, 4.0], [0.0, 0.0]]), "embeddings")
     tensor([[0.6000, 0.8000],
             [0.0000, 0.0000]])
-
-    Args:
-        embeddings: (N, D) embeddings of any real type, on any device.
-        name: name of the embeddings, for the error line.
-
-    Raises:
-        InputError: if the embeddings have another shape, N or D is 0, or an entry isn't finite in float32.
     """
     unit = float32_rows(embeddings, name).clone()
     # Rows are divided by their largest entry first, because squares of huge and tiny entries aren't in float32.

@@ -55,8 +55,7 @@ def multiplying_few_queries(dimension: int) -> Iterator[None]:
     """Let FAISS compare `FEWEST` queries (Q, D) or more with all vectors by a matrix product, while the body runs.
 
     FAISS 1.15 does so from 128,000 components on, such as 1,000 queries with 128 dimensions. Fewer queries took three
-    to eight times as long. Versions that do so from 20 queries on are left as they are. Threads may run it at the same
-    time.
+    to eight times as long. Threads may run it at the same time.
     """
     if not COUNTS_COMPONENTS:
         yield
@@ -66,10 +65,7 @@ def multiplying_few_queries(dimension: int) -> Iterator[None]:
 
 
 def copy_to_gpus(index: Any) -> Any:
-    """Return a copy of an index on all GPUs of FAISS; None if the index has to be searched on the CPU.
-
-    FAISS has no GPU, none that searches this kind of index, such as HNSW32, or none with enough memory.
-    """
+    """Return a copy of an index on all GPUs of FAISS; None without one that has the memory and searches this kind."""
     lists: Any = faiss.try_extract_index_ivf(index)
     if not faiss.get_num_gpus() or (lists is not None and lists.nprobe > LARGEST_K):
         return None
@@ -100,18 +96,9 @@ def search_with_ties(
 ) -> tuple[Floats, Integers]:
     """Find the k best neighbors, of which those with equal scores have the smallest ids and are sorted by them.
 
-    The search keeps any of the vectors that share the k-th score, so it is repeated with a larger k for the queries
-    whose next neighbor has that score too.
-
-    Args:
-        search: function of queries (Q, D) and k that searches all vectors exactly -> scores and ids (Q, k), best first.
-        queries: (Q, D) queries, as ``search`` takes them.
-        k: number of neighbors, 1 to ``count``.
-        count: number of vectors that are searched.
-
-    Returns:
-        Scores (Q, k) and ids (Q, k), best first. If more than `MOST_TIES` vectors share the k-th score, they may be any
-        of these.
+    ``search`` gives scores and ids (Q, k) of queries (Q, D), exactly, but any of the vectors that share the k-th score.
+    It is repeated with a larger k for the queries whose next neighbor has that score too. If more than `MOST_TIES` of
+    the ``count`` vectors share it, they may be any of these.
     """
     largest_depth = min(count, k + MOST_TIES)
     scores, ids = sort_ties(*search(queries, min(k + 1, count)))
@@ -129,7 +116,7 @@ def search_with_ties(
 def nearest_neighbors(
     query: Embeddings, k: int, gallery: Embeddings | None = None, *, batch: int = 16_384, on_device: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Find each query's k nearest neighbors by dot product, exactly, in float32.
+    """Find each query's k nearest neighbors by dot product, exactly -> scores float32 and indices (Q, k'), best first.
 
     For cosines, give L2-normalized embeddings. FAISS searches, on GPUs if the installed FAISS has some; embeddings on a
     CUDA device are searched there by torch. Neighbors with equal scores are in the order of the gallery, and equal
@@ -140,19 +127,10 @@ def nearest_neighbors(
     [[1], [0], [1]]
 
     Args:
-        query: (Q, D) embeddings.
-        k: number of neighbors of each query.
-        gallery: (G, D) embeddings; None searches among the queries, where each query is excluded from its neighbors.
+        gallery: (G, D) embeddings; None searches among the queries, where each query is excluded from its neighbors. k'
+            is min(k, G), or min(k, Q - 1) without a gallery.
         batch: number of queries that are searched at a time; besides inputs and result the memory is O(batch k).
-        on_device: whether the result stays on the device of the queries.
-
-    Returns:
-        Scores (Q, k') float32, which are dot products, and indices (Q, k') int64, best first, on CPU unless they stay
-        on a device. k' is min(k, G), or min(k, Q - 1) without a gallery.
-
-    Raises:
-        InputError: if an embedding isn't finite, the sizes D differ, k is below 1, or there is a single query and no
-            gallery.
+        on_device: whether the result stays on the device of the queries, else it is on CPU.
     """
     queries = float32_rows(query, "query")
     items = queries if gallery is None else float32_rows(gallery, "gallery").to(queries.device)
@@ -175,17 +153,15 @@ def nearest_neighbors(
 
 
 class BlockSearch:
-    """Finds nearest neighbors with torch, on any device.
+    """Finds nearest neighbors among rows (G, D) float32 with torch, on any device.
 
     >>> scores, indices = BlockSearch(torch.eye(3), k=1)(torch.tensor([[0.0, 2.0, 1.0]]))
     >>> scores.tolist(), indices.tolist()
     ([[2.0]], [[1]])
 
     Args:
-        rows: (G, D) float32 embeddings of the gallery.
         k: number of neighbors of each query; it is reduced if a query has fewer items.
-        excluded: (Q, M) items that each query excludes, such as the query itself; rows of queries that exclude fewer
-            are filled with -1. None excludes nothing.
+        excluded: (Q, M) items that each query excludes, such as the query itself, padded with -1.
     """
 
     def __init__(self, rows: Tensor, k: int, excluded: Integers | None = None) -> None:
@@ -194,18 +170,7 @@ class BlockSearch:
         self.k = min(k, len(rows) - self.max_excluded)
 
     def __call__(self, queries: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
-        """Search the neighbors of some of the queries.
-
-        Args:
-            queries: (B, D) float32 embeddings on the gallery's device.
-            first: index of the first of them among all queries, for ``excluded``.
-
-        Returns:
-            Scores (B, k), which are dot products, and indices (B, k), best first, on the device of the queries.
-
-        Raises:
-            InputError: if a dot product overflows float32.
-        """
+        """Search neighbors of queries (B, D), the first of which is number ``first`` -> scores, indices (B, k)."""
         size = max(1, MEMORY // (4 * len(self.gallery)))
         starts = range(0, len(queries), size)
         parts = [self._search_block(queries[start : start + size], first + start) for start in starts]
@@ -274,11 +239,7 @@ class Search(BlockSearch):
 
 
 def check_products(scores: Any, indices: Any) -> None:
-    """Make sure that the neighbors (Q, k) of a search have scores that are numbers, in arrays or tensors.
-
-    Raises:
-        InputError: if a dot product overflows float32.
-    """
+    """Make sure that the neighbors (Q, k) of a search have scores that are numbers, in arrays or tensors."""
     if (indices < 0).any() or not (abs(scores) < np.inf).all():  # FAISS gives -1 where a score isn't a number
         raise InputError("the dot products overflow float32: scale the embeddings down, or to unit length")
 

@@ -54,12 +54,8 @@ class VectorIndex:
     [[9]]
 
     Args:
-        dimension: size D of the vectors.
         factory: description of the index in the language of FAISS's ``index_factory``: "Flat" is exact; others, such
             as "IVF1024,Flat" or "HNSW32", are faster and may miss neighbors.
-
-    Raises:
-        InputError: if FAISS can't make an index of this description, or one that doesn't search by inner product.
     """
 
     def __init__(self, dimension: int, factory: str = EXACT) -> None:
@@ -77,14 +73,9 @@ class VectorIndex:
 
     @classmethod
     def check(cls, dimension: int, factory: str, parameters: str, count: int) -> None:
-        """Make sure, on a few random vectors, that an index of this kind takes vectors and finds them.
+        """Make sure, on a few random vectors, that an index of this kind takes ``count`` vectors and finds them.
 
         It is tried with one cell. Codes that need more vectors to be trained, of more than 8 bits, are not tried.
-
-        It is checked for ``count`` vectors of the training.
-
-        Raises:
-            InputError: if FAISS can't make such an index, train it with so many vectors, add some to it or search it.
         """
         lists = faiss.try_extract_index_ivf(cls(dimension, factory)._index)
         if lists is not None and lists.nlist > count:
@@ -128,11 +119,7 @@ class VectorIndex:
         return keeps_products(self._index) and keeps_numbers(self._index)
 
     def set_parameters(self, parameters: str) -> None:
-        """Set the search parameters of an approximate index, such as "nprobe=32"; "" leaves FAISS's own.
-
-        Raises:
-            InputError: if the index has no such parameter.
-        """
+        """Set the search parameters of an approximate index, such as "nprobe=32"; "" leaves FAISS's own."""
         if parameters:
             try:
                 space: Any = faiss.ParameterSpace()
@@ -157,11 +144,7 @@ class VectorIndex:
         return table if len(depths) > 1 else [[row[0] for row in table]]
 
     def train(self, vectors: Floats) -> None:
-        """Find the cells or codes of an approximate index from vectors (N, D); an exact index needs none.
-
-        Raises:
-            InputError: if there are too few vectors.
-        """
+        """Find the cells or codes of an approximate index from vectors (N, D); an exact index needs none."""
         if recommended := self._train(vectors):
             logger.warning(
                 "factory=%s: it is trained with %s vectors, and FAISS asks for %s; it may miss more neighbors",
@@ -180,11 +163,7 @@ class VectorIndex:
             ) from error
 
     def add(self, vectors: Floats, ids: Integers) -> None:
-        """Add vectors (N, D) with ids (N,), which the index must not hold yet.
-
-        Raises:
-            InputError: if this kind of index can't take vectors with ids.
-        """
+        """Add vectors (N, D) with ids (N,), which the index must not hold yet."""
         try:
             self._index.add_with_ids(_contiguous(vectors), np.ascontiguousarray(ids, np.int64))
         except RuntimeError as error:
@@ -194,11 +173,7 @@ class VectorIndex:
         self._forget_copy()
 
     def reconstruct(self, ids: Integers) -> Floats:
-        """Return the vectors with these ids (N,) -> (N, D), as exactly as the index keeps them.
-
-        Raises:
-            InputError: if this kind of index can't give vectors back.
-        """
+        """Return the vectors with these ids (N,) -> (N, D), as exactly as the index keeps them."""
         index, library = self._index, faiss  # type: Any, Any
         refusal = InputError(
             f"factory={self.factory}: FAISS can't give back the vectors of such an index; build it again"
@@ -215,19 +190,11 @@ class VectorIndex:
         return vectors
 
     def check_removal(self) -> None:
-        """Make sure that vectors can be removed.
-
-        Raises:
-            InputError: if this kind of index can't remove vectors.
-        """
+        """Make sure that vectors can be removed."""
         self.remove(np.empty(0, np.int64))
 
     def remove(self, ids: Integers) -> int:
-        """Remove the vectors with these ids (N,), and return how many there were.
-
-        Raises:
-            InputError: if this kind of index can't remove vectors.
-        """
+        """Remove the vectors with these ids (N,), and return how many there were."""
         if isinstance(self._index, faiss.IndexIDMap) and find_lists(self._index.index) is not None:
             raise InputError(
                 f"factory={self.factory}: a version of dml that gave wrong answers after a removal built this index; "
@@ -250,9 +217,6 @@ class VectorIndex:
 
         Vectors with equal scores are in the order of their ids; an exact index finds those with the smallest ids, see
         `search_with_ties`. An approximate index may find fewer than k: then the last ids are -1.
-
-        Raises:
-            InputError: if FAISS can't search an index of this kind, or with these parameters.
         """
         if isinstance(find_core(self._index), faiss.IndexFlat):
             return search_with_ties(self._search, queries, k, len(self))
@@ -298,11 +262,7 @@ class VectorIndex:
 
     @classmethod
     def read(cls, path: Path, factory: str) -> "VectorIndex":
-        """Open the index in a file; its vectors stay on the disk until they are used, where FAISS can do so.
-
-        Raises:
-            InputError: if the file can't be read, or its index doesn't search by inner product.
-        """
+        """Open the index in a file; its vectors stay on the disk until they are used, where FAISS can do so."""
         # A vector that claims more bytes than the file has is refused before FAISS takes the memory for it.
         set_limit = getattr(faiss, "set_deserialization_vector_byte_limit", lambda _: None)  # older versions have none
         with _reading:
@@ -385,10 +345,7 @@ def find_lists(index: Any) -> Any:
 
 
 def keeps_products(index: Any) -> bool:
-    """Return whether the transforms that an index applies to its vectors keep the inner products: rotations alone do.
-
-    A PCA subtracts the mean of the vectors, and a matrix to fewer numbers, or a normalization, changes them.
-    """
+    """Return whether the transforms of vectors by an index keep the inner products: rotations alone do."""
     index = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexIDMap) else index
     if not isinstance(index, faiss.IndexPreTransform):
         return True
@@ -423,13 +380,10 @@ STDERR = 2
 
 
 def train_index(index: Any, vectors: Floats, parameters: str) -> int:
-    """Find the cells or codes of an index of FAISS from contiguous float32 vectors (N, D).
+    """Find the cells or codes of an index of FAISS from contiguous float32 vectors (N, D); a RuntimeError is FAISS's.
 
     -> the number of vectors that FAISS asks for, if there are fewer; 0 if there are enough. FAISS prints it, up to a
     thousand times, to the file descriptor of stderr. What else is printed there appears after the training.
-
-    Raises:
-        RuntimeError: if FAISS can't train the index with these vectors.
     """
     codes: Any = find_codes(index)
     if hasattr(codes, "do_polysemous_training"):

@@ -18,11 +18,11 @@ AUTO_CLASSES = 20
 class EpochSampler(ABC):
     """Base class of the batch samplers: holds the number of batches an epoch and the current epoch.
 
+    Labels are integers (N,) or (N, L), whose column 0, the finest level, holds the classes. An attribute
+    ``classes_per_batch`` is a number also if the argument is "auto".
+
     Without `set_epoch` the first loop over the sampler gives epoch 0, the next one epoch 1, and so on, as a
     plain ``DataLoader`` needs it. An epoch counts from its first batch on, also if the loop leaves it early.
-
-    Args:
-        batches_per_epoch: number of batches that `iter()` gives.
     """
 
     def __init__(self, batches_per_epoch: int) -> None:
@@ -59,9 +59,6 @@ def take_finest_labels(labels: ArrayLike) -> NDArray[Any]:
 
     >>> take_finest_labels([[3, 0], [4, 0]]).tolist()
     [3, 4]
-
-    Raises:
-        InputError: if there are no labels, or their shape or type is another.
     """
     array = np.asarray(labels)
     if array.size == 0:
@@ -82,16 +79,7 @@ def choose_classes_per_batch(
 ) -> int:
     """Return the number of classes in a batch; "auto" takes `AUTO_CLASSES`, or all that can be drawn if they are fewer.
 
-    Args:
-        setting: the sampler's setting ``classes_per_batch``, a number or "auto".
-        sizes: (classes,) number of images of each training class.
-        drawable: number of classes that can be drawn.
-        images_per_class: number of images of each class in a batch, K.
-        largest: largest number of classes that would do; None takes ``drawable``.
-
-    Raises:
-        InputError: if the setting is neither "auto" nor a whole number above 0, or fewer classes can be drawn; the
-            message names values that would do.
+    Of the classes of ``sizes`` (classes,) images, ``drawable`` can be drawn; at most ``largest`` of them would do.
     """
     if setting != AUTO and (not isinstance(setting, Integral) or int(setting) < 1):
         raise InputError(f"sampler.classes_per_batch={setting}: must be auto, or a whole number, 1 or more")

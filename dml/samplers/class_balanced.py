@@ -40,9 +40,7 @@ class ClassBalancedSampler(EpochSampler):
     (3, [4, 4, 4])
 
     Args:
-        labels: (N,) or (N, L) integers, column 0 the finest level, which holds the classes.
         classes_per_batch: number of classes in a batch, C; "auto" takes 20, or all that can be drawn if they are fewer.
-        images_per_class: number of images of each class in a batch, K.
         short_classes: treatment of classes with fewer than K images. "repeat" repeats their images in the batch, as
             evenly as possible. "drop" never draws these classes. "fill" takes the images that there are and adds
             further classes until the batch has C·K images; the last class may be cut, even to one image, and the next
@@ -50,13 +48,6 @@ class ClassBalancedSampler(EpochSampler):
             batch, a round is one batch, the images left are skipped, and images of the cut classes may repeat early.)
         batches_per_epoch: number of batches of an epoch, B; None computes it from the number of images.
         rows: (N,) row indices of the images, for a part of a data set; None for 0 to N - 1.
-        seed: seed of all shuffles.
-
-    Attributes:
-        classes_per_batch: number of classes in a batch, C, a number also if the argument is "auto".
-
-    Raises:
-        InputError: if the labels don't have enough classes or images for the settings.
     """
 
     def __init__(
@@ -118,11 +109,7 @@ class ClassBalancedSampler(EpochSampler):
         return np.concatenate(rounds)[begin - offset : end - offset].reshape(-1, self._batch_size)
 
     def _images(self, first: int, last: int) -> Ints:
-        """Draw the images of each class in the rounds from first to last - 1.
-
-        Returns:
-            Row indices (classes, rounds, K); of class c only the first draw_counts[c] in a round are used.
-        """
+        """Draw the rows (classes, rounds, K) of the rounds from first to last - 1; draw_counts says how many count."""
         images = np.zeros((len(self._sizes), last - first, self._draw_counts.max()), np.int64)
         for size in np.unique(self._sizes):  # classes of equal size begin their passes in the same rounds
             members = np.flatnonzero(self._sizes == size)
@@ -134,17 +121,10 @@ class ClassBalancedSampler(EpochSampler):
 
 @dataclass(frozen=True)
 class _Queue:
-    """An endless queue of shuffled passes over n items, which is read in windows.
+    """An endless queue of shuffled passes over n items, which is read in windows; several ones with other shuffles.
 
     Item i takes weights[i] positions of a pass. No item is in a window twice, even if the window crosses from one pass
-    into the next. Passes are numbered from 0, and any pass can be computed without most of those before it. The object
-    holds several queues of the same weights, each with other shuffles.
-
-    Args:
-        weights: (n,) number of positions of each item in a pass.
-        window: number of positions of a window.
-        key: seed of the shuffles.
-        rows: number of queues.
+    into the next. Passes are numbered from 0, and any pass can be computed without most of those before it.
     """
 
     weights: Ints
@@ -191,16 +171,7 @@ class _Queue:
         return index
 
     def _delay_repeats(self, order: Ints, previous: Ints, carried_over: int) -> Ints:
-        """Move the items that the crossing window already has from the previous pass behind the end of that window.
-
-        Args:
-            order: (rows, n) shuffled order of a pass.
-            previous: (rows, n) final order of the pass before.
-            carried_over: number of positions of the crossing window in the pass before.
-
-        Returns:
-            The final order of the pass (rows, n).
-        """
+        """Move what the crossing window has already from the pass before, (rows, n) too, behind the end of it."""
         if carried_over == 0:
             return order
         in_window = np.zeros(order.shape, dtype=bool)
@@ -213,12 +184,7 @@ class _Queue:
 
 
 def _draw_offsets(size: int, count: int, classes: int, seed: int, first: int, last: int) -> Ints:
-    """Draw images of several classes of ``size`` images, each of which gives ``count`` in a round.
-
-    Returns:
-        Numbers of the images within their class (classes, rounds, count), from 0 to size - 1, in the rounds from
-        ``first`` to ``last`` - 1.
-    """
+    """Draw ``count`` of ``size`` images of several classes in each round -> their numbers (classes, rounds, count)."""
     queued = count % size or size  # a class smaller than the count gives complete copies of itself as well
     queue = _Queue(np.ones(size, np.int64), queued, (seed, size), rows=classes)
     first_pass, last_pass = first * queued // size, -(-last * queued // size)
@@ -230,18 +196,10 @@ def _draw_offsets(size: int, count: int, classes: int, seed: int, first: int, la
 
 
 def images_per_draw(sizes: Ints, images_per_class: int, short_classes: str) -> Ints:
-    """Compute how many images each class gives when it is drawn; a class that is never drawn gives 0.
+    """Compute how many images each class (classes,) gives when it is drawn; a class that is never drawn gives 0.
 
     >>> images_per_draw(np.array([1, 2, 5]), images_per_class=2, short_classes="drop").tolist()
     [0, 2, 2]
-
-    Args:
-        sizes: (classes,) number of images of each class.
-        images_per_class: number of images that a class should give, K.
-        short_classes: "repeat", "drop" or "fill"; see `ClassBalancedSampler`.
-
-    Raises:
-        InputError: if ``short_classes`` has another value.
     """
     if short_classes not in SHORT_CLASSES:
         raise InputError(f"sampler.short_classes={short_classes}: must be one of {', '.join(SHORT_CLASSES)}")

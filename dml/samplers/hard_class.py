@@ -37,21 +37,10 @@ class HardClassSampler(EpochSampler):
     (2, [4, 4])
 
     Args:
-        labels: (N,) or (N, L) integers, column 0 the finest level, which holds the classes.
         classes_per_batch: number of classes in a batch, C; "auto" takes 20, or all that can be drawn if they are fewer.
-        images_per_class: number of images of each class in a batch, K.
         embeddings: (N, D) embeddings of the images; None if they are set later.
         margin: margin of the triplet constraint, in squared distances.
         candidate_classes: number of random classes to choose from for each batch; all if there are fewer.
-        batches_per_epoch: number of batches of an epoch; None computes it from the number of images.
-        seed: seed of all draws.
-
-    Attributes:
-        classes_per_batch: number of classes in a batch, C, a number also if the argument is "auto".
-
-    Raises:
-        InputError: if the labels don't have enough classes or images for the settings, or the embeddings don't fit the
-            labels.
     """
 
     def __init__(

@@ -41,20 +41,11 @@ class HierarchicalSampler(EpochSampler):
     (5, [4, 4, 4, 4, 4])
 
     Args:
-        labels: (N, L) integers, column 0 the finest level, which holds the classes.
         super_level: column of the labels that holds the super-classes.
         classes_per_batch: number of classes in a batch, C, an even number; "auto" takes 20, or as many as the two
             largest super-classes can give if they are fewer.
-        images_per_class: number of images of each class in a batch, K.
         batches_per_pair: number of batches of each pair of super-classes in an epoch.
         short_classes: treatment of classes with fewer than K images; see `ClassBalancedSampler`.
-        seed: seed of all shuffles.
-
-    Attributes:
-        classes_per_batch: number of classes in a batch, C, a number also if the argument is "auto".
-
-    Raises:
-        InputError: if the labels don't have enough classes or images for the settings.
     """
 
     def __init__(

@@ -33,16 +33,8 @@ class ImageBalancedSampler(EpochSampler):
     [0, 1, 2, 3, 4, 5, 6, 7]
 
     Args:
-        labels: (N,) or (N, L) integers, column 0 the finest level, which holds the classes.
         classes_per_batch: number of classes in a batch, C; "auto" takes 20, or all that can be drawn if they are fewer.
         images_per_class: number of images of each class in a batch, K, at least 2.
-        seed: seed of all shuffles.
-
-    Attributes:
-        classes_per_batch: number of classes in a batch, C, a number also if the argument is "auto".
-
-    Raises:
-        InputError: if the labels don't have enough classes or images for the settings.
     """
 
     def __init__(
@@ -87,14 +79,10 @@ class ImageBalancedSampler(EpochSampler):
 
 
 def max_batches(num_groups: Ints, classes_per_batch: int) -> int:
-    """Compute the largest number of batches that each contain groups of C different classes.
+    """Compute the largest number of batches that each have groups of C different classes, of groups (classes,) of each.
 
     >>> max_batches(np.array([5, 1, 1]), classes_per_batch=2)
     2
-
-    Args:
-        num_groups: (classes,) number of groups of each class.
-        classes_per_batch: number of classes in a batch, C.
     """
     batches = int(num_groups.sum()) // classes_per_batch
     # If B batches can't be filled, the groups that count for B fill fewer than B, but no fewer than the solution.

@@ -24,42 +24,25 @@ CHUNK = 512
 
 
 class Group(NamedTuple):
-    """A center and the rows that were added to the batch together with it.
-
-    Args:
-        center: row index of the center.
-        members: row indices of the neighbors, nearest first, and then of rows drawn at random.
-    """
+    """A center and the rows that were added to the batch together with it."""
 
     center: int
-    members: list[int]
+    members: list[int]  # neighbors, nearest first, and then rows drawn at random
 
 
 @dataclass(frozen=True)
 class Neighborhoods:
-    """The neighborhoods of all rows.
+    """The neighborhoods of all rows."""
 
-    Args:
-        classes: (N,) class of each row, from 0 to C - 1.
-        sizes: (C,) number of rows of each class.
-        groups: (N, K + 1) each row and its neighbors, nearest first.
-        similar: (N, K) whether each neighbor has the class of the row.
-        mixed: (N,) whether a row has both similar and dissimilar neighbors.
-    """
-
-    classes: Ints
-    sizes: Ints
-    groups: Ints
-    similar: Bools
-    mixed: Bools
+    classes: Ints  # (N,) class of each row, from 0 to C - 1
+    sizes: Ints  # (C,) number of rows of each class
+    groups: Ints  # (N, K + 1) each row and its neighbors, nearest first
+    similar: Bools  # (N, K) whether each neighbor has the class of the row
+    mixed: Bools  # (N,) whether a row has both similar and dissimilar neighbors
 
     @classmethod
     def from_table(cls, classes: Ints, neighbors: ArrayLike, num_neighbors: int | None) -> "Neighborhoods":
-        """Build the neighborhoods from a table (N, K) of neighbors, of which ``num_neighbors`` columns count.
-
-        Raises:
-            InputError: if the table doesn't fit the classes (N,).
-        """
+        """Build the neighborhoods from a table (N, K) of neighbors, of which ``num_neighbors`` columns count."""
         table = _check_table(np.asarray(neighbors), len(classes))[:, :num_neighbors]
         groups = np.concatenate([np.arange(len(classes))[:, None], table.astype(np.int64)], axis=1)
         similar = classes[:, None] == classes[groups[:, 1:]]
@@ -81,13 +64,7 @@ def _check_table(table: NDArray[Any], count: int) -> NDArray[Any]:
 
 
 class NeighborhoodBatch:
-    """A batch that is filled with groups.
-
-    Args:
-        table: neighborhoods of all rows.
-        size: number of rows of the full batch.
-        rng: source of all random draws.
-    """
+    """A batch that is filled with groups."""
 
     def __init__(self, table: Neighborhoods, size: int, rng: np.random.Generator) -> None:
         self.table = table
@@ -98,15 +75,9 @@ class NeighborhoodBatch:
         self.counts: Counter[str] = Counter()  # number of groups of each kind, and of random rows
 
     def add_groups(self, kind: str, centers: Ints, start: int, accepts: Callable[[Ints], Bools]) -> None:
-        """Add the groups of all centers that are accepted, in turn, while the batch has room.
+        """Add the groups of all centers that are accepted, in turn from ``start`` on, while the batch has room.
 
         A center that isn't accepted isn't tried again: the fuller the batch, the fewer centers are accepted.
-
-        Args:
-            kind: name under which the groups are counted.
-            centers: row indices of the centers to try.
-            start: index of the first center to try; after the last center comes the first one.
-            accepts: function that tells for each of several centers whether the batch accepts its group now.
         """
         position, end = start, start + len(centers)
         while position < end and self.room >= SMALLEST:
@@ -237,17 +208,9 @@ class LocalNeighborhoodSampler(EpochSampler):
     (2, [3, 3])
 
     Args:
-        labels: (N,) or (N, L) integers, column 0 the finest level, which holds the classes.
         neighbors: (N, K) table of each row's nearest rows, nearest first, without the row itself; None if
             `set_neighbors` sets it later.
-        batch_size: number of rows in a batch, at least 3.
         num_neighbors: number of columns of the table to use, K; None uses all. The thesis has 16.
-        batches_per_epoch: number of batches of an epoch; None computes it from the number of rows.
-        seed: seed of all draws.
-
-    Raises:
-        InputError: if the labels have fewer rows than a batch, the table doesn't fit the labels, or there is no table
-            when a batch is drawn.
     """
 
     def __init__(
@@ -322,15 +285,10 @@ class LocalNeighborhoodSampler(EpochSampler):
 
 
 def hard_shares(labels: ArrayLike, neighbors: ArrayLike, batch: ArrayLike) -> HardShares:
-    """Compute how much a batch offers to learn, for the log.
+    """Compute how much a batch (B,) of rows offers to learn, by the stored table of neighbors (N, K), for the log.
 
     >>> hard_shares([0, 0, 1, 1], [[1, 2], [0, 3], [3, 0], [2, 1]], batch=[0, 1, 2]).usable_positives
     1.0
-
-    Args:
-        labels: (N,) or (N, L) labels of the training images.
-        neighbors: (N, K) stored table of neighbors.
-        batch: (B,) row indices of the batch.
     """
     rows = np.asarray(batch)
     classes = take_finest_labels(labels)[rows]
@@ -351,14 +309,7 @@ def _share(is_counted: Bools, mask: Bools) -> float:
 
 @dataclass(frozen=True)
 class _Epoch:
-    """Fills the batches of an epoch.
-
-    Args:
-        table: neighborhoods of all rows.
-        order: (N,) shuffled rows, the order in which centers are tried.
-        batch_size: number of rows in a batch.
-        key: seed and epoch.
-    """
+    """Fills the batches of an epoch, whose centers are tried in the shuffled ``order`` (N,)."""
 
     table: Neighborhoods
     order: Ints

@@ -23,9 +23,6 @@ def find_studies(name: str | None, settings: Sequence[str] = (), data: Path | No
             names have commas between them.
         settings: changes of the study, see `dml.studies.study.read_study`; of tables only "seeds=5".
         data: folder that holds the folders of the data sets; None if the user gave none.
-
-    Raises:
-        InputError: if nothing has the name, or a setting can't be used.
     """
     if name is None:
         return [*map(_read_own, STUDIES), *(table.make_study() for table in read_tables())]

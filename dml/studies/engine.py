@@ -54,11 +54,7 @@ class Engine:
         self._read: dict[Job, Result] = {}
 
     def check(self) -> None:
-        """Make sure, before any training, that nothing is set twice, and that the data is there.
-
-        Raises:
-            InputError: if an override sets what the study sets, or data is missing.
-        """
+        """Make sure, before any training, that nothing is set twice, and that the data is there."""
         setters, rows = dict[str, str](), dict[str, str]()
         for cell in self.study.selected:
             setters |= dict.fromkeys(map(key_of, cell.after), "the study")

@@ -52,11 +52,7 @@ DESCRIBED_KEYS = ("training", "model", "loss", "heads", "evaluation")
 
 
 def compose(training: Training) -> DictConfig:
-    """Compose an experiment with its overrides into the configuration that ``train.py`` would train.
-
-    Raises:
-        InputError: if an override has several values, as those of sweeps do.
-    """
+    """Compose an experiment with its overrides into the configuration that ``train.py`` would train."""
     values = [override for override in training.overrides if _sets_value(override)]
     group_choices = tuple(override for override in training.overrides if not _sets_value(override))
     config: DictConfig = pickle.loads(_compose_groups(training.experiment, group_choices))  # noqa: S301  pickled below
@@ -117,9 +113,6 @@ def count_steps(config: DictConfig) -> int:
     """Return the number of steps of a training; `EPOCH` stand for an epoch, and `FEWEST_STEPS` for an open length.
 
     The length of a run in stages is that of its stages.
-
-    Raises:
-        InputError: if the run has no length.
     """
     trainer = config.trainer
     if trainer.max_epochs is not None:

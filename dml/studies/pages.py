@@ -108,9 +108,6 @@ def format_table(columns: Mapping[str, str], rows: Sequence[RowResult]) -> str:
         columns: {heading: "name", "code" or "chosen", or a kind of number and its metric, such as "interval map@r"; the
             kinds are interval, mean, seeds and difference}.
         rows: rows of the results.
-
-    Raises:
-        InputError: if there is no such kind, or no such metric.
     """
     lines = [[_format_cell(row, rows[0], *content.split(" ", 1)) for content in columns.values()] for row in rows]
     return markdown_table(

@@ -115,11 +115,7 @@ class Table:
         return list(dict.fromkeys(cell.training for row in self.rows for cell in self.find_cells(*row)))
 
     def find_cells(self, row: str, dataset: str) -> tuple[Cell, ...]:
-        """Find what stands for a row: its only training, or those of the rows whose mean or spread it prints.
-
-        Raises:
-            InputError: if reference/PAPER.yaml has no entry for the row.
-        """
+        """Find what stands for a row: its only training, or those of the rows whose mean or spread it prints."""
         value = read_entries(self.paper).get(self.name, {}).get(row)
         if isinstance(value, Mapping) and "run" not in value:  # one entry for each data set
             value = value.get(dataset)

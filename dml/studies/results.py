@@ -88,11 +88,7 @@ class RowResult:
 
     @property
     def tested(self) -> ClassSums:
-        """The metrics of the runs, summed by test class.
-
-        Raises:
-            InputError: if runs were tested on different classes.
-        """
+        """The metrics of the runs, summed by test class."""
         counts = list(self.runs[0].counts)
         if any(list(run.counts) != counts for run in self.runs):
             raise InputError(f"{' '.join(filter(None, self.cell.key))}: its runs were tested on different classes")
@@ -130,11 +126,7 @@ class Results:
 
 
 def read_results(path: Path) -> list[Result]:
-    """Read the results that `write_results` wrote; none if there is no file.
-
-    Raises:
-        InputError: if it is another file.
-    """
+    """Read the results that `write_results` wrote; none if there is no file."""
     if not path.exists():
         return []
     try:
@@ -191,11 +183,7 @@ def merge_results(old: Iterable[Result], new: Iterable[Result]) -> list[Result]:
 
 
 def store_results(path: Path, new: Iterable[Result]) -> list[Result]:
-    """Merge new results into a file, and return all: another command may have written there meanwhile.
-
-    Raises:
-        InputError: if the file isn't one that `write_results` wrote.
-    """
+    """Merge new results into a file, and return all: another command may have written there meanwhile."""
     with replacing_alone(path):
         old, new = read_results(path), list(new)
         merged = merge_results(old, new)

@@ -136,9 +136,6 @@ class Plan:
         jobs: number of runs at a time.
         launcher: choice of conf/launcher.
         runs_copies: whether the launcher `BASIC` runs trainings by `run_forks`, which is quicker for small ones.
-
-    Raises:
-        InputError: if an override sets what the study sets.
     """
 
     outputs: Path
@@ -227,11 +224,7 @@ def find_input_paths(training: Training, data: Path) -> dict[str, Path]:
 
 
 def check_data(name: str, runs: Iterable[Run], data: Path | None) -> None:
-    """Check that the data of runs that are going to be made exists; the name of the study is for the error message.
-
-    Raises:
-        InputError: if a folder or a file is missing.
-    """
+    """Check that the data of runs that are going to be made exists; the name of the study is for the error message."""
     root = Path() if data is None else data
     for path in dict.fromkeys(path for run in runs for path in find_input_paths(run.training, root).values()):
         below = path.relative_to(root)

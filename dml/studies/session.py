@@ -23,9 +23,6 @@ class Session:
     Args:
         study: the study of the call.
         options: options of the command line, see `dml.studies.study_command.parse_options`.
-
-    Raises:
-        InputError: if an option can't be used, or stored results are damaged.
     """
 
     def __init__(self, study: Study, options: argparse.Namespace) -> None:

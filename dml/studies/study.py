@@ -139,9 +139,6 @@ def read_study(path: Path, settings: Sequence[str] = (), data: Path | None = Non
         path: path of the YAML file.
         settings: new values such as "seeds=5", and selections such as "rows=rll,*softmax".
         data: folder that holds the folders of the data sets; None if the user gave none.
-
-    Raises:
-        InputError: if a name stands for nothing, or a value is missing or can't be used.
     """
     if not path.is_file():
         raise InputError(f"{path}: no such file, which would describe a study")
@@ -171,11 +168,7 @@ def read_study(path: Path, settings: Sequence[str] = (), data: Path | None = Non
 
 
 def select_names(kind: str, text: str, known: Collection[str]) -> list[str]:
-    """Select names by a list such as "rll,*softmax".
-
-    Raises:
-        InputError: if one selects nothing; it names the nearest.
-    """
+    """Select names by a list such as "rll,*softmax"."""
     selected: dict[str, None] = {}
     for pattern in text.split(","):
         names = [pattern] if pattern in known else fnmatch.filter(known, pattern)
@@ -186,11 +179,7 @@ def select_names(kind: str, text: str, known: Collection[str]) -> list[str]:
 
 
 def apply_settings(content: dict[str, Any], settings: Sequence[str], selection: dict[str, list[str]]) -> list[str]:
-    """Apply settings to the values and selections of a study, in place -> the settings that change its trainings.
-
-    Raises:
-        InputError: if the study has no such value, or it can't be used.
-    """
+    """Apply settings to the values and selections of a study, in place -> the settings that change its trainings."""
     changes = []
     for setting in settings:
         key, _, text = setting.partition("=")
@@ -222,11 +211,7 @@ def _parse_value(setting: str, old: Any) -> Any:
 
 
 def _read_datasets(entries: Any, selection: dict[str, list[str]], data: Path | None) -> dict[str, dict[str, Any]]:
-    """Read the data sets -> {name: their values}; those without a place are not selected.
-
-    Raises:
-        InputError: if the user selects one without a place, or there is no file.
-    """
+    """Read the data sets -> {name: their values}; those without a place are not selected."""
     selected_names = selection.get("datasets", [])
     datasets = {name: dict(entry) for name, entry in entries.items()}
     for name, dataset in datasets.items():

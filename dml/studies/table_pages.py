@@ -76,11 +76,7 @@ class Reproduction:
 
 
 def reproduce(table: Table, results: Results, plan: Plan) -> list[Reproduction]:
-    """Collect the reproductions of a table's trained numbers, in the paper's order.
-
-    Raises:
-        InputError: if a finished run lacks a metric; those on the embedded data, which has other levels, may.
-    """
+    """Collect the reproductions of a table's trained numbers, in the paper's order."""
     reproductions = []
     for number in table.trained:
         cells, runs = table.find_cells(number.row, number.dataset), dict[int, list[Result]]()

@@ -233,9 +233,6 @@ def _scale_to_bytes(values: npt.NDArray[Any], stated_bits: int) -> Pixels:
     Args:
         values: (H, W) integers or floats.
         stated_bits: number of bits of a value, according to the file; only 12 is taken from the file.
-
-    Raises:
-        PixelValueError: if values are negative, not finite, or fit into no range.
     """
     low, high = values.min(), values.max()
     if values.dtype.kind == "f":

@@ -32,9 +32,6 @@ class ImageLimits:
         max_pixels: largest number of pixels, height times width, of an image and of what a `Resize` makes of it.
             Decoding takes up to 13 bytes of memory a pixel.
         background: color that transparent images are laid over, by its name or as #rrggbb; "none" ignores alpha.
-
-    Raises:
-        InputError: if a limit isn't a whole number above 0, or the background is no color.
     """
 
     max_image_bytes: int = 512 << 20
@@ -101,11 +98,7 @@ def current_max_list_bytes() -> int:
 
 
 def read_list_bytes(path: str | Path) -> bytes:
-    """Read a file that lists a data set's images.
-
-    Raises:
-        InputError: if it is missing, isn't a regular file, or is larger than `current_max_list_bytes`.
-    """
+    """Read a file that lists a data set's images."""
     with name_list_in_errors(path):
         return read_regular(path, current_max_list_bytes(), LIST_OPTION)
 

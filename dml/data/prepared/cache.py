@@ -215,10 +215,6 @@ class CacheFolder:
         """Open the cache of the table's images, resized by ``resize``; return None if there is no such cache.
 
         ``limits`` has the background that the images must have been laid over.
-
-        Raises:
-            InputError: if the cache lacks an image or has another background, an image file has changed since
-                it was cached, the index or the file of pixels is damaged, or there is a link in the folder.
         """
         refuse_links(self.path)
         if resize is None:

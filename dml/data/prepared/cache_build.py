@@ -66,10 +66,6 @@ def build_cache(
     whenever so many more are done, and ``warn`` with a line for each damaged file, and for each image that would be too
     large when it is resized. The cache holds no pixels of such images and of unreadable ones. The work is shared by the
     processes, None for one for each core.
-
-    Raises:
-        InputError: if the disk is too small, an image has changed since it was checked, or there are links in the
-            folder.
     """
     refuse_links(folder.path)
     files, index = folder.files(resize), _plan_index(folder, resize, images, limits, warn)

@@ -41,9 +41,6 @@ def refuse_links(folder: Path) -> None:
     """Make sure that a folder of prepared files isn't a link and holds no links, nor the ``.dml`` folder around it.
 
     Links further up in the path are allowed: the user chose that path.
-
-    Raises:
-        InputError: if there is a link, even one to a missing file; the message names the first.
     """
     for checked in [folder.parent, folder] if folder.parent.name == FOLDER else [folder]:
         _refuse_link(checked)
@@ -195,9 +192,6 @@ def read_lines(path: Path, warn: Warn, done_again: str) -> list[Any]:
         path: path of the file.
         warn: function that is called with a line about an unfit file, or about lines that aren't as they were written.
         done_again: treatment of the images of these lines, such as "read again".
-
-    Raises:
-        InputError: if the path is a link or a folder.
     """
     try:
         with open_file(path) as file:
@@ -224,11 +218,7 @@ def _compute_checksum(value: Any) -> int:
 
 @contextmanager
 def hold_preparation_lock(folder: Path) -> Iterator[None]:
-    """Hold the lock ``<folder>.lock``, with which one process at a time prepares a data set; readers need no lock.
-
-    Raises:
-        InputError: if another process prepares the data set, or the lock file can't be written.
-    """
+    """Hold the lock ``<folder>.lock``, with which one process at a time prepares a data set; readers need no lock."""
     path = folder.with_name(f"{folder.name}.lock")
     refuse_links(folder)
     _refuse_link(path)

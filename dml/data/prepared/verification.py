@@ -90,9 +90,6 @@ def check_images(
 
     Returns:
         The result for each path, in the order of the table.
-
-    Raises:
-        InputError: if there are links in the folder.
     """
     paths = [*dict.fromkeys(table.paths.tolist())]
     stamps: dict[str, Stamp] = dict(zip(paths, map(tuple, read_stamps(paths).tolist()), strict=True))
@@ -165,9 +162,6 @@ def read_verified(folder: CacheFolder) -> dict[str, CheckedImage]:
 
     Returns:
         The result for each image, by its path relative to the root of the data set.
-
-    Raises:
-        InputError: if there are links in the folder.
     """
     refuse_links(folder.path)
     return _read_table(folder, logger.warning) | _read_journal(folder, logger.warning)

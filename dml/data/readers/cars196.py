@@ -19,11 +19,7 @@ ELEMENT_BYTES = 8
 
 
 def read_variable(path: Path, name: str) -> Any:
-    """Read a variable of a .mat file as a one-dimensional array.
-
-    Raises:
-        InputError: if the file can't be read, has no such variable, or takes more than ``data.max_list_bytes``.
-    """
+    """Read a variable of a .mat file as a one-dimensional array."""
     with name_list_in_errors(path):
         content = read_list_bytes(path)
         try:
@@ -64,9 +60,6 @@ def read(root: str | Path | None) -> ImageTable:
         root: folder in one of the official layouts: ``car_ims/`` with ``cars_annos.mat``; or ``cars_train/`` and
             ``cars_test/``, whose images may be in a further folder of the same name, with the lists beside them or in
             ``devkit/``.
-
-    Raises:
-        InputError: if a list or a folder is missing, or a list can't be parsed.
     """
     folder = LAYOUT.root(root)
     if LAYOUT.find(folder, "car_ims", "cars_train").name == "car_ims":

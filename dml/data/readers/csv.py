@@ -75,10 +75,6 @@ def read(
         columns: the file's names of the columns, by the names above, such as ``{"path": "image", "label": "class"}``;
             columns that aren't mentioned have the names above. None for "split" passes over columns of splits.
         encoding: encoding of the file, such as utf-8 or cp1252.
-
-    Raises:
-        InputError: if a column is missing, a cell is empty, a split or a box can't be one, an image or a part of one is
-            listed twice, or the splits are incomplete; the message names the file, and the line if a line is at fault.
     """
     table = _read_file(root, columns or {}, encoding)
     return complete_splits(table, test_fraction=test_fraction, val_fraction=val_fraction, seed=seed)

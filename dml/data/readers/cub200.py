@@ -23,10 +23,6 @@ def read(root: str | Path | None) -> ImageTable:
 
     Args:
         root: the folder ``CUB_200_2011``, which holds ``images.txt``.
-
-    Raises:
-        InputError: if a list is missing, can't be parsed or contradicts another list, or if the folder is CUB-200 of
-            2010.
     """
     folder = LAYOUT.root(root)
     if (folder / "lists").is_dir() and not (folder / "images.txt").exists():

@@ -59,9 +59,6 @@ def read(root: str | Path | None, *, variant: str) -> ImageTable:
     Args:
         root: the folder that holds ``train/``.
         variant: "vehicle", "animal" or "product".
-
-    Raises:
-        InputError: if a list or a folder is missing or a line can't be parsed.
     """
     if variant not in LAYOUTS:
         raise InputError(f"dataset.reader.variant={variant}: {', '.join(LAYOUTS)}")

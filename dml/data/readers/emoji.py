@@ -29,9 +29,6 @@ def read(root: str | Path | None = None) -> ImageTable:
     Args:
         root: path of a zip file that ``scripts/build_emoji.py`` has written; None is the file that comes with the
             package.
-
-    Raises:
-        InputError: if ``root`` isn't such a file.
     """
     path = expand_home(root) if root else Path(str(resources.files("dml.data") / "assets" / "emoji.zip"))
     if path.suffix != ".zip":  # `read_image` recognizes an archive by this ending

@@ -44,10 +44,6 @@ def read(
         test_fraction: see `dml.data.splits.complete_splits`, as for the next two.
         val_fraction: fraction of the training classes that is drawn for ``val``.
         seed: seed of the draws.
-
-    Raises:
-        InputError: if images are at different depths, a folder has no images, a link to a folder leads nowhere, or the
-            splits are incomplete.
     """
     if root is not None and os.path.isfile(expand_home(root)):
         raise InputError(f"dataset.root={root}: a file, not a folder; {name_reader(expand_home(root))}")

@@ -31,9 +31,6 @@ def read(root: str | Path | None) -> ImageTable:
 
     Args:
         root: the folder that holds ``images/``.
-
-    Raises:
-        InputError: if the folder is missing, or the name of an image doesn't begin with the number of a category.
     """
     folder = LAYOUT.root(root)
     paths = list_folder(LAYOUT.find(folder, "images"))

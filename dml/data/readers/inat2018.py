@@ -43,9 +43,6 @@ def read(root: str | Path | None, *, variant: str = "base") -> ImageTable:
             "full" has seven levels, species to kingdom, from ``train2018.json``. The species are told apart by their
             ids and all other taxa by their names, as in HAPPIER's release, whose counts are the published ones. So a
             genus of plants and a genus of birds of the same name are one class.
-
-    Raises:
-        InputError: if a list is missing or can't be parsed.
     """
     if variant not in LEVELS:
         raise InputError(f"dataset.reader.variant={variant}: {' or '.join(LEVELS)}")

@@ -31,10 +31,6 @@ def read(root: str | Path | None, *, crop: bool = False) -> ImageTable:
             (256 x 256) or in ``img_highres/``, directly or in ``Img/``; ``img/`` is preferred.
         crop: whether images are cropped to the boxes in ``list_bbox_inshop.txt``, directly or in ``Anno/``. Papers
             take whole images.
-
-    Raises:
-        InputError: if a list or the folder of the images is missing, a list can't be parsed, holds another number of
-            images than its first line states, or lacks a box.
     """
     folder = LAYOUT.root(root)
     path = LAYOUT.find(folder, "list_eval_partition.txt", "Eval/list_eval_partition.txt")

@@ -26,9 +26,6 @@ def read(root: str | Path | None) -> ImageTable:
 
     Args:
         root: the folder ``Market-1501-v15.09.15``, which holds ``bounding_box_train/``.
-
-    Raises:
-        InputError: if a folder is missing, or a name isn't one of the data set.
     """
     folder = LAYOUT.root(root)
     images = [

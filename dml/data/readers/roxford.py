@@ -36,9 +36,6 @@ def read(root: str | Path | None) -> ImageTable:
 
     Args:
         root: the folder that holds ``gnd_roxford5k.pkl`` or ``gnd_rparis6k.pkl``, and the images in ``jpg/``.
-
-    Raises:
-        InputError: if the list or the folder is missing, or the list can't be parsed or would run code.
     """
     folder = LAYOUT.root(root)
     path = LAYOUT.find(folder, "gnd_roxford5k.pkl", "gnd_rparis6k.pkl")

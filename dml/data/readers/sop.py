@@ -25,9 +25,6 @@ def read(root: str | Path | None) -> ImageTable:
 
     Args:
         root: the folder that holds ``Ebay_train.txt`` and ``Ebay_test.txt``.
-
-    Raises:
-        InputError: if a list is missing or can't be parsed, or an id isn't one of the official ids.
     """
     folder = LAYOUT.root(root)
     lists = {split: LAYOUT.find(folder, f"Ebay_{split}.txt") for split in ("train", "test")}

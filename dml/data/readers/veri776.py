@@ -24,9 +24,6 @@ def read(root: str | Path | None) -> ImageTable:
 
     Args:
         root: the folder ``VeRi``, which holds ``name_train.txt``.
-
-    Raises:
-        InputError: if a list is missing, or a name isn't one of the data set.
     """
     folder = LAYOUT.root(root)
     images = [

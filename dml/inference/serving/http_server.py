@@ -90,9 +90,6 @@ def open_listener(host: str, port: int) -> socket.socket:
     Args:
         host: address or name of this machine; "0.0.0.0" stands for all of its IPv4 addresses, "::" for those of IPv6.
         port: number of the port; 0 takes a free one.
-
-    Raises:
-        InputError: if the machine has no such address, or the port can't be used.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
