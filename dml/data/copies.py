@@ -32,17 +32,9 @@ logger = logging.getLogger(__name__)
 def assign_content_ids(table: ImageTable, folder: CacheFolder | None, limits: ImageLimits = LIMITS) -> ImageTable:
     """Fill in the column ``content`` of a table: images of the same content in query and gallery share a number.
 
-    Only files that have the size of some query image are compared, by the SHA-256 of their content. That of a file
-    whose size and time are unchanged is taken from the verification by ``dml prepare``. Files that are missing or can't
-    be read get no number; decoding them raises the error.
-
-    Args:
-        table: the table of the data set.
-        folder: folder of the prepared files; with None, or without a verification, all compared files are read.
-        limits: largest size of an image file.
-
-    Returns:
-        The table with the column ``content``; it is `UNKNOWN` for images that aren't compared.
+    Only files that have the size of some query image are compared, by the SHA-256 of their content; all others are
+    `UNKNOWN`. That of a file whose size and time are unchanged is taken from the verification by ``dml prepare`` in the
+    folder, if there is one. Files that are missing or can't be read get no number; decoding them raises the error.
     """
     rows = table.rows("query", "gallery")
     paths = [split_part(path)[0] for path in table.paths[rows].tolist()]
@@ -60,14 +52,7 @@ def assign_content_ids(table: ImageTable, folder: CacheFolder | None, limits: Im
 
 
 def count_queries_in_gallery(table: ImageTable) -> tuple[int, int]:
-    """Count the query images that are in the gallery of their benchmark list too.
-
-    Args:
-        table: a table with the column ``content``, see `assign_content_ids`.
-
-    Returns:
-        The number of query images in their gallery, and the number of all query images.
-    """
+    """Count the query images that are in the gallery of their list too, and all query images, by ``content``."""
     queries, gallery = table.rows("query"), table.rows("gallery")
     pairs = find_equal(table.content[queries], table.content[gallery])
     lists, gallery_lists = table.benchmark[queries[pairs[:, 0]]], table.benchmark[gallery[pairs[:, 1]]]
@@ -76,13 +61,9 @@ def count_queries_in_gallery(table: ImageTable) -> tuple[int, int]:
 
 
 def warn_of_copies(table: ImageTable, limits: ImageLimits = LIMITS, queries: int = SAMPLED_QUERIES) -> None:
-    """Warn if the gallery holds copies of query images, each of which is then the nearest neighbor of its query.
+    """Warn if the gallery holds copies of some query images, each of which is then the nearest neighbor of its query.
 
-    Args:
-        table: the table of the data set.
-        limits: largest size of an image file.
-        queries: number of query images that are compared with the gallery, evenly spaced; the size of each file of the
-            gallery is read too, and the content of those that have the size of such a query.
+    The size of each file of the gallery is read, and the content of those that have the size of such a query.
     """
     rows = np.flatnonzero((table.split == "query") & (table.content == UNKNOWN))  # others exclude their copies
     sampled = rows[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), queries)).astype(np.int64))]
@@ -143,11 +124,7 @@ SIDE = 32
 
 
 def read_small_pictures(paths: Sequence[str], advance: Callable[[int], None], limits: ImageLimits = LIMITS) -> Tensor:
-    """Read images, and scale each to a square of 32 x 32 gray values, whatever its proportions -> (N, 32, 32) float32.
-
-    Raises:
-        UnreadableImageError: if one can't be read.
-    """
+    """Read images, and scale each to a square of 32 x 32 gray values, whatever its proportions -> (N, 32, 32)."""
 
     def read(path: str) -> NDArray[np.float32]:
         pixels = ImageFile(path, limits).pixels().permute(1, 2, 0).contiguous()

@@ -43,7 +43,6 @@ class ImageDataset(BatchDataset):
     earlier draws.
 
     Args:
-        table: the table of the images.
         transform: (3, H, W) uint8 -> (3, h, w) uint8; it draws from torch's global generator. A `Pipeline` may read
             the image file itself.
         on_corrupt: treatment of an unreadable image: "raise" raises the error; "replace" takes the next readable image
@@ -51,7 +50,6 @@ class ImageDataset(BatchDataset):
             With the last two, a warning names each unreadable file once, whichever worker reads it and how often.
         cache: images of this table that ``transform.resize`` has resized; None reads the files, which gives the same
             items.
-        limits: largest size of an image file.
     """
 
     def __init__(
@@ -99,11 +97,7 @@ class ImageDataset(BatchDataset):
             yield from class_rows[position + 1 :] + class_rows[:position]
 
     def _report(self, row: int, error: UnreadableImageError, is_reported: Tensor) -> None:
-        """Log that the image of a row is skipped, unless that has been logged of the same file.
-
-        Two workers that read the file at the same moment may both log it: a lock would have to be shared too.
-        ``is_reported`` (N,) tells whether the file of each row has been reported; the rows of this file become true.
-        """
+        """Log that the image of a row is skipped, unless ``is_reported`` (N,) says that its file has been logged."""
         if not is_reported[row]:
             is_reported[torch.from_numpy(self.paths == self.paths[row])] = True
             logger.warning("skipped: %s", str(error).removesuffix(REMEDY))
@@ -120,10 +114,7 @@ class ImageDataset(BatchDataset):
 
 @contextmanager
 def _seed_generator(seed: tuple[int, ...] | None) -> Iterator[None]:
-    """Seed torch's global generator in the body of the ``with`` statement and restore it after that.
-
-    None leaves the generator as it is.
-    """
+    """Seed torch's global generator in the body of the ``with`` statement and restore it; None leaves it as it is."""
     if seed is None:
         yield
         return

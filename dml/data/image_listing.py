@@ -58,8 +58,7 @@ def list_images(folder: Path) -> list[str]:
     """List the image files in a folder and in the folders below it, or in an archive (.zip), sorted by path.
 
     Archives in a folder aren't opened. `SYSTEM_NAMES` and the folders of saved models are passed over. Warnings count
-    the files that aren't read but may be images, the links to folders that are read anyway, and those that lead
-    nowhere, such as to a disk that isn't mounted.
+    the files that aren't read but may be images, the links to folders, and those that lead nowhere.
     """
     is_archive = folder.suffix == ARCHIVE and not os.path.isdir(folder)
     paths_read, unread, dangling = sort_files(_list_archive(folder) if is_archive else _list_below(folder))
@@ -106,8 +105,8 @@ def list_folder(folder: Path) -> list[str]:
 def walk_folders(root: Path, repeated: list[str]) -> Iterator[tuple[str, list[str], list[str]]]:
     """Yield the path, folders and files of a folder and of each folder below it, without those of `SYSTEM_NAMES`.
 
-    Links to folders are followed. A folder that several paths lead to is yielded once, and the other paths are added to
-    ``repeated``, of which a warning is logged: the images of a class would else be there twice.
+    Links to folders are followed. A folder that several paths lead to is yielded once, and the others are added to
+    ``repeated``, with a warning: the images of a class would else be there twice.
     """
     visited: set[str] = set()
     for parent, folders, files in os.walk(root, onerror=_refuse, followlinks=True):

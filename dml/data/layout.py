@@ -34,25 +34,14 @@ BINARY_KINDS = {
 
 @dataclass(frozen=True)
 class Layout:
-    """The official layout of a data set, which error lines describe to a user whose folder differs from it.
-
-    Args:
-        name: name of the data set.
-        tree: the files and folders that the root of the data set holds, in words.
-        page: address of the page that publishes the data set.
-    """
+    """The official layout of a data set, which error lines describe to a user whose folder differs from it."""
 
     name: str
-    tree: str
-    page: str
+    tree: str  # the files and folders that the root holds, in words
+    page: str  # address of the page that publishes the data set
 
     def root(self, root: str | Path | None, kind: str = "folder") -> Path:
-        """Return the root of the data set as a path, with ``~`` expanded.
-
-        Args:
-            root: the setting ``dataset.root``.
-            kind: kind of path that the root may be: "folder", "file" or "file or folder".
-        """
+        """Return ``dataset.root``, with ``~`` expanded, which may be a "folder", a "file" or a "file or folder"."""
         noun = "folder" if kind == "folder" else "path"
         if root is None:
             placeholder = kind.rpartition(" ")[2].upper()
@@ -95,10 +84,8 @@ def read_list_lines(path: Path) -> list[str]:
 def read_csv_rows(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, list[str]]]:
     """Yield the number of the line and the cells of the header of a .csv file, and then of each line that isn't empty.
 
-    The first row of a .parquet file is line 2.
-
-    The separator is the one of `SEPARATORS` that is most frequent in the header. Lines may end in any way; within
-    quotes, the characters of a line end are part of the cell.
+    The separator is the one of `SEPARATORS` that is most frequent in the header. Within quotes, the characters of a
+    line end are part of the cell. The first row of a .parquet file is line 2.
     """
     if path.suffix.lower() == ".parquet":
         yield from enumerate(_read_parquet_rows(path), 1)
@@ -177,18 +164,10 @@ def _guess_encoding(content: bytes) -> str:
 def read_list_rows(
     path: Path, columns: int, *, skip: int = 0, header: str = "", separator: str | None = None
 ) -> Iterator[tuple[str, list[str]]]:
-    """Split each line of a list into its cells; empty lines are passed over.
+    """Yield file and line, for error lines, and the cells of each line of a list, of which the last is the rest.
 
-    Args:
-        path: a text file, as `read_list_lines` reads it.
-        columns: number of cells of each line. The last cell is the rest of the line, further separators included.
-        skip: number of lines above the first row.
-        header: the text that the last of the skipped lines must have, apart from blanks; an empty string skips this
-            check.
-        separator: the text between two cells; None takes any run of blanks.
-
-    Yields:
-        The file and the line, for error lines, and the cells of the line, ``columns`` strings.
+    Empty lines, and ``skip`` lines above the first row, are passed over; ``header`` is what the last of these must
+    hold. Without a separator, any run of blanks is one.
     """
     lines = read_list_lines(path)
     file_header = " ".join("".join(lines[skip - 1 : skip]).split())

@@ -39,14 +39,10 @@ def check_readability(
     """Make sure that all image files of a table exist, and that some of each split can be decoded.
 
     Args:
-        table: the table of the data set; rows in no split aren't looked at.
         images_per_split: number of images of each split that are drawn at random and decoded, ``data.check_images``;
             with 0, the function does nothing.
         on_corrupt: "raise" makes a fault an error; "skip" warns, unless all files are missing.
         prepare_arguments: arguments with which ``dml prepare`` reads the data set; an empty string doesn't name it.
-        limits: largest size of an image file.
-        seed: seed of the draw.
-        warn: function that is called with the line of the warning.
     """
     if not images_per_split:
         return
@@ -124,10 +120,7 @@ def _find_missing_members(archive: str, members: Sequence[str]) -> list[str]:
 
 
 def _list_files(folder: str) -> set[str]:
-    """Return the names of the files in a folder, without links, whose files may be missing; empty if it can't be read.
-
-    The operating system tells the kind of each entry while it lists the folder.
-    """
+    """Return the names of the files in a folder, without links; empty if it can't be read."""
     try:
         with os.scandir(folder) as entries:
             return {entry.name for entry in entries if entry.is_file(follow_symlinks=False)}

@@ -28,10 +28,9 @@ def make_overview_table(table: ImageTable, images: Mapping[str, CheckedImage]) -
 
 
 def summarize_split(part: ImageTable, images: Mapping[str, CheckedImage]) -> dict[str, str]:
-    """Return the numbers of one split, as texts by their names.
+    """Return the numbers of one split, as texts by their names; the smallest image is the one with the fewest pixels.
 
-    The smallest image is the one with the fewest pixels; sizes are width x height, 0x0 if no image can be read. A copy
-    is a file whose content an earlier file of the split has.
+    Sizes are width x height, 0x0 if no image can be read. A copy is a file whose content an earlier one has.
     """
     rows = np.sort(np.unique(part.paths, return_index=True)[1])  # an image may be in several benchmark lists
     files = [images[path] for path in part.paths[rows].tolist()]
@@ -55,12 +54,7 @@ def summarize_split(part: ImageTable, images: Mapping[str, CheckedImage]) -> dic
 
 
 def make_count_table(table: ImageTable, published: Mapping[str, Mapping[str, int]]) -> Table:
-    """Make a table of the number of images and of classes in each split, beside the published numbers.
-
-    Args:
-        table: the data set.
-        published: number of each kind in each split, such as {"train": {"images": 5864, "class": 100}}.
-    """
+    """Make a table of the number of images and of classes in each split, beside the published numbers."""
     shown = Table(title="images and classes", title_justify="left", title_style="bold")
     for name in ("split", "of"):
         shown.add_column(name)
@@ -93,10 +87,7 @@ def summarize_data(table: ImageTable, root: str | None) -> dict[str, dict[str, s
 
 
 def find_base_folder(root: str | None, table: ImageTable) -> str | None:
-    """Return the folder, or the archive, that the paths of a table are below; None if it can't be known.
-
-    Without a root, the source that the table names tells it.
-    """
+    """Return the folder, or the archive, that the paths of a table are below; None if it can't be known."""
     base = str(expand_home(root)) if root else table.source
     if os.path.isfile(base) and not base.endswith(ARCHIVE):  # a list of images, such as a .csv file
         return os.path.dirname(base) or "."
@@ -106,12 +97,8 @@ def find_base_folder(root: str | None, table: ImageTable) -> str | None:
 def checksum_splits(table: ImageTable, folder: str | None = None) -> dict[str, dict[str, str]]:
     """Return for each split in use its classes, the number of their images and a checksum of the images' paths.
 
-    A benchmark that lists an image at several levels counts it once for each.
-
-    Args:
-        table: the data set.
-        folder: folder that the paths are taken relative to, so that a data set may be moved as a whole; None takes the
-            paths as they are.
+    A benchmark that lists an image at several levels counts it once for each. Paths are taken relative to the folder,
+    so that a data set may be moved as a whole.
     """
     paths = make_relative(table.paths.tolist(), folder)
     summary: dict[str, dict[str, str]] = {}
@@ -140,10 +127,7 @@ def make_relative(paths: list[str], folder: str | None) -> list[str]:
 
 
 def describe_changes(before: SplitSummary, after: SplitSummary) -> list[str]:
-    """Return what differs between two summaries, a phrase for each kind of change; empty if nothing does.
-
-    Classes that are in other splits come first, since they decide what a metric means.
-    """
+    """Return what differs between two summaries, a phrase for each kind of change, first that of classes."""
     splits_before, splits_after = _splits_by_class(before), _splits_by_class(after)
     common_classes = [name for name in splits_before if name in splits_after]
     changes = []

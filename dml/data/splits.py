@@ -104,12 +104,7 @@ def _parse_name(name: str) -> tuple[set[str], tuple[str, ...]]:
 
 
 def divide_by_folders(folders: Sequence[tuple[str, ...]], source: str) -> tuple[int, list[str]]:
-    """Return the depth at which folders are named like splits, and the split of each image; [] if there is none.
-
-    Args:
-        folders: the names of the folders that each image is in, from the outermost one.
-        source: path of the data set, for the error line.
-    """
+    """Return the depth at which the folders of each image are named like splits, and its split; [] if there is none."""
     distinct = sorted({*folders})
     splits_at_depths: list[tuple[int, dict[str, str]]] = []
     for depth in range(max(map(len, distinct), default=0)):
@@ -131,24 +126,16 @@ def divide_by_folders(folders: Sequence[tuple[str, ...]], source: str) -> tuple[
 
 
 def read_split_columns(columns: Mapping[str, Sequence[str]], chosen: str = "") -> tuple[str, list[str], list[str]]:
-    """Read the split of each row from the columns that name it.
+    """Read the split of each row from the columns that name it -> their names, what they say, and the split or "".
 
     They are a column of words, which is a `SPLIT_COLUMN`, or holds words of splits alone; or all that have a word of a
     split in their name and hold `TRUE` and `FALSE`. Beside words, these say only what is query or gallery. Rows in
-    which none is true are the training, unless one says what that is.
+    which none is true are the training, unless one says what that is. A ``chosen`` column is the only one that counts.
 
     >>> read_split_columns({"is_valid": ["0", "1"], "weight": ["3", "5"]})
     ('is_valid', ['train', 'is_valid'], ['train', 'val'])
     >>> read_split_columns({"split": ["dev", "dev", "x"], "is_query": ["True", "", ""]})
     ('split and is_query', ['dev is_query', 'dev', 'x'], ['query', 'val', ''])
-
-    Args:
-        columns: the values of each row by the name of the column.
-        chosen: name of the only column that counts; "" finds it.
-
-    Returns:
-        The names of the columns, and for each row what they say and the split, "" where they say none; without such a
-        column, all are empty.
     """
     flags: dict[str, str] = {}
     words: list[str] = []
@@ -192,16 +179,13 @@ def name_classes(values: Iterable[Any]) -> list[str]:
 
 
 def number_classes(names: Iterable[str]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Number classes in the order of their sorted names, which is the same on every machine.
+    """Number classes in the order of their sorted names, the same on every machine -> labels (N,), class names.
 
     A name is composed (NFC), since file systems differ in how they write an accent.
 
     >>> labels, classes = number_classes(["cat", "ant", "cat"])
     >>> labels.tolist(), classes
     ([1, 0, 1], ('ant', 'cat'))
-
-    Returns:
-        The labels (N,) and the class names, indexed by label.
     """
     classes, labels = np.unique(np.array([*map(compose_name, names)], dtype=np.str_), return_inverse=True)
     return labels.astype(np.int64), tuple(classes.tolist())
@@ -219,11 +203,9 @@ def complete_splits(table: ImageTable, *, test_fraction: float | None, val_fract
     drawn, a single class of two or three may be the test.
 
     Args:
-        table: a table with splits, or with an empty string as the split of every row.
         test_fraction: fraction of all classes that becomes ``test``, if the table has no split at all; 0 draws
             none, for a model that is to learn from all classes; None takes all, as nothing is trained.
         val_fraction: fraction of the training classes that becomes ``val``, if the table has no ``val``; 0 draws none.
-        seed: seed of the draws, which depend only on it, the fractions and the class names.
     """
     split = table.split.astype("U7")
     if not (split != "").any():
@@ -259,10 +241,7 @@ def complete_splits(table: ImageTable, *, test_fraction: float | None, val_fract
 
 
 def warn_of_names(labels: NDArray[np.int64], names: Sequence[Sequence[str]], source: str) -> None:
-    """Warn of images whose finest class has one of `MISSING_NAMES`, and of classes of a level in several spellings.
-
-    The labels (N, L) are indices of the names of each level; the source is what lists the images, for the lines.
-    """
+    """Warn of finest classes with one of `MISSING_NAMES`, and of classes of a level in several spellings."""
     parts = [{name.lower(), name.lower().rpartition("/")[2]} for name in names[0]]
     if missing := [label for label, name in enumerate(parts) if name & MISSING_NAMES]:
         count = format_count(int(np.isin(labels[:, 0], missing).sum()), "image")

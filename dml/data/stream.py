@@ -44,28 +44,14 @@ class BatchStream:
     DDP each rank gets its contiguous share of every batch.
 
     Workers load batches ahead of time, those of the next epoch too. They stop at multiples of ``pause_every`` batches,
-    because the sampler may change there, and at the end of the run.
+    because the sampler may change there, and at the end of the run. ``wait_seconds`` are those of the training.
 
     For Lightning a run is one long epoch: `__len__` is a number that no run reaches, and `state_dict` is the position.
 
     Args:
-        dataset: data set of the training images.
-        sampler: sampler of the rows of each batch.
-        seed: seed of the transforms' draws.
-        rank: number of this process among the processes that train together.
-        world_size: number of the processes that train together.
         pause_every: number of batches, a multiple of the epoch's, after which the sampler may change; None if it never
             changes.
         ends_after: number of batches of the run; None if it isn't known.
-        loader: settings of the DataLoader (num_workers, pin_memory, ...).
-
-    Attributes:
-        waits: number of batches that were handed out.
-        wait_seconds: seconds for which the training waited for these batches.
-
-    Raises:
-        InputError: if a batch can't be divided among the ranks, or an epoch has another number of batches than the
-            sampler says; it is raised on iteration.
     """
 
     def __init__(
@@ -147,14 +133,7 @@ class BatchStream:
 
 
 class _Batches:
-    """The batches of a run as lists of `Draw`, of which each has this rank's share alone.
-
-    Attributes:
-        first: number of the first batch.
-        stop: number of the batch at which the iteration ends; None iterates without end.
-        error: exception that has ended the iteration. To raise it there would be too early for `BatchStream.close`: the
-            loader asks for batches of its workers while it starts them, and they would wait for ever.
-    """
+    """The batches of a run from ``first`` to ``stop``, as lists of `Draw`, of which each has this rank's share."""
 
     def __init__(self, sampler: BatchSampler, seed: int, rank: int, world_size: int) -> None:
         self.sampler, self.seed, self.rank, self.world_size = sampler, seed, rank, world_size
@@ -170,7 +149,7 @@ class _Batches:
         try:
             yield from self._iterate()
         except Exception as error:
-            self.error = error
+            self.error = error  # raised here, workers that the loader is starting would wait for batches for ever
 
     def _iterate(self) -> Iterator[list[Draw]]:
         epoch, number = divmod(self.first, self.batches_per_epoch)

@@ -9,12 +9,9 @@ from dml.data.table import EVERY_LEVEL, TEST_SPLITS, ImageTable
 def take_some_classes(table: ImageTable, *, classes: int, images: int) -> ImageTable:
     """Return a small table: some classes of each split, evenly spread, and the first images of each class.
 
-    Classes are often numbered by super-class, so the first ones alone might all be of a single super-class.
-
-    Test images, queries and galleries keep the same classes, so that a query still finds its positives. A row that is
+    Classes are often numbered by super-class, so the first ones alone might all be of a single super-class. Test
+    images, queries and galleries keep the same classes, so that a query still finds its positives. A row that is
     evaluated at one level alone counts by its class of that level.
-
-    At most ``classes`` of each benchmark list are kept of train, of val, and of the test splits together.
     """
     labels_by_level = table.labels.T
     is_kept = np.zeros(len(table), dtype=np.bool_)
@@ -33,11 +30,7 @@ def take_some_classes(table: ImageTable, *, classes: int, images: int) -> ImageT
 
 
 def draw_share_of_classes(table: ImageTable, max_images: int | None, seed: int = 0) -> ImageTable:
-    """Draw the same share of the images of each class in each split, but at least two, so that queries find positives.
-
-    The share is ``max_images / len(table)``, and None keeps all images. The result has more images than that if many
-    classes have few.
-    """
+    """Draw the share ``max_images / len(table)`` of each class in each split, but at least two images."""
     if max_images is None or len(table) <= max_images:
         return table
     split = np.unique(table.split, return_inverse=True)[1]

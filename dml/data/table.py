@@ -98,11 +98,9 @@ class ImageTable:
 
     @classmethod
     def from_frame(cls, frame: Any) -> "ImageTable":
-        """Make a table of a pandas DataFrame.
+        """Make a table of a pandas DataFrame, as `dml.data.readers.csv.read` does of ``frame.to_csv``'s file.
 
-        Its columns and values are read as those of the .csv file that ``frame.to_csv`` writes, see
-        `dml.data.readers.csv.read`; paths are relative to the working folder. Without splits, a training draws classes
-        for test and validation, as it does.
+        Paths are relative to the working folder. Without splits, a training draws classes for test and validation.
         """
         from dml.data.readers.csv import read_frame  # late: it imports this module
 
@@ -170,10 +168,7 @@ class ImageTable:
         return replace(self, **columns, excluded=renumber_pairs(self.excluded, len(self), rows, rows))
 
     def renumber(self) -> "ImageTable":
-        """Return the table with labels from 0 to C - 1 at each level, as proxies need them: no label is unused.
-
-        The order of the classes stays the same, and `UNKNOWN` stays `UNKNOWN`.
-        """
+        """Return the table with labels from 0 to C - 1 at each level, in their order, as proxies need them."""
         labels, names = self.labels.copy(), []
         for i in range(len(self.levels)):
             is_known = labels[:, i] != UNKNOWN
@@ -182,12 +177,9 @@ class ImageTable:
         return replace(self, labels=labels, names=tuple(names) if self.names else ())
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Count the images, and the classes of each level, in each split that has images.
+        """Count the images and classes of each split; an image with several rows counts once.
 
-        A table with `excluded` may have several rows of an image, which count once.
-
-        Returns:
-            The numbers by split, and by "images" or the name of a level: ``{"train": {"images": 8, "class": 2}}``.
+        ``{"train": {"images": 8, "class": 2}}`` has the classes by the name of their level.
         """
         return {
             split: {"images": len({*self.paths[rows].tolist()}) if len(self.excluded) else len(rows)}
@@ -278,8 +270,6 @@ def hold_out_classes(table: ImageTable, *, folds: int = 5, fold: int = 0, seed: 
     """Make one fold of the training classes (level 0) the split ``val``, and all other folds the split ``train``.
 
     Classes that were in ``val`` before count as training classes, so that a table can be divided again.
-
-    The seed decides the division; the folds are numbered from 0.
     """
     if folds < 2:  # the only fold would leave nothing to train on
         raise InputError(f"dataset.folds={folds}: must be 2 or more, or null")
@@ -304,16 +294,9 @@ def load(
     disjoint: bool = True,
     verify: bool = True,
 ) -> ImageTable:
-    """Read a data set, and compare it with its published counts and with the rules for its splits.
+    """Read a data set, and compare it with its published counts and with the rules for its splits, see `find_faults`.
 
-    Args:
-        read: reader of the data set, a function of the root.
-        root: path of the data set's folder or file.
-        name: name of the data set, for error lines.
-        counts: published numbers by split: of "images", and of classes by the name of their level. Numbers that are
-            left out aren't checked.
-        disjoint: whether a class that is both in a training and in a test split is a fault.
-        verify: whether a fault is an error; False logs each fault as a warning.
+    A fault is an error, or a warning without ``verify``.
     """
     if not callable(read):
         raise InputError(f"dataset.reader: a {type(read).__name__} isn't a function of the root; give _partial_: true")

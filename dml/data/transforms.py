@@ -63,11 +63,6 @@ class RandomResizedCrop:
 
     It draws the same parts as torchvision and gives the same pixels. The part is drawn in the coordinates of the image
     at its full size, before the image is decoded.
-
-    Args:
-        size: height and width of the result in pixels.
-        scale: smallest and largest fraction of the image's area that the part may have.
-        ratio: smallest and largest ratio of width to height that the part may have.
     """
 
     def __init__(
@@ -106,9 +101,7 @@ class RandomResizedCrop:
 class Pad:
     """A transform that adds a border around an image, so that no side is shorter than ``size``.
 
-    Args:
-        size: smallest height and width of the result in pixels.
-        fill: value of the border in all three channels; 128 is about the value that normalization maps to 0.
+    A fill of 128 is about the value that normalization maps to 0.
     """
 
     def __init__(self, size: int, fill: int = 128) -> None:
@@ -126,12 +119,7 @@ class Pad:
 
 
 class Crops:
-    """A transform that gives several views of an image instead of one.
-
-    Args:
-        crop: function of an image (3, H, W) that returns its views (3, h, w), all of one size, such as torchvision's
-            ``FiveCrop``.
-    """
+    """A transform that gives several views (3, h, w) of an image instead of one, such as torchvision's ``FiveCrop``."""
 
     def __init__(self, crop: Callable[[Tensor], Sequence[Tensor]]) -> None:
         self.crop = crop
@@ -150,11 +138,7 @@ def and_mirrored(image: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Pipeline:
-    """A transform that applies steps one after the other.
-
-    Args:
-        steps: functions (3, H, W) -> (3, h, w), which draw from torch's global generator.
-    """
+    """A transform that applies steps one after the other."""
 
     def __init__(self, steps: Sequence[Callable[[Tensor], Tensor]]) -> None:
         self.steps = tuple(steps)

@@ -21,8 +21,8 @@ Result = TypeVar("Result")
 def run_in_processes(work: Callable[[Job], Result], jobs: Sequence[Job], processes: int | None) -> Iterator[Result]:
     """Call ``work`` with each job in parallel processes, and yield each result as soon as it is there.
 
-    ``work`` is a function of a module, because another process can import no other function. Each process has one
-    thread. None is one for each core, and 1 calls ``work`` in this process, in the order of the jobs.
+    ``work`` is a function of a module, because another process can import no other function. None is one process for
+    each core, and 1 calls ``work`` in this one, in the order of the jobs.
     """
     processes = processes or os.cpu_count() or 1
     if processes == 1:
@@ -46,10 +46,6 @@ def choose_start_method(num_workers: int, start_method: str | None = None) -> st
 
     The processes that ``launcher=joblib`` trains in have joblib's method "loky" as the default, which no data loader
     can use. Loaders with workers fork there.
-
-    Args:
-        num_workers: number of workers; a loader without any takes no method.
-        start_method: method that the caller needs, such as "spawn"; None for none in particular.
     """
     if not num_workers or start_method:
         return start_method if num_workers else None

@@ -35,11 +35,9 @@ def find_doubtful_labels(embeddings: Tensor, labels: NDArray[np.int64], groups: 
     The similarity of an image to a class is the mean cosine to its nearest images of the class, without itself and its
     copies. A softmax makes probabilities of the similarities to all classes. With fewer images than the principal
     components need, whose similarities differ more by chance, a doubtful label is less probable than that share of
-    chance. An image whose class has no other image is not judged.
+    chance. An image whose class has no other image, or is `UNKNOWN`, is not judged.
 
     Args:
-        embeddings: (N, D) L2-normalized embeddings, see `dml.evaluation.raw_features.spread_embeddings`.
-        labels: (N,) labels, `UNKNOWN` for images that are of no class.
         groups: (N,) equal numbers for near duplicates, see `dml.evaluation.near_duplicates.NearDuplicates`.
     """
     with_group = np.stack([labels, groups], axis=1)

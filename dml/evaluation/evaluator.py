@@ -61,9 +61,7 @@ def evaluate(
     - level{i}/eer, fnmr@1e-2, fnmr@1e-3, fnmr@1e-4, opis, only if `metrics` names them: how well a threshold on the
       similarity tells pairs of one class from others (`dml.metrics.verification`).
 
-    For recall a search for the nearest neighbors is enough, and for MAP@R and R-precision where no query has more than
-    512 positives; other metrics need the rankings. Both are computed in blocks. Embeddings on a CUDA device are ranked
-    there, those on any other device on CPU.
+    Embeddings are ranked in blocks, on their CUDA device or else on CPU.
 
     >>> import numpy as np
     >>> metrics = evaluate(np.eye(4)[[0, 0, 1, 1, 2, 2]], np.array([0, 0, 1, 1, 2, 2]), recall_at=(1, 2))
@@ -79,10 +77,9 @@ def evaluate(
             alpha=1.0, clustering=True or seed=0.
 
     Raises:
-        InputError: if a metric is unknown; lengths, widths or levels differ; labels are not integers; embeddings are
-            not finite; a gallery has no labels, or labels have no gallery; a single item has no gallery; or no query
-            has a positive at some level, because a mean over no query is no result; or each query is in the gallery
-            under another row, with an equal vector and finest label, so that it finds itself (some get a warning).
+        InputError: if no query has a positive at some level, because a mean over no query is no result; if each query
+            is in the gallery under another row, with an equal vector and finest label, so that it finds itself (some
+            get a warning); or if an argument doesn't fit the others.
     """
     config = MetricConfig(**settings)
     queries, items = check_query_and_gallery(query, query_labels, gallery, gallery_labels)
@@ -117,10 +114,6 @@ class Evaluator:
 
     On several processes, each of which has all embeddings, each process ranks a share of the queries, and the first
     one alone clusters; every process gets the result that a single process would have.
-
-    Args:
-        table: the rows of one evaluation.
-        config: metrics to compute.
     """
 
     table: ImageTable
@@ -150,13 +143,9 @@ class Evaluator:
         neighbors: int = 0,
         reranking: str | None = None,
     ) -> Evaluation:
-        """Rank and cluster embeddings.
+        """Rank and cluster embeddings (N, D) of the ``rows`` (N,) of the table, None being all of them.
 
-        Args:
-            embeddings: (N, D) embeddings of any real type, or embeddings that were normalized before.
-            rows: (N,) rows of the table, to which the embeddings belong; None for all rows in their order.
-            neighbors: number of nearest items to return for each query.
-            reranking: name of a re-ranking, see `dml.retrieval.reranking`; None for the plain ranking.
+        Each query also gets its nearest ``neighbors``. `dml.retrieval.reranking` has the names of re-rankings.
         """
         options: dict[str, Any] = {"neighbors": neighbors, "reranking": reranking}
         if rows is not None and not np.array_equal(rows, np.arange(len(self.table))):
@@ -199,11 +188,7 @@ def _rank_and_cluster(
     excluded: npt.NDArray[np.int64] | None = None,
     **options: Any,
 ) -> tuple[PerQuery, Metrics]:
-    """Rank a gallery for queries, cluster the queries, and evaluate pairs, at each level -> rankings, other metrics.
-
-    Of several processes (rank, world), each ranks a share of the queries, and the first one alone does the rest; all
-    get the whole result. Without a gallery the queries are their own. The arguments are those of `rank_items`.
-    """
+    """Rank a gallery for queries, cluster these and evaluate pairs, at each level -> rankings, other metrics."""
     ranked = rank_items(queries, gallery, config, share=share, excluded=excluded, **options)
     rank, world = share
     clusters: Metrics = {}

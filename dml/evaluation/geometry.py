@@ -11,20 +11,16 @@ from dml.retrieval.rows import Embeddings, unit_rows
 
 
 def ranking_device(device: torch.device) -> torch.device:
-    """Return the device that embeddings on a device are ranked on: a CUDA device itself, for any other the CPU.
-
-    Metrics are float64, which Apple's MPS lacks; and what CUDA does not compute, numpy and FAISS do.
-    """
+    """Return the device that embeddings are ranked on: a CUDA device itself, else the CPU, as MPS lacks float64."""
     return device if device.type == "cuda" else torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class UnitEmbeddings:
-    """Embeddings of unit length, which every function of this package takes as they are.
+    """Embeddings (N, D) float32 of unit length, which this package's functions take as they are.
 
     A test evaluates, maps and compares the same embeddings: `UnitEmbeddings.normalize` checks and scales them once.
-
-    ``rows`` (N, D) float32 are on their `ranking_device`; a row of length 0 stays one.
+    They are on their `ranking_device`. A row of length 0 stays one.
     """
 
     rows: Tensor

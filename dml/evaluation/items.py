@@ -45,10 +45,7 @@ def check_items(embeddings: Embeddings, labels: Labels, name: str) -> Items:
 
 
 def check_labels(labels: Labels, name: str) -> npt.NDArray[Any]:
-    """Check labels. (N,) or (N, L) -> (N, L)
-
-    ``name`` is that of the embeddings, for error messages.
-    """
+    """Check labels of the embeddings that error lines ``name``. (N,) or (N, L) -> (N, L)"""
     columns = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
     if columns.ndim == 1:
         columns = columns[:, None]
@@ -133,10 +130,7 @@ def pad_pairs(pairs: Integers, queries: int) -> Integers:
 
 
 def find_nearest_items(queries: Items, gallery: Items, rows: range, block_size: int) -> Integers:
-    """Find the nearest gallery item of each query, which HAPPIER's release excludes; ties are in the gallery's order.
-
-    Queries that aren't in ``rows`` exclude nothing. -> indices (Q, 1) of gallery items, `NONE` for the other queries
-    """
+    """Find each query's nearest gallery item (Q, 1), which HAPPIER's release excludes; outside of ``rows`` `NONE`."""
     items = Gallery(gallery.embeddings)
     nearest = torch.full((len(queries.labels), 1), NONE)
     for start in range(rows.start, rows.stop, block_size):
@@ -152,8 +146,6 @@ class Positives:
     """The gallery items that share levels with each query; without a gallery the queries are their own.
 
     Args:
-        queries: labels (Q, L) of the queries.
-        gallery: labels (G, L) of the gallery; None if the queries are their own gallery.
         excluded: (Q, M) the gallery items, no two equal, that each query excludes, padded with -1; None excludes
             the query itself from a gallery of the queries, and nothing from another one.
     """
@@ -202,13 +194,10 @@ class Positives:
         return self.depth if self.is_tree else (1 << self.depth) - 1
 
     def code_items(self, queries: range, codes: Codes) -> Integers:
-        """Write a code for what each gallery item shares with each query, into (Q, G) unsigned integers.
+        """Write codes (Q, G) for what each gallery item shares with each query -> how many items share any level (Q,).
 
         In a tree, the code is the number of levels that the item shares. Otherwise bit i is set if the item has the
         query's label at level i. Items that the query excludes have code 0.
-
-        Returns:
-            The number of items of each query (Q,) that share any level.
         """
         codes.fill(0)
         for query, row in zip(queries, codes, strict=True):
@@ -243,20 +232,12 @@ Rows = npt.NDArray[np.int64]
 
 
 class BenchmarkList(NamedTuple):
-    """Queries, the gallery that they search, and the levels at which the ranking is evaluated.
+    """Queries, the gallery that they search, and the levels at which the ranking is evaluated."""
 
-    Args:
-        queries: (Q,) rows of the table.
-        gallery: (G,) rows of the table; None if the queries are their own gallery.
-        level: the only level at which the list is evaluated; None for all levels.
-        excluded: (Q, M) items of the gallery that each query excludes, padded with -1; None excludes the query itself
-            if the queries are their own gallery, and otherwise nothing.
-    """
-
-    queries: Rows
-    gallery: Rows | None
-    level: int | None
-    excluded: Rows | None
+    queries: Rows  # (Q,) rows of the table
+    gallery: Rows | None  # (G,) rows of the table; None if the queries are their own gallery
+    level: int | None  # the only level at which the list is evaluated; None for all levels
+    excluded: Rows | None  # (Q, M) as `Positives` takes them
 
     @property
     def searched(self) -> Rows:
@@ -301,10 +282,7 @@ def benchmark_lists(table: ImageTable) -> Iterator[BenchmarkList]:
 
 
 def check_queries(part: ImageTable) -> None:
-    """Make sure that at each evaluated level some query has a positive, which evaluations else find at their end.
-
-    A table without rows is passed.
-    """
+    """Make sure that at each evaluated level some query has a positive, which evaluations else find at their end."""
     for benchmark in benchmark_lists(part) if len(part) else ():
         gallery = None if benchmark.gallery is None else part.labels[benchmark.gallery]
         positives = Positives(part.labels[benchmark.queries], gallery, benchmark.excluded)

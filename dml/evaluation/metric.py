@@ -310,10 +310,7 @@ class MetricConfig:
         return tuple(metric for metric in self.selected if metric.kind in kinds)
 
     def compute_level(self, ranks: Tensor, counts: Tensor, *kinds: Kind) -> Iterator[tuple[str, Tensor]]:
-        """Yield the name and the values (Q,) of each metric of one level, of some kinds.
-
-        ``ranks`` (Q, P) and ``counts`` (Q,) are as each `Kind` takes them.
-        """
+        """Yield name and values (Q,) of each metric of one level, of some kinds, from ranks (Q, P) and counts (Q,)."""
         for metric in self.select_kind(*kinds):
             if metric.kind == Kind.AT_K:
                 for k in self.recall_at:

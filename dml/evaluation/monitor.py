@@ -48,12 +48,7 @@ def make_further_config(names: Any, test: MetricConfig, monitored: Sequence[str]
 
 
 def describe_clustering(validation: Evaluator, dimension: int) -> str:
-    """Say how long k-means takes for the further metrics of a validation, and which key leaves it out; "" without it.
-
-    Args:
-        validation: the evaluator of `make_further_config`.
-        dimension: size of the embeddings.
-    """
+    """Say how long k-means takes for a validation's further metrics, and which key leaves it out; "" without it."""
     table, metrics = validation.table, validation.config.selected
     clustered = [metric.name for metric in metrics if metric.kind == Kind.CLUSTERS]
     if not clustered:

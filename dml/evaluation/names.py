@@ -63,17 +63,13 @@ def select_prefix(metrics: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def split_parts(metrics: Mapping[str, Any], before: str, whole_label: str) -> dict[str, dict[str, Any]]:
-    """Return the metrics of each part of a test, named without the part, by the label that tables give it.
+    """Return the metrics of metrics.json of each part of a test, named without the part, by the label of tables.
 
-    The ``evaluation.other_labels`` are parts too.
+    The label of the backbone's own features is ``before``, and that of all heads ``whole_label``, unless the training
+    chose some. The ``evaluation.other_labels`` are parts too.
 
     >>> [*split_parts({"raw/h_ap": 0.1, "heads/L+M/h_ap": 0.2, "reranked/alpha_qe/h_ap": 0.4}, "before", "all heads")]
     ['before', 'heads L, M', 'all heads', '+ alpha-QE']
-
-    Args:
-        metrics: contents of metrics.json.
-        before: label of the backbone's own features.
-        whole_label: label of all heads together, unless the training chose some.
     """
     labels = {"raw/": before, f"raw/{PCA}/": f"{before}, PCA"}
     for heads in dict.fromkeys(heads for name in metrics if (heads := MetricName.parse(name).heads)):
@@ -120,14 +116,10 @@ class MetricName:
 
 
 def full_metric_name(name: str, custom: Container[str] = ()) -> str:
-    """Return a metric's name with its level, the finest if it names none.
+    """Return a metric's name with its level, the finest if it names none; an unknown name is returned as it is.
 
     >>> full_metric_name("recall@1"), full_metric_name("heads/H/nmi"), full_metric_name("h_ap")
     ('level0/recall@1', 'heads/H/level0/nmi', 'h_ap')
-
-    Args:
-        name: name of a metric; one that is unknown is returned as it is.
-        custom: names of the user's metrics that have a value for each level.
     """
     prefix, slash, metric = name.rpartition("/")
     families = {metric, metric.partition("@")[0]}
@@ -210,15 +202,10 @@ COUNTS = (QUERIES_WITHOUT_POSITIVES, "images_skipped", "queries_in_gallery")
 
 
 def describe_metric(name: str, custom: Iterable[Metric | MetricDescription] = ()) -> MetricDescription:
-    """Describe a metric, or a count, by its name in metrics.json.
+    """Describe a packaged or custom metric, or a count, by its name in metrics.json; an unknown one by the end of it.
 
     >>> describe_metric("heads/L/level0/recall@4").label
     'R@4'
-
-    Args:
-        name: name in metrics.json, such as "level0/recall@1" or "raw/h_ap"; the last part of an unknown name is its
-            label.
-        custom: metrics that are known beside the packaged ones.
     """
     if name.startswith(THRESHOLD_PREFIX) and (known := THRESHOLD_METRICS.get(name.removeprefix(THRESHOLD_PREFIX))):
         return known
@@ -253,10 +240,7 @@ def format_value(value: float, metric: MetricDescription) -> str:
 
 
 def describe_stored_metrics(config: Mapping[str, Any]) -> tuple[MetricDescription, ...]:
-    """Describe the custom metrics of a stored configuration, without building them: nothing in the file is run.
-
-    A metric of ``evaluation.metrics`` without a name is passed over.
-    """
+    """Describe the custom metrics of a stored configuration, without building them: nothing in the file is run."""
     evaluation = config.get("evaluation")
     metrics = evaluation.get("metrics") if isinstance(evaluation, Mapping) else None
     stored = [metric for metric in metrics if isinstance(metric, Mapping)] if isinstance(metrics, list) else []
@@ -273,13 +257,7 @@ def describe_stored_metrics(config: Mapping[str, Any]) -> tuple[MetricDescriptio
 
 
 def list_evaluated_heads(heads: Iterable[str], alone: bool, head_sets: Any) -> list[str]:
-    """Return the names of what a test evaluates: each head, and sets of heads.
-
-    Args:
-        heads: names of the model's heads.
-        alone: whether each head is evaluated, ``evaluation.heads``.
-        head_sets: the sets of heads, ``evaluation.head_sets``.
-    """
+    """Return the names of what a test evaluates: each head if ``alone``, and ``evaluation.head_sets``."""
     heads, head_sets = list(heads), head_sets or []
     for head_set in head_sets:
         names = list(head_set) if isinstance(head_set, Sequence) and not isinstance(head_set, str) else []

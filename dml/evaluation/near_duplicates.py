@@ -59,7 +59,6 @@ def find_near_duplicates(
     Args:
         embeddings: (N, D) L2-normalized embeddings, see `dml.evaluation.raw_features.spread_embeddings`.
         pictures: (N, S, S) gray values, float32.
-        labels: (N,) labels.
         order: (N,) rows of all images; of a group of near duplicates the first is kept, and the others are compared
             with it if they can be.
     """
@@ -92,7 +91,7 @@ def find_near_duplicates(
 
 
 def hash_pictures(pictures: Tensor) -> Tensor:
-    """Return which low frequencies of gray pictures (N, S, S) are above their median: 256 bits (N, 256).
+    """Return which of 256 low frequencies of gray pictures (N, S, S) are above their median -> (N, 256) bool.
 
     A picture keeps almost all bits when it is scaled or stored as a JPEG file.
     """
@@ -102,10 +101,7 @@ def hash_pictures(pictures: Tensor) -> Tensor:
 
 
 def _find_parts(pictures: Tensor, whole_rows: NDArray[np.int64], sought: Tensor) -> NDArray[np.int64]:
-    """Compare the hashes of pictures (B, S, S) with those of the most similar parts of others -> different bits (B,).
-
-    The ``whole_rows`` (B,) of the pictures (N, S, S) have the parts; equal rows stand together, which saves time.
-    """
+    """Compare hashes of pictures (B, S, S) with those of the most similar parts of ``whole_rows`` -> different bits."""
     unique_rows, counts = np.unique(whole_rows, return_counts=True)
     parts = _sample(pictures[unique_rows], PLACES, LEVELS[0][0])
     groups = torch.split(_sample(sought, PLACES[:1], LEVELS[0][0])[:, 0], counts.tolist())

@@ -80,16 +80,15 @@ class QueryTable:
         return self.names[level][label] if self.names else f"{self.levels[level]} {label}"
 
     def level_of_classes(self, metric: str) -> int:
-        """Return the level whose classes the queries of a metric are grouped by, for intervals over the classes.
+        """Return the finest level at which all queries with a value of a metric have a class, for intervals over these.
 
-        It is the finest level at which all queries that have a value have a class. In a benchmark with a list of
-        queries for each level (DyML) that is the level of the list.
+        In a benchmark with a list of queries for each level (DyML) that is the level of the list.
         """
         has_class = self.labels[~np.isnan(self.metrics[metric])] >= 0
         return int(np.argmax(has_class.all(axis=0)))
 
     def find_shared_levels(self, neighbors: int | None = None, levels: slice = slice(None)) -> npt.NDArray[np.int64]:
-        """Find the finest of some levels at which each of the nearest images has the class of its query. -> (Q, k)
+        """Find the finest of some levels at which each nearest image has the class of its query -> (Q, k).
 
         The levels are counted from the first that is looked at; their number stands for an image that shares none.
         """
@@ -109,9 +108,9 @@ class QueryTable:
         gallery_labels: npt.NDArray[np.int64] | None = None,
         **described: Any,
     ) -> "QueryTable":
-        """Make the table of the rankings of all queries.
+        """Make the table of the rankings of all queries, which are their own gallery without one.
 
-        Without a gallery the queries are their own. ``described`` are levels, names, positions and made_with.
+        ``described`` are levels, names, positions and made_with.
         """
         if gallery_paths is None or gallery_labels is None:
             gallery_paths, gallery_labels = paths, labels
@@ -130,7 +129,7 @@ class QueryTable:
 def join_lists(table: ImageTable, lists: Sequence[PerQuery], neighbors: int, **described: Any) -> QueryTable:
     """Make one table of the queries of all lists of a test; where a list lacks another's metric the value is NaN.
 
-    ``lists`` are in rows of the table; a list with fewer neighbors gives fewer to all. ``described`` is as above.
+    A list with fewer neighbors gives fewer to all. ``described`` is as in `QueryTable.from_rankings`.
     """
     names = dict.fromkeys(name for part in lists for name in part.values)
     nearest = min(neighbors, *(part.neighbors.shape[1] for part in lists))
@@ -280,9 +279,9 @@ def compare_classes(table: QueryTable) -> npt.NDArray[np.bool_]:
 
 
 def choose_lowest(values: Floats, classes: npt.NDArray[np.int64], count: int, seed: int = 0) -> list[int]:
-    """Choose the rows of the lowest values, at most one of each class. (Q,), (Q,) -> up to ``count`` rows
+    """Choose up to ``count`` rows of the lowest values (Q,), at most one of each class (Q,); NaN never.
 
-    Equal values are in random order. Rows with NaN are never chosen.
+    Equal values are in random order.
     """
     order = np.lexsort((np.random.default_rng(seed).permutation(len(values)), values))
     row_by_class: dict[int, int] = {}

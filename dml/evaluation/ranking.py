@@ -54,16 +54,7 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Ranking:
-    """The ranking of a gallery for some queries.
-
-    Args:
-        queries: items to rank the gallery for, on the gallery's device.
-        gallery: items that are ranked; the queries if they are their own gallery.
-        positives: positives of the queries in the gallery.
-        config: metrics to compute.
-        neighbors: number of nearest items to return for each query.
-        reranked: distances that rank the gallery in place of those of the items; None for a plain ranking.
-    """
+    """The ranking of a gallery for some queries, by ``reranked`` distances if there are some."""
 
     queries: Items
     gallery: Items
@@ -278,11 +269,6 @@ def rank_queries(
     """Compute the ranking metrics of `dml.evaluation.evaluate` for each query, and the nearest neighbors.
 
     Args:
-        query: embeddings (Q, D).
-        query_labels: (Q,) or (Q, L) integers.
-        gallery: embeddings (G, D); None if the queries are their own gallery.
-        gallery_labels: (G,) or (G, L) integers.
-        neighbors: number of nearest items to return for each query; a smaller gallery gives all its items.
         share: (rank, world) of this process, which ranks a part of the queries, see `query_share`.
         excluded: (Q, M) the gallery items, no two equal, that each query excludes, padded with -1; None excludes
             the query itself from a gallery of the queries, and nothing from another one.

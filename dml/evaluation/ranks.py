@@ -67,8 +67,7 @@ def _sort_by_packing(codes: Signed, distances: Floats) -> Signed:
 def sort_packed(values: Signed) -> tuple[Integers, Integers]:
     """Sort each row of values (..., P) stably -> the sorted values (..., P) and the indices that sort them (..., P).
 
-    Each value is packed with its index into one 64-bit integer. Sorting these takes a fifth of the time of a stable
-    argsort.
+    Each value is packed with its index into one 64-bit integer, which takes a fifth of the time of a stable argsort.
     """
     packed, bits = _sort_packed(values)
     return packed >> bits, packed & (1 << bits) - 1
@@ -85,11 +84,7 @@ def _sort_packed(values: Signed) -> tuple[Integers, int]:
 
 
 def _make_keys(distances: Floats, keys: Keys, signs: Keys) -> Keys:
-    """Convert distances to integers in the same order; -0 and 0 become the same. (...) and memory (...) -> keys (...)
-
-    A float32 consists of a sign bit and 31 bits that ascend with the magnitude, m as an integer. It becomes m or -m: a
-    negative one is -2^31 + m as an integer, whose absolute value is 2^31 - m, and -m without the highest bit.
-    """
+    """Convert distances to integers in the same order, in the memory ``keys``; -0 and 0 become the same."""
     bits = distances.view(np.int32)
     np.absolute(bits, out=keys)
     np.bitwise_and(bits, HIGHEST_BIT, out=signs)
@@ -109,21 +104,15 @@ FEW = 12
 
 
 class ChosenRanks(NamedTuple):
-    """Ranks and codes of P chosen items of R rows, sorted by row and then by rank.
+    """Ranks and codes of P chosen items of R rows, sorted by row and then by rank."""
 
-    Args:
-        ranks: (P,) ranks; the nearest of all items in a row has rank 1. Copies of int32 take half as long as of int64.
-        codes: (P,) code of each item.
-        numbers: (R,) number of chosen items of each row.
-    """
-
-    ranks: Ranks
-    codes: Codes
-    numbers: Integers
+    ranks: Ranks  # (P,) from 1, the nearest of all items; copies of int32 take half as long as of int64
+    codes: Codes  # (P,) code of each item
+    numbers: Integers  # (R,) number of chosen items of each row
 
 
 def rank_chosen(distances: Floats, codes: Codes, numbers: Integers) -> ChosenRanks:
-    """Rank the items of each row whose code isn't 0.
+    """Rank the items of each row, (R, N) without NaN, of whose codes (R, N) ``numbers`` (R,) aren't 0.
 
     The codes in the order of the distances tell the ranks of the chosen items, and which code has which rank. A call
     ranks several rows, because with one call for each row threads would often wait for the interpreter's lock.
@@ -132,11 +121,6 @@ def rank_chosen(distances: Floats, codes: Codes, numbers: Integers) -> ChosenRan
     >>> chosen = rank_chosen(distances, np.array([[1, 0, 0, 2]], dtype=np.uint8), numbers=np.array([2]))
     >>> chosen.ranks.tolist(), chosen.codes.tolist()
     ([2, 3], [2, 1])
-
-    Args:
-        distances: (R, N) distances without NaN; items at distance infinity are behind all others.
-        codes: (R, N) code of each item.
-        numbers: (R,) number of codes of each row that aren't 0.
     """
     if numbers.max() <= FEW:
         return _rank_by_counting(distances, codes, numbers)
@@ -208,10 +192,7 @@ SPREAD = 64
 
 
 def rank_block(distances: Tensor, query_labels: Tensor, gallery_labels: Tensor, k: int) -> Rankings:
-    """Rank the gallery on any device, as `rank_rows` does. (Q, G), (Q, L), (G, L) -> `Rankings`
-
-    An item at distance infinity is not in the ranking.
-    """
+    """Rank the gallery, without items at infinity, on any device, as `rank_rows` does. (Q, G), (Q, L), (G, L)"""
     bits = _mark_shared(distances, query_labels, gallery_labels)
     numbers = bits.count_nonzero(dim=1)
     width = int(numbers.max())
@@ -244,11 +225,7 @@ def _rank_by_sorting(distances: Tensor, bits: Tensor) -> tuple[Tensor, Tensor, T
 
 
 def _rank_by_bisection(distances: Tensor, bits: Tensor, numbers: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Rank the items (Q, G) whose bits aren't 0, (Q,) of each row -> their rows, bits and ranks (P,), row by row.
-
-    Only they, ``width`` at most in a row, are sorted. Each item of the row is searched for among them, and the items
-    between two of them are counted.
-    """
+    """Rank the items (Q, G) whose bits aren't 0, at most ``width`` in a row -> their rows, bits and ranks (P,)."""
     # A key is a distance with the item's index behind it, so that no two are equal; see `_make_keys` for the distance.
     keys = get_bits(distances)
     keys = (keys ^ ((keys >> 31) & LAST)).long() << 32
@@ -278,10 +255,7 @@ def _mark_shared(distances: Tensor, query_labels: Tensor, gallery_labels: Tensor
 
 
 class _Ranks(NamedTuple):
-    """The ranks of items of several queries, query after query.
-
-    ``ranks`` (P,) rise for each query; ``stops`` (Q,) is the position behind the last item of each query.
-    """
+    """The ranks (P,) of items, rising for each of several queries, and the position behind the last of each (Q,)."""
 
     ranks: Ranks
     stops: Integers
@@ -304,10 +278,7 @@ class _Ranks(NamedTuple):
 def _split_by_shared_levels(
     ranks: _Ranks, levels: npt.NDArray[np.unsignedinteger[Any]], depth: int
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the ranks (Q, P') of items that share at least 1, 2, ... levels (P,) with the query, and exactly as many.
-
-    Each list is selected from the one before, which is much longer as a rule.
-    """
+    """Return the ranks (Q, P') of items that share at least 1, 2, ... levels (P,), and exactly as many."""
     at_least, exactly = [ranks.pad()], []
     for level in range(1, depth):
         more = levels > level

@@ -33,25 +33,15 @@ HIGH_RECALL = 0.95
 
 @dataclass(frozen=True)
 class PrincipalComponents:
-    """The components of some features along which they vary most.
+    """The components of some features along which they vary most."""
 
-    Args:
-        mean: (F,) mean of the features, float64.
-        directions: (D, F) unit vectors, that of the largest variance first, float64.
-        deviations: (D,) standard deviation of the features along each direction, float64.
-    """
-
-    mean: Tensor
-    directions: Tensor
-    deviations: Tensor
+    mean: Tensor  # (F,) float64
+    directions: Tensor  # (D, F) float64 unit vectors, that of the largest variance first
+    deviations: Tensor  # (D,) float64, standard deviation of the features along each direction
 
     @classmethod
     def fit(cls, features: Tensor, size: int) -> "PrincipalComponents":
-        """Find the components of features (N, F), of which there are at least two.
-
-        Directions along which the features don't vary are left out, so that the number of components D may be below
-        ``size``.
-        """
+        """Find at most ``size`` components of features (N, F), N >= 2, those along which the features vary."""
         rows = features.double()
         mean = rows.mean(dim=0)
         sums, directions = _decompose(rows - mean)
@@ -96,10 +86,7 @@ FOLDS, FEWEST_CLASSES, MOST_CLASSES = 4, 8, 400
 
 
 def hold_out_classes(labels: npt.NDArray[np.int64]) -> list[npt.NDArray[np.bool_]]:
-    """Divide classes with at least two images into groups -> for each, (N,) whether an image is of it.
-
-    No group if there are too few such classes; of more than `MOST_CLASSES` some are drawn.
-    """
+    """Divide classes with two or more images, at most `MOST_CLASSES`, into groups -> (N,) bool for each."""
     classes, counts = np.unique(labels[labels != UNKNOWN], return_counts=True)
     drawn = np.random.default_rng(0).permutation(classes[counts > 1])[:MOST_CLASSES]
     return [np.isin(labels, group) for group in np.array_split(drawn, FOLDS) if len(drawn) >= FEWEST_CLASSES]
@@ -134,8 +121,7 @@ def normalize_within_classes(features: Tensor, labels: npt.NDArray[np.int64], un
 def measure_gains(table: ImageTable, groups: Sequence[npt.NDArray[np.bool_]], features: Tensor) -> list[float]:
     """Measure by how much a linear map that knows some classes raises the MAP@R of others -> (C,), one a class.
 
-    In each group of classes the images search each other by ``features`` (N, F); the map is learned from all other
-    classes.
+    In each group of classes the images search each other by ``features`` (N, F); the map is learned from all others.
     """
     labels, gains = table.labels[:, 0], list[float]()
     for is_held in groups:
@@ -151,10 +137,7 @@ def measure_gains(table: ImageTable, groups: Sequence[npt.NDArray[np.bool_]], fe
 
 
 def describe_best(results: Mapping[str, Metrics], queries: int, levels: Sequence[str] = ("class",)) -> str:
-    """Describe in one sentence which features find most, and what a training can gain over them.
-
-    The first of equal ones is the best. Of several levels, the sentence is about the finest.
-    """
+    """Describe in one sentence which features find most at the finest level, and what a training can gain."""
     metric = choose_first_metric(next(iter(results.values()))) or ""
     best = max(results, key=lambda name: results[name][metric])
     level = metric.rpartition("/")[0]
@@ -196,10 +179,7 @@ BLOCK_SIZE = 2048
 
 
 class FixedNeighbors(NamedTuple):
-    """The nearest images of each test image by a network before its training.
-
-    ``neighbors`` (N, K) are indices among the ``rows`` (N,) of the tested images.
-    """
+    """The nearest images (N, K) of each test image by a network before its training, as indices among ``rows`` (N,)."""
 
     rows: npt.NDArray[np.int64]
     neighbors: npt.NDArray[np.int64]
@@ -229,20 +209,11 @@ def recall_among(
     neighbors: Tensor,
     recall_at: Sequence[int] = (1, 2, 4, 8),
 ) -> dict[str, float]:
-    """Compute recall@k of rankings that hold only a few items, such as the query's neighbors by another network.
+    """Compute recall@k of rankings that hold only a few items (N, K), such as the query's neighbors by another network.
 
     In the LNS thesis (Table 3.3) this shows whether a network improves the order within a neighborhood, or finds items
-    outside of it.
-
-    Args:
-        embeddings: embeddings (N, D); items are ranked by cosine similarity, ties by index.
-        labels: labels (N,) or (N, L).
-        neighbors: (N, K) int64, the items in the ranking of each query, without the query.
-        recall_at: every k at which recall@k is computed; a k above K counts all K items.
-
-    Returns:
-        {level0/recall@1: fraction}, the mean over the queries with a positive among all N items; a query without a
-        positive among its K items counts as 0.
+    outside of it. Items are ranked by cosine similarity, ties by index. The mean is over the queries with a positive
+    among all N items; a query without a positive among its K items counts as 0, and a k above K counts all K items.
     """
     rows = UnitEmbeddings.normalize(embeddings).rows.cpu()
     columns = torch.from_numpy(check_labels(labels, "neighbors"))

@@ -50,16 +50,13 @@ def _has_both(metrics: Mapping[str, float]) -> bool:
 def find_nearest_threshold(metrics: Mapping[str, float]) -> float | None:
     """Find the threshold of the nearest images in metrics without `THRESHOLD_PREFIX`; None if there is none.
 
-    Where two images aren't judged by a threshold of their own, as in older versions, theirs is the one of both.
+    Where two images aren't judged by a threshold of their own, theirs is the one of both.
     """
     return metrics.get("nearest_similarity" if _has_both(metrics) else "similarity")
 
 
 def describe_choice(metrics: Mapping[str, float], *, of_nearest: bool = False) -> str:
-    """Describe how the threshold of two images or of the nearest ones was chosen, as the end of a sentence.
-
-    The names of the metrics lack `THRESHOLD_PREFIX`.
-    """
+    """Describe how the threshold of two images or of the nearest ones was chosen, as the end of a sentence."""
     if "wanted_fmr" in metrics and not (of_nearest and _has_both(metrics)):
         return f"for a false match rate of {format_percent(metrics['wanted_fmr'])} %"
     if "wanted_wrong_share" in metrics:
@@ -113,17 +110,11 @@ def find_nearest(pairs: LabeledPairs) -> NearestItems:
 def judge_nearest(nearest: NearestItems, threshold: float | None) -> Metrics:
     """Compute how well the nearest item's similarity tells queries of known classes from others.
 
-    Args:
-        nearest: nearest items of the queries, see `find_nearest`.
-        threshold: similarity from which on the nearest item is judged to be of the query's class; None for the first of
-            the metrics alone.
-
-    Returns:
-        ``unknown_auroc``: the area under the ROC curve of the similarity, 0.5 by chance. ``known_accepted`` and
-        ``unknown_accepted``: the shares of searches whose nearest item has at least the threshold.
-        ``known_identified``: the share of searches among all items that are accepted and find an item of the query's
-        class (detection and identification). ``wrong_share``: the share of these accepted searches that find an item
-        of another class, 0 without any. No metric if there are searches of one kind alone.
+    ``unknown_auroc`` is the area under the ROC curve of the similarity, 0.5 by chance. With a threshold,
+    ``known_accepted`` and ``unknown_accepted`` are the shares of searches whose nearest item has at least that
+    similarity, ``known_identified`` the share of searches among all items that are accepted and find an item of the
+    query's class (detection and identification), and ``wrong_share`` the share of these accepted searches that find an
+    item of another class, 0 without any. There is no metric of searches of one kind alone.
     """
     scores, is_known, is_right = nearest
     if is_known.all() or not is_known.any():
@@ -157,7 +148,7 @@ class ThresholdSettings:
 
 
 def make_pairs(embeddings: UnitEmbeddings, table: ImageTable) -> LabeledPairs | None:
-    """Make the pairs, by their finest labels, of two images of a split, or of a query and an item of the gallery.
+    """Make the pairs, by finest labels, of two images of a split, or of query and gallery.
 
     None if they have a list for each level.
     """
@@ -224,16 +215,9 @@ def evaluate_threshold(
 ) -> tuple[dict[str, float], dict[str, Floats]]:
     """Choose thresholds and fit probabilities on the validation classes, and judge all on those of a tested split.
 
-    Args:
-        split: name of the tested split; if it is "val", nothing is judged.
-        tested: pairs of the tested split; None if there is a list for each level.
-        validated: pairs of the validation split; None if there is none.
-        settings: how the thresholds are chosen.
-
-    Returns:
-        {name in metrics.json: value}, without those of thresholds and probabilities if there is no validation split
-        with pairs of both kinds; and {name of a split: (2, P) FMR and FNMR}, the ROC curve of each split, with the
-        reliability curves of the tested split, (2, P) mean probability and share of pairs of one class.
+    If that is "val", nothing is judged. Pairs are None if there is no such split, or a list for each level. Returns
+    {name in metrics.json: value}, and {name of a split: (2, P) FMR and FNMR}, the ROC curve of each, with the
+    reliability curves of the tested split, (2, P) mean probability and share of pairs of one class.
     """
     if tested is None or not has_both_kinds(tested):
         return {}, {}

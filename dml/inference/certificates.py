@@ -32,14 +32,9 @@ def describe(certificate: Mapping[str, Any], state: Sequence[Any]) -> str:
 
 
 class RecallTest:
-    """Queries with the k vectors that are truly nearest to each of them.
+    """Queries (Q, D) with the k vectors of a gallery (N, D), of ascending ids, that are truly nearest to each.
 
-    Args:
-        queries: (Q, D) float32 vectors.
-        gallery: (N, D) float32 vectors that are searched exactly, by inner product.
-        ids: (N,) their ids, ascending.
-        k: number of neighbors.
-        excluded: (Q, M) ids that a query excludes, such as its own.
+    A query excludes its ids in ``excluded`` (Q, M), such as its own.
     """
 
     def __init__(self, queries: Array, gallery: Array, ids: Array, k: int, excluded: Array) -> None:

@@ -33,13 +33,9 @@ def check_output(file: Path) -> None:
 def make_table(
     paths: Sequence[str], labels: Sequence[str], vectors: NDArray[np.float32], facts: Mapping[str, str]
 ) -> pa.Table:
-    """Make a table with the columns path, label and vector of the images that could be read.
+    """Make a table with the columns path, label and vector (N, D) of the images whose vector isn't NaN.
 
-    Args:
-        paths: (N,) paths of the images.
-        labels: (N,) names of their classes; empty strings where none is known.
-        vectors: (N, D) vectors; a row of NaN is an image that could not be read.
-        facts: metadata of the table, such as the model's fingerprint.
+    The facts, such as the model's fingerprint, are its metadata.
     """
     rows = np.flatnonzero(~np.isnan(vectors[:, 0])).tolist()
     column = pa.FixedSizeListArray.from_arrays(pa.array(vectors[rows].reshape(-1)), vectors.shape[1])
@@ -54,13 +50,7 @@ def make_table(
 def make_tables(
     names: Sequence[str], labels: Sequence[str], blocks: Iterable[NDArray[np.float32]]
 ) -> Iterator[pa.Table]:
-    """Make tables of some thousand images each while they are embedded; see `make_table`.
-
-    Args:
-        names: (N,) paths to write.
-        labels: (N,) names of the classes.
-        blocks: vectors (n, D), in the order of the images.
-    """
+    """Make tables of some thousand images each while blocks of vectors (n, D) are embedded; see `make_table`."""
     first, waiting = 0, list[NDArray[np.float32]]()
     with progress_bar("embedded", len(names)) as advance:
         for block in blocks:
@@ -75,13 +65,9 @@ def make_tables(
 def write_embeddings(file: Path, tables: Iterable[pa.Table], facts: Mapping[str, str], images: int) -> None:
     """Write tables that `make_table` made to one file.
 
-    Args:
-        file: file to write. A .parquet file has the columns path, label and vector, and the facts in its metadata;
-            one table is in memory at a time. A .npz file has the arrays paths, labels and vectors, and one for each
-            fact.
-        tables: tables of the images, in their order.
-        facts: facts such as the model's fingerprint.
-        images: number of all images, those that could not be read among them.
+    A .parquet file has the columns path, label and vector, and the facts in its metadata; one table is in memory at a
+    time. A .npz file has the arrays paths, labels and vectors, and one for each fact. ``images`` counts those that
+    could not be read too.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     if file.suffix == ".npz":

@@ -41,11 +41,7 @@ TRIED_SIZES = ((480, 640), (640, 480), (200, 200))
 
 
 class EmbeddingGraph(nn.Module):
-    """A module from pixels (B, h, w, 3) uint8 RGB to vectors (B, D) float32, without a transform of files.
-
-    Args:
-        embedder: model on the CPU.
-    """
+    """A module from pixels (B, h, w, 3) uint8 RGB to vectors (B, D) float32, without a transform of files."""
 
     def __init__(self, embedder: ImageEmbedder) -> None:
         super().__init__()

@@ -59,13 +59,7 @@ NOISE = 8
 
 @dataclass(frozen=True)
 class Probe:
-    """Images with their classes.
-
-    Args:
-        images: inputs (N, 3, h, w) uint8 RGB of the network.
-        labels: (N,) classes by which recall@1 is computed; None without it.
-        levels: names of the levels of the labels, the finest first; empty if they aren't known.
-    """
+    """Inputs (N, 3, h, w) uint8 RGB of the network, and perhaps classes (N,) for recall@1 and names of their levels."""
 
     images: Tensor
     labels: NDArray[np.int64] | None = None
@@ -126,21 +120,13 @@ MIN_COSINE = 0.9999
 
 @dataclass(frozen=True)
 class GraphResult:
-    """What a graph gave on the probe images, beside the model.
+    """What a graph gave on the probe images, beside the model."""
 
-    Args:
-        file: file of the graph; None for the model itself.
-        max_difference: largest absolute difference of a number in a vector from the model's.
-        min_cosine: least cosine of an image's vector and the model's.
-        recall: recall@1 of the vectors; None if the images have no classes.
-        images_per_second: speed of the network on the CPU, without reading and resizing.
-    """
-
-    file: Path | None
-    max_difference: float
-    min_cosine: float
-    recall: float | None
-    images_per_second: float
+    file: Path | None  # file of the graph; None for the model itself
+    max_difference: float  # largest absolute difference of a number in a vector from the model's
+    min_cosine: float  # least cosine of an image's vector and the model's
+    recall: float | None  # recall@1 of the vectors; None if the images have no classes
+    images_per_second: float  # on the CPU, without reading and resizing
 
 
 def compare_graphs(
@@ -199,21 +185,13 @@ def _cosines(vectors: NDArray[np.float32], expected: NDArray[np.float32]) -> NDA
 
 @dataclass(frozen=True)
 class ExportReport:
-    """An export and its comparison with the model.
-
-    Args:
-        file: file that was written.
-        images: number of images that were compared.
-        model: result of the model itself.
-        exported: result of the file.
-        quantized: result of the file with weights of 8 bits; None if there is none.
-    """
+    """An export and its comparison with the model."""
 
     file: Path
-    images: int
+    images: int  # number of images that were compared
     model: GraphResult
     exported: GraphResult
-    quantized: GraphResult | None = None
+    quantized: GraphResult | None = None  # of the file with weights of 8 bits; None if there is none
 
 
 def check_export(file: str | Path, quantize: str | None = None) -> Path:

@@ -56,8 +56,6 @@ class ImageEmbedder:
     Threads may share it: they read images at the same time, and run the network one after the other.
 
     Args:
-        model: network with its heads.
-        settings: configuration with which the model was built and trained.
         heads: names of the heads whose embeddings are concatenated, in this order; None for those that the training
             chose, which are all without ``choose_heads``.
         device: device that embeds: "cpu", "cuda", "mps" and so on; "auto" takes a GPU if there is one.
@@ -96,11 +94,7 @@ class ImageEmbedder:
 
         Args:
             module: network from images (B, 3, H, W) float to embeddings (B, D), which are L2-normalized.
-            image_size: side of the images in pixels, which are resized and cropped as ``transform=imagenet`` does.
             mean: mean of each RGB channel of the images that the network takes, of pixels from 0 to 1.
-            std: standard deviation of each channel.
-            name: name of the model for texts; None takes that of the class.
-            device: device that embeds; "auto" takes a GPU if there is one.
         """
         from dml.inference.pretrained import wrap_module
 
@@ -142,10 +136,7 @@ class ImageEmbedder:
 
     @property
     def threshold_errors(self) -> dict[str, float]:
-        """The threshold and its error rates, such as "fmr" and "fnmr" on the test classes; see docs/evaluation.md.
-
-        The values of the `calibration`, and its errors, are among them.
-        """
+        """The threshold, the values of the `calibration`, and the error rates of both; see docs/evaluation.md."""
         if not self.has_chosen_heads:
             return {}
         metrics = self.settings.metrics.items()
@@ -157,7 +148,7 @@ class ImageEmbedder:
     def calibration(self) -> Calibration | None:
         """The function that turns a similarity into the probability that two images are of one class.
 
-        None where there are no `threshold_errors`, or if the model's test is of a version that fitted none.
+        None if the model's test fitted none.
         """
         return find_calibration(self.threshold_errors)
 
@@ -172,13 +163,8 @@ class ImageEmbedder:
     def preprocess(self, image: ImageInput | ImageFile, views: int = 1) -> Tensor:
         """Turn an image into the uint8 RGB input of the network, (3, h, w), or (V, 3, h, w) for several views.
 
-        Args:
-            image: path, PIL image, array (H, W, 3) uint8, tensor (3, H, W) uint8, or an `ImageFile`.
-            views: number of views of the image, see `embed`; with V > 1 of them, the input is (V, 3, h, w).
-
-        Raises:
-            UnreadableImageError: if the image can't be read.
-            InputError: if it is something else, or there are no crops of so many views.
+        The image is a path, a PIL image, an array (H, W, 3) uint8, a tensor (3, H, W) uint8, or an `ImageFile`. It
+        raises an UnreadableImageError.
         """
         file = image if isinstance(image, ImageFile) else read_pixels(image, self.settings.limits)
         return self._choose_transform(views)(file)
@@ -211,13 +197,8 @@ class ImageEmbedder:
                 5 (corners and center) or 10 (both). None takes the number of the run's test, whose vectors gave the
                 metrics and the threshold.
             precision: "32", or "bf16" and "16" for a faster forward pass on hardware that has it.
-            on_corrupt: treatment of unreadable images: "raise" raises an error; "skip" makes the row NaN, and a
-                warning names the image.
-            progress: whether to show how far it is.
-
-        Raises:
-            UnreadableImageError: if an image can't be read and ``on_corrupt`` is "raise".
-            InputError: if an argument can't be used, or a vector has numbers that are NaN or infinite.
+            on_corrupt: "raise" raises an UnreadableImageError for an unreadable image; "skip" makes the row NaN,
+                and a warning names the image.
         """
         listed = list_inputs(images)
         embeddings = np.full((len(listed), self.dimension), np.nan, np.float32)
@@ -286,12 +267,9 @@ class ImageEmbedder:
 
     @torch.no_grad()
     def __call__(self, images: Tensor, precision: str = "32") -> Tensor:
-        """Embed a batch of the network's inputs. -> (B, D) float32, on the model's device and without gradients
+        """Embed inputs (B, 3, h, w) of `preprocess`, 0 to 255, or V views of each (B, V, 3, h, w) -> (B, D) float32.
 
-        Args:
-            images: RGB inputs (B, 3, h, w) with values from 0 to 255, as `preprocess` makes them, or V views of each
-                image (B, V, 3, h, w).
-            precision: "32", "bf16" or "16", see `embed`.
+        The vectors are on the model's device and have no gradients.
         """
         if not isinstance(images, Tensor) or images.ndim not in (4, 5) or images.shape[-3] != 3:
             shape = tuple(getattr(images, "shape", ()))
@@ -317,7 +295,6 @@ class ImageEmbedder:
         See `dml.inference.saved_folder` for the files. A folder that holds a saved model is replaced as a whole.
 
         Args:
-            folder: path of the folder.
             license: identifier of the license of the weights, such as "mit", for the model card. It depends on the
                 licenses of the pretrained weights and of the data; None says in the card that none was stated.
         """
@@ -329,7 +306,7 @@ class ImageEmbedder:
     def export(
         self, file: str | Path, *, probe: Source | None = None, quantize: str | None = None, batch_size: int = 32
     ) -> "ExportReport":
-        """Write the network, from uint8 pixels to vectors, to a file that runs without dml.
+        """Write the network, from uint8 pixels to vectors, to a file that runs without dml, and report how it compares.
 
         The file is compared with the model on images before it gets its name. `dml.inference.exporting` says
         what the file takes and gives.
@@ -339,10 +316,6 @@ class ImageEmbedder:
                 program.
             probe: images to compare on: a folder, a .csv file, paths or a table; None takes random pixels.
             quantize: "int8" writes a second file, such as ``model.int8.onnx``, with weights of 8 bits; None doesn't.
-            batch_size: number of images at a time in the comparison.
-
-        Returns:
-            The largest difference of the vectors, recall@1, and the images a second, of the model and of each file.
         """
         from dml.inference.exporting import draw_noise, export_model, list_probe
 
@@ -359,10 +332,7 @@ class ImageEmbedder:
     def push_to_hub(self, repository: str, *, license: str | None = None, private: bool = True) -> str:  # noqa: A002
         """Upload what `save_pretrained` saves to the Hugging Face hub, and return the address.
 
-        Args:
-            repository: name of the repository, such as "somebody/birds"; it is made if it doesn't exist.
-            license: identifier of the license of the weights, see `save_pretrained`.
-            private: whether a repository that is made is private.
+        A ``repository``, such as "somebody/birds", is made if it doesn't exist.
         """
         from huggingface_hub import HfApi
 

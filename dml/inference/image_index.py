@@ -85,21 +85,12 @@ class VectorsAlone(ImageEmbedder):
 class Index:
     """Images with their vectors, and the model that embedded them, or none.
 
-    The vectors of an index are all of one model: those of another would be compared without meaning.
+    The vectors of an index are all of one model: those of another would be compared without meaning. While the index is
+    upgraded, the model's vectors go through an ``adapter``. ``index.certificate`` is that of the last `check`.
 
     >>> import dml
     >>> index = dml.Index.build(dml.load("outputs/.../"), "photos")  # doctest: +SKIP
     >>> scores, paths = index.search("query.jpg", k=5)  # doctest: +SKIP
-
-    Args:
-        model: model that embeds images.
-        vectors: the vectors by id.
-        items: the images by id.
-        next_id: smallest id that no image has had, so that none gets the id of one that was removed.
-        adapter: map from the model's vectors to those of the index, which another model made, see `upgrade`; None if
-            the model's vectors are compared as they are.
-
-    ``index.certificate`` is that of the last `check`, which is saved with the index; None without one.
     """
 
     def __init__(
@@ -133,7 +124,6 @@ class Index:
         """Embed images and make an index of them; or make one of vectors that are there, with or without a model.
 
         Args:
-            model: model that embeds images, or that made the vectors. Without a model, queries are vectors too.
             source: folder or archive (.zip) of images, list of them (.csv, .tsv, .txt or .parquet), paths of
                 images, or an `ImageTable`.
             vectors: (N, D) vectors of images, in place of ``source``; an array, a tensor or lists, which are
@@ -144,7 +134,6 @@ class Index:
                 for none. None takes those of the images.
             factory: kind of the index, in the language of FAISS's ``index_factory``. "Flat" is exact; others, such as
                 "IVF1024,Flat" or "HNSW32", are faster for many images and may miss neighbors.
-            parameters: search parameters of an approximate index, such as "nprobe=32".
             **options: further arguments of `ImageEmbedder.embed`, such as ``num_workers=2``. With
                 ``on_corrupt="skip"`` unreadable images are left out.
         """
@@ -226,16 +215,12 @@ class Index:
         A score is the cosine similarity; in an index with a PCA, such as "PCA64,Flat", it is the product of vectors
         whose mean was subtracted. An image that is in the index finds itself first, or a copy that was indexed before
         it: images with equal scores are in the order of the index. Where an approximate index finds fewer than k, the
-        path is an empty string and the score -inf.
+        path is an empty string and the score -inf. An image that can't be read is an UnreadableImageError.
 
         Args:
             images: queries, as `ImageEmbedder.embed` takes them; or their vectors (Q, D), an array, a tensor or lists,
                 which are L2-normalized.
             k: number of neighbors; None takes 10, or all of a smaller index.
-
-        Raises:
-            InputError: if ``k`` is not between 1 and the number of images, or vectors have another size.
-            UnreadableImageError: if a query can't be read.
         """
         scores, positions = self.search_positions(images, k)
         return scores, np.where(positions < 0, "", self.items.paths[positions]).astype(np.str_)
@@ -281,8 +266,6 @@ class Index:
         Args:
             queries: number of images of the index to draw, each of which excludes itself; or images or vectors, as
                 `search` takes them, such as those that users searched by.
-            k: number of neighbors.
-            seed: seed of the draw.
             recall: recall that low shall reach: the index takes the fastest search parameters that do so on as many
                 other queries, in powers of two of nprobe, efSearch and k_factor_rf. Half of given queries choose them.
             vectors: (N, D) vectors of the images, to be searched exactly; None takes those that the index keeps. An
@@ -312,27 +295,13 @@ class Index:
         return {name: values[name] for name in ("recall", "low", "high", "queries")}
 
     def add(self, source: Source, *, labels: Sequence[Any] | NDArray[Any] | None = None, **options: Any) -> int:
-        """Embed images and add them, and return how many.
-
-        Args:
-            source: images, as `build` takes them.
-            labels: (N,) names of their classes, as `build` takes them.
-            **options: further arguments of `ImageEmbedder.embed`.
-        """
+        """Embed images and add them, with labels (N,) if there are any, and return how many; see `build`."""
         return self._add(source, labels, options, replaces=False)
 
     def upsert(self, source: Source, *, labels: Sequence[Any] | NDArray[Any] | None = None, **options: Any) -> int:
-        """Embed images and add them; those that are in the index already, by their paths, are replaced.
+        """Embed images and add them, or replace those with the same path, and return how many; see `build`.
 
         An image that comes without a label, such as one that is given by its path, keeps the one that it has.
-
-        Args:
-            source: images, as `build` takes them.
-            labels: (N,) names of their classes, as `build` takes them.
-            **options: further arguments of `ImageEmbedder.embed`.
-
-        Returns:
-            The number of embedded images.
         """
         return self._add(source, labels, options, replaces=True)
 
@@ -357,11 +326,7 @@ class Index:
         return len(items)
 
     def remove(self, paths: str | Path | Iterable[str | Path]) -> int:
-        """Remove images by their paths, as `search` returns them, and return how many.
-
-        Args:
-            paths: a path, or several.
-        """
+        """Remove images by their paths, as `search` returns them, and return how many."""
         removed = [*map(os.fspath, [paths] if isinstance(paths, str | Path) else unpack_paths(paths))]
         identities, known = identify_images(removed), set(self.items.identities)
         named = zip(removed, identities, strict=True)
@@ -390,13 +355,10 @@ class Index:
         command ``dml upgrade`` also replaces the vectors of a saved index.
 
         Args:
-            new_model: model that embeds the queries from now on.
             adapter: "procrustes" or "affine"; "none" embeds all images again instead; "auto" takes the better adapter
                 if it finds more than the old model, and else "none".
             vectors: (N, E) the new model's vectors of the images of the index, so that none is embedded; None embeds
                 images.
-            dry_run: whether to report, and to leave the index as it is.
-            **options: further arguments of `measure_upgrade` and `ImageEmbedder.embed`; the errors are theirs.
         """
         from dml.inference.upgrades import measure_upgrade
 
@@ -474,10 +436,8 @@ class Index:
         """Open an index; its vectors stay on the disk until they are searched.
 
         Args:
-            folder: folder that `save` wrote.
             model: model that embeds the queries; None opens the one in the folder. It is the one that embedded the
                 images. An index of vectors without a model takes any of their size.
-            device: device that embeds the queries, if ``model`` is None.
             trust: whether the model may be built of unknown code, see `dml.load`.
         """
         path = expand_home(folder)
@@ -539,11 +499,7 @@ def _are_all_seen(items: IndexItems, classes: frozenset[str]) -> bool:
 
 
 def _name_first(paths: Sequence[str]) -> str:
-    """Return the beginning of an error line about paths.
-
-    >>> _name_first(["a.png"]), _name_first(["a.png", "b.png", "c.png"])
-    ('a.png:', 'a.png and 2 more:')
-    """
+    """Return the beginning of an error line about paths, such as "a.png and 2 more:"."""
     return printable(paths[0]) + (f" and {len(paths) - 1:,} more:" if len(paths) > 1 else ":")
 
 

@@ -49,12 +49,7 @@ def unpack_paths(paths: Any) -> Any:
 
 
 def list_inputs(images: ImageInput | Iterable[ImageInput]) -> list[ImageInput]:
-    """List the images that a user names: one image, several of them, a folder or a list.
-
-    Args:
-        images: an image, a sequence of images, or the path of a folder, which stands for all images in it and in the
-            folders below it, sorted by path, or of a list, see `list_named_images`.
-    """
+    """List the images that a user names: one image, several, or the path of a folder or list (`list_named_images`)."""
     images = unpack_paths(images)
     if isinstance(images, str | Path):
         listed: list[ImageInput] = [*list_named_images(images)[0]]
@@ -71,14 +66,11 @@ def list_inputs(images: ImageInput | Iterable[ImageInput]) -> list[ImageInput]:
 
 
 def list_named_images(path: str | Path) -> tuple[list[str], list[str]]:
-    """List the images that a path names -> their paths, and the names of their classes.
+    """List the images of a folder, an archive (.zip), a list in `LISTS` or an image -> paths, and names of the classes.
 
     The class of an image in a folder or an archive is the folder that holds it, relative to the whole. A list has a
     column ``path`` and perhaps ``label``, as ``dataset=csv`` reads it, or is a .txt file with a path in each line;
     without classes, their names are empty.
-
-    Args:
-        path: path of a folder, of an archive (.zip), of a list that ends with one of `LISTS`, or of an image.
     """
     if path == Path():
         raise InputError("images: Path('') stands for the whole working folder; give '.' if you mean that")
@@ -102,11 +94,7 @@ def list_named_images(path: str | Path) -> tuple[list[str], list[str]]:
 
 
 def list_source(source: Source) -> tuple[list[str], list[str]]:
-    """List the images of a source -> their paths, and the names of their classes; empty names where none is known.
-
-    Args:
-        source: folder, archive or list of images, see `list_named_images`; paths of images; or a table.
-    """
+    """List the images of a folder, archive or list, of paths or a table -> paths, and names of the classes or ""."""
     source = unpack_paths(source)
     if isinstance(source, ImageTable):
         paths, names = source.paths.tolist(), [source.name_class(label) for label in source.labels[:, 0].tolist()]
@@ -152,13 +140,7 @@ def check_readable(readable: int, images: int) -> None:
 
 
 class ImageInputs(Dataset[tuple[int, Tensor | None, str]]):
-    """A data set of the images that a user hands over, each with its position and its error.
-
-    Args:
-        images: paths, PIL images, arrays or tensors.
-        transform: transform of an image (3, H, W) uint8, or of an `ImageFile`, to the network's input.
-        limits: largest size of an image file.
-    """
+    """A data set of the images that a user hands over, each with its position and its error."""
 
     def __init__(self, images: Sequence[ImageInput], transform: Pipeline, limits: ImageLimits) -> None:
         self.images = images
@@ -177,12 +159,7 @@ class ImageInputs(Dataset[tuple[int, Tensor | None, str]]):
 
 
 def read_pixels(image: ImageInput, limits: ImageLimits, name: str = "image") -> Tensor | ImageFile:
-    """Return the pixels (3, H, W) uint8 RGB of an image, called ``name`` in error lines; of a path, the undecoded file.
-
-    Raises:
-        UnreadableImageError: if the file is missing or can't be decoded.
-        InputError: if the pixels have another shape or type.
-    """
+    """Return the pixels (3, H, W) uint8 RGB of an image; of a path, the undecoded file. Error lines call it ``name``."""
     if isinstance(image, str | Path):
         return ImageFile(str(expand_home(image)), limits)
     if isinstance(image, Image.Image):

@@ -35,17 +35,11 @@ from dml.runtime.text import printable
 
 @dataclass(frozen=True, eq=False)
 class IndexItems:
-    """The images in an index, in ascending order of their ids.
+    """The images in an index, in ascending order of their ids."""
 
-    Args:
-        ids: (N,) int64, ascending.
-        paths: (N,) strings, absolute, each image once.
-        labels: (N,) strings, names of the classes; empty strings where none is known.
-    """
-
-    ids: NDArray[np.int64]
-    paths: NDArray[np.object_]
-    labels: NDArray[np.object_]
+    ids: NDArray[np.int64]  # (N,) int64, ascending
+    paths: NDArray[np.object_]  # (N,) strings, absolute, each image once
+    labels: NDArray[np.object_]  # (N,) strings, names of the classes; empty strings where none is known
 
     @classmethod
     def number(cls, paths: Iterable[str], labels: Iterable[str], first_id: int = 0) -> "IndexItems":
@@ -165,9 +159,8 @@ def is_index(folder: str | Path) -> bool:
 def hold_folder(folder: str | Path, *, wait: bool = False) -> Iterator[Path]:
     """Keep other processes from writing an index's folder in the ``with`` statement -> its absolute path.
 
-    Args:
-        folder: folder of an index, or a new or empty one, which is made. One that is made and stays empty is removed.
-        wait: whether to wait until another process has written it, instead of raising an error.
+    A new folder is made, and removed if it stays empty. A folder that another process writes is waited for, or an
+    error.
     """
     path = expand_home(folder).absolute()
     is_new = not path.exists()
@@ -248,10 +241,7 @@ def check_files(path: Path, description: dict[str, Any]) -> None:
 
 
 def remove_unused_versions(path: Path) -> None:
-    """Delete the files that ``index.json`` doesn't name: of older versions, and of a version that wasn't finished.
-
-    A damaged ``index.json`` leaves all of them. Only a process that holds the folder may do so.
-    """
+    """Delete the files that ``index.json`` doesn't name, while the folder is held; a damaged one leaves all of them."""
     used: set[str] = set()
     if is_index(path):
         try:

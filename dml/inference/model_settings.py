@@ -74,11 +74,7 @@ class ModelSettings:
         return list_decisive(self.config)
 
     def build_transform(self, views: int = 1) -> Pipeline:
-        """Build the preprocessing of the run's test.
-
-        Args:
-            views: number of views of each image; with more than one, the transform returns (V, 3, h, w).
-        """
+        """Build the preprocessing of the run's test; with several views, it returns (V, 3, h, w)."""
         settings = read_settings(self._compose(evaluation={"crops": views}), Settings)
         with self.building():
             crops = build_crops_transform(settings)
@@ -94,10 +90,8 @@ class ModelSettings:
     def build_trained_model(self, *, lacks_weights: bool, weights: str | None = None) -> EmbeddingModel:
         """Build the network as its training did, with the adapter.
 
-        Args:
-            lacks_weights: whether the network gets its pretrained weights, since its checkpoint lacks those that the
-                adapter left as they were.
-            weights: file of the pretrained weights; None takes those that the training named.
+        Where the checkpoint ``lacks_weights`` that the adapter left as they were, they come from the file that the
+        training named, or ``weights``.
         """
         model = without_weights(self.config["model"])
         if lacks_weights:

@@ -14,11 +14,7 @@ if TYPE_CHECKING:
 
 
 class MtebEncoder(AbsEncoder):  # type: ignore[misc]  # its types are not read, see pyproject.toml
-    """A model that mteb's tasks of images can call; `ImageEmbedder.as_mteb` makes one.
-
-    Args:
-        model: model whose vectors are compared by their cosine.
-    """
+    """A model that mteb's tasks of images can call; `ImageEmbedder.as_mteb` makes one."""
 
     def __init__(self, model: "ImageEmbedder") -> None:
         self.model = model
@@ -31,11 +27,7 @@ class MtebEncoder(AbsEncoder):  # type: ignore[misc]  # its types are not read, 
         self.mteb_model_meta = ModelMeta.create_empty(facts)
 
     def encode(self, inputs: Any, **_: Any) -> NDArray[np.float32]:
-        """Embed the images of a task. -> (N, D) float32, L2-normalized, in the order of the loader
-
-        Args:
-            inputs: loader whose batches are mappings with the key "image": PIL images of any size and mode.
-        """
+        """Embed the images of a task, PIL images under the key "image" of the loader's batches. -> (N, D) float32"""
         parts = []
         for batch in inputs:
             if {*batch} & {"text", "audio", "video"} or "image" not in batch:

@@ -28,9 +28,7 @@ def pretrained(name: str, *, image_size: int = 224, weights: str | None = None, 
 
     Args:
         name: choice of ``conf/model``, or any other name of timm.
-        image_size: side of the images in pixels, which are resized as ``transform=imagenet`` does.
         weights: file of the weights; None takes those that the choice names, of a package or a download.
-        device: device that embeds, such as "cpu" or "cuda"; "auto" takes a GPU if there is one.
     """
     words = [*list_network_overrides(name), *([] if weights is None else [f"model.backbone.weights={weights}"])]
     config = _compose(image_size, words)

@@ -23,11 +23,7 @@ CHUNK = 1024
 class ChunkEmbedder:
     """A copy of the model in a process of the cluster, which embeds one chunk at a time.
 
-    Args:
-        model: path of the model, on a disk that each machine of the cluster sees.
-        load_arguments: further arguments of `dml.load`, such as the device.
-        fingerprint: fingerprint that the model must have.
-        options: further arguments of `dml.inference.ImageEmbedder.embed`.
+    The model's path is on a disk that each machine sees, and it must have the fingerprint there.
     """
 
     def __init__(self, model: str, load_arguments: dict[str, Any], fingerprint: str, options: dict[str, Any]) -> None:
@@ -58,8 +54,7 @@ def embed_on_ray(
     """Embed images on a cluster, and yield the vectors (n, D) of each chunk, in the order of the images.
 
     The cluster is the one that the environment variable RAY_ADDRESS names, or else this machine. There is one copy of
-    the model for each GPU, or for each CPU where there is no GPU. The arguments but ``paths`` are those of
-    `ChunkEmbedder`.
+    the model for each GPU, or for each CPU where there is no GPU.
     """
     place = os.path.abspath(model) if os.path.exists(model) else model
     size = -(-CHUNK // options["batch_size"]) * options["batch_size"]

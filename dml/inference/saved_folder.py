@@ -58,21 +58,13 @@ FILES = (WEIGHTS, CONFIG, DESCRIPTION, PICTURE)
 
 @dataclass(frozen=True)
 class SavedModel:
-    """A model as a folder holds it.
-
-    Args:
-        path: path of the folder.
-        settings: configuration with which the model was built and trained.
-        heads: names of the heads that it was saved with.
-        chosen_heads: names of the heads that its training chose, which its metrics are of.
-        fingerprint: fingerprint of the model when it was saved.
-    """
+    """A model as a folder holds it."""
 
     path: Path
-    settings: ModelSettings
-    heads: tuple[str, ...]
-    chosen_heads: tuple[str, ...]
-    fingerprint: str
+    settings: ModelSettings  # configuration with which the model was built and trained
+    heads: tuple[str, ...]  # names of the heads that it was saved with
+    chosen_heads: tuple[str, ...]  # names of the heads that its training chose, which its metrics are of
+    fingerprint: str  # of the model when it was saved
 
 
 def is_saved_folder(path: Path) -> bool:
@@ -114,10 +106,7 @@ def read_folder(path: Path, *, trust: bool = False) -> SavedModel:
 
 
 def save_folder(embedder: ImageEmbedder, folder: str | Path, license_id: str | None) -> Path:
-    """Save a model; see `dml.inference.image_embedder.ImageEmbedder.save_pretrained`.
-
-    The files are written to a new folder, which then takes the place of the old one.
-    """
+    """Save a model to a new folder, which then takes the place of the old one; see `ImageEmbedder.save_pretrained`."""
     path = expand_home(folder).absolute()
     if path.is_symlink():
         path = path.resolve()  # the folder that it leads to is replaced, not the link

@@ -21,12 +21,7 @@ METRICS = ["recall", "map@r"]
 
 
 class EmbeddedTable(NamedTuple):
-    """Images and their vectors.
-
-    Args:
-        table: table of the images that could be read.
-        vectors: (N, D) float32 vectors of the rows of the table, as `ImageEmbedder.embed` gives them.
-    """
+    """The images of a table that could be read, and their vectors (N, D)."""
 
     table: ImageTable
     vectors: NDArray[np.float32]
@@ -49,14 +44,7 @@ def build_evaluator(settings: Settings, table: ImageTable, tested: ImageTable) -
 
 
 def embed_split(model: ImageEmbedder, table: ImageTable, split: str, **arguments: Any) -> EmbeddedTable:
-    """Embed the images of a split as the run's test does.
-
-    Args:
-        model: a trained model.
-        table: table of the whole data set.
-        split: name of the split; "test" includes query and gallery.
-        **arguments: arguments of `ImageEmbedder.embed`; images that are skipped are missing from the result.
-    """
+    """Embed the images of a split, "test" with query and gallery, as the run's test does, without skipped ones."""
     part = table.select_evaluated(split)
     if not len(part):
         raise InputError(f"{table.source or 'data set'}: no images of the split {split}")

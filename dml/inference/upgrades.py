@@ -35,8 +35,6 @@ class UpgradeReport:
         rows: {row: {metric: (mean, low, high)}}, fractions of the held-out queries with 95 % intervals over classes.
             None if the new model was trained or validated on nearly all classes.
         adapter: the adapter to search with; None if embedding all images again is better, or was asked for.
-        verdict: whether waiting, adapting or embedding again pays.
-        notes: sentences on the sample.
     """
 
     rows: Mapping[str, Mapping[str, tuple[float, float, float]]]
@@ -166,11 +164,7 @@ class _Sample:
         return {"recall@1": recall_at_k(ranks, 1).numpy(), "MAP@R": map_at_r(ranks).numpy()}
 
     def judge(self, old: Values, adapted: Values | None, new: Values) -> tuple[str, bool]:
-        """Judge whether waiting, adapting or embedding again pays, and whether an adapter beats the old model.
-
-        An adapter does if retention x gain > 1: the share that it keeps of what the new model finds, times how much
-        more that is than what the old one finds.
-        """
+        """Judge whether waiting, adapting or embedding again pays, and whether an adapter beats the old model."""
         metric, before = [*old.items()][-1]
         after, between = [*new.values()][-1], [*(adapted or new).values()][-1]
         change = mean_difference(before, after, self.groups)

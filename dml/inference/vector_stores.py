@@ -192,13 +192,9 @@ def upload_images(
     """Embed the images of a source, and upload them to the model's collection -> its name, and how many were uploaded.
 
     Args:
-        model: model that embeds the images.
-        address: kind and place of the database, see `parse_address`.
-        source: folder or archive of images, list of them, or an image.
         root: folder that the stored paths are relative to; None stores absolute paths.
         prune: whether images below the folder ``source``, or else below ``root``, that the source lacks are deleted
             from the collection at the end; a line says before how many these are.
-        **options: further arguments of `ImageEmbedder.embed_in_batches`.
     """
     name, place = parse_address(address)
     folder = source if expand_home(source).is_dir() else root
@@ -245,10 +241,7 @@ def _make_ids(identities: Sequence[str], root: str | None) -> list[str]:
 
 
 def _find_outdated(stored: dict[str, str], ids: set[str], folder: str, root: str | None) -> list[str]:
-    """Return the ids of the stored images below a folder that aren't among some ids.
-
-    Relative paths are those of the root, and belong to no upload without one.
-    """
+    """Return the ids of the stored images below a folder that aren't among some ids."""
     base, beginning = "" if root is None else os.path.realpath(expand_home(root)), os.path.realpath(expand_home(folder))
     own = {point: path for point, path in stored.items() if path and os.path.isabs(path) == (root is None)}
     identities = identify_images(os.path.join(base, path) for path in own.values())

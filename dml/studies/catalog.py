@@ -16,13 +16,10 @@ TABLES = "tables"
 
 
 def find_studies(name: str | None, settings: Sequence[str] = (), data: Path | None = None) -> list[Study]:
-    """Find the studies that a name stands for.
+    """Find the studies that names, with commas between them, stand for; None is all of them.
 
-    Args:
-        name: name of a study, a table, a paper or of all tables; the path of a study's file; None for all. Several
-            names have commas between them.
-        settings: changes of the study, see `dml.studies.study.read_study`; of tables only "seeds=5".
-        data: folder that holds the folders of the data sets; None if the user gave none.
+    A name is that of a study, a table, a paper or of all tables, or the path of a study's file. Tables have the setting
+    "seeds=5" alone; the others are `read_study`'s.
     """
     if name is None:
         return [*map(_read_own, STUDIES), *(table.make_study() for table in read_tables())]

@@ -21,29 +21,16 @@ SEARCH_SEED = 0
 
 @dataclass(frozen=True)
 class Job:
-    """A run of a cell.
-
-    Args:
-        cell: cell that the run belongs to.
-        stage: `SEARCH` or `TEST`.
-        overrides: overrides that the search tries, or that it chose.
-        run: the training with its seed and folder.
-    """
+    """A run of a cell."""
 
     cell: Cell
-    stage: str
-    overrides: Overrides
+    stage: str  # `SEARCH` or `TEST`
+    overrides: Overrides  # overrides that the search tries, or that it chose
     run: Run
 
 
 class Engine:
-    """The runs of a study, whose results come from their folders, or from earlier commands.
-
-    Args:
-        study: the study to run.
-        plan: the folders and options of the study's runs, see `dml.studies.runs.Plan`.
-        stored: results of earlier commands.
-    """
+    """The runs of a study, whose results come from their folders, or from earlier commands."""
 
     def __init__(self, study: Study, plan: Plan, stored: Iterable[Result]) -> None:
         self.study = study
@@ -103,10 +90,7 @@ class Engine:
             self._discard(self._list_tests(cell))
 
     def select_valid(self, results: Iterable[Result]) -> list[Result]:
-        """Select the results of cells that the study has, and whose trainings haven't changed since.
-
-        Results that don't say what was trained, as the leaderboard's, are valid.
-        """
+        """Select the results of the study's cells whose trainings haven't changed, or don't say what was trained."""
         by_key = self.study.by_key
         return [
             result
@@ -206,10 +190,7 @@ class Engine:
 
 
 def describe_run(run: Run, heads: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return what the metrics of a finished run are of: the facts that it stored, else those by its configuration.
-
-    With heads, they are of the embeddings of these; else of the whole embedding.
-    """
+    """Return what a finished run's metrics, or those of its heads, are of: stored facts, else by its configuration."""
     config = read_described_keys(run.training, heads)
     stored = describe_measurement(run.metrics, config)
     if heads:

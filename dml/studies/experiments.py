@@ -66,14 +66,9 @@ def compose(training: Training) -> DictConfig:
 def identify(config: DictConfig, root: Path | None = None) -> str:
     """Return a hash of what a configuration trains; those of one training share it.
 
-    Its runs differ in keys that tell them apart, or say how a machine computes them; all others say what it is.
-
-    Null values are not part of the hash, so that finished runs keep theirs when an option is added that is null.
-
-    Args:
-        config: configuration of a run, as `compose` returns it.
-        root: absolute path of a data set of the user's own, which its name doesn't tell from others; None for a data
-            set that is the same wherever it lies.
+    Its runs differ in keys that tell them apart, or say how a machine computes them; all others say what it is. Null
+    values are not part of the hash, so that finished runs keep theirs when an option is added that is null. ``root`` is
+    that of a data set of the user's own, which its name doesn't tell from others.
     """
     values = {key: _as_integer(value) for key, value in flat(plain_config(config)).items() if value is not None}
     values = {
@@ -110,9 +105,9 @@ def read_described_keys(training: Training, heads: tuple[str, ...] = ()) -> dict
 
 
 def count_steps(config: DictConfig) -> int:
-    """Return the number of steps of a training; `EPOCH` stand for an epoch, and `FEWEST_STEPS` for an open length.
+    """Return the number of steps of a training, the sum of its stages.
 
-    The length of a run in stages is that of its stages.
+    `EPOCH` stand for an epoch, and `FEWEST_STEPS` for an open length.
     """
     trainer = config.trainer
     if trainer.max_epochs is not None:

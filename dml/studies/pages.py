@@ -104,10 +104,8 @@ def format_chosen(row: RowResult) -> str:
 def format_table(columns: Mapping[str, str], rows: Sequence[RowResult]) -> str:
     """Format a table with a line for each row, which is compared with the first one.
 
-    Args:
-        columns: {heading: "name", "code" or "chosen", or a kind of number and its metric, such as "interval map@r"; the
-            kinds are interval, mean, seeds and difference}.
-        rows: rows of the results.
+    The columns are {heading: "name", "code" or "chosen", or a kind of number and its metric, such as "interval map@r"};
+    the kinds are interval, mean, seeds and difference.
     """
     lines = [[_format_cell(row, rows[0], *content.split(" ", 1)) for content in columns.values()] for row in rows]
     return markdown_table(

@@ -29,15 +29,12 @@ class PrintedNumber:
     Args:
         paper: key of the paper, one of `PAPERS`.
         table: number of the table in the paper, such as "IV".
-        row: stable key of the row.
         method: name of the row as the paper prints it.
         origin: "true" for the paper's method, an ablation or a second run of it, "retrained" for a baseline that the
             paper ran itself, "false" for a number that the paper quotes; the column "own" of the file.
-        dataset: name of the data set in `conf/dataset`.
         backbone, dim, heads, settings: settings of the row as the paper states them; empty if it doesn't state them.
         metric: recall@k, nmi, f1, h_ap, asi, ndcg, sum_wap, ap/LEVEL, map, recall@1/mean, recall@1/sd.
         printed: the number in percent; empty where the paper prints a dash.
-        note: remark on what is odd about the number.
     """
 
     paper: str

@@ -30,11 +30,8 @@ class Result:
 
     Args:
         dataset, condition, row: names of the run's cell in its study.
-        stage: `SEARCH` or `TEST`.
-        seed: seed of the run.
         overrides: overrides that a search chose, or that were tried, as a shell takes them.
         configuration: hash of what the run trained; "" in the leaderboard's results, which are older than it.
-        seconds: duration of the run.
         facts: facts on the model and data of the metrics, by the name of the fact.
         metrics: metrics of the run, fractions; of a tried run only its "score".
         counts: number of queries of each test class; empty without sums.

@@ -67,13 +67,7 @@ BASIC = "basic"
 
 @dataclass(frozen=True)
 class Run:
-    """A run: one training with one seed.
-
-    Args:
-        training: the experiment with its overrides.
-        seed: seed of the run's random numbers.
-        folder: folder of the run's results, which may not exist yet.
-    """
+    """A run: one training with one seed."""
 
     training: Training
     seed: int
@@ -125,27 +119,16 @@ class Run:
 
 @dataclass(frozen=True)
 class Plan:
-    """Where and how the runs of a study are made.
-
-    Args:
-        outputs: folder for runs.
-        seeds: number of runs of each training; their seeds count from 0.
-        is_small: whether the embedded data and small networks stand in for the papers' own, see `shrink`.
-        overrides: overrides of every training.
-        data: folder that holds the folders of the data sets; None if the user gave none.
-        jobs: number of runs at a time.
-        launcher: choice of conf/launcher.
-        runs_copies: whether the launcher `BASIC` runs trainings by `run_forks`, which is quicker for small ones.
-    """
+    """Where and how the runs of a study are made."""
 
     outputs: Path
-    seeds: int
-    is_small: bool = False
-    overrides: tuple[str, ...] = ()
-    data: Path | None = None
-    jobs: int = 1
-    launcher: str = BASIC
-    runs_copies: bool = False
+    seeds: int  # runs of each training; their seeds count from 0
+    is_small: bool = False  # whether the embedded data and small networks stand in for the papers' own
+    overrides: tuple[str, ...] = ()  # overrides of every training
+    data: Path | None = None  # folder that holds the folders of the data sets; None if the user gave none
+    jobs: int = 1  # number of runs at a time
+    launcher: str = BASIC  # choice of conf/launcher
+    runs_copies: bool = False  # whether the launcher `BASIC` runs trainings by `run_forks`, quicker for small ones
     _runs: dict[Training, list[Run]] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -178,11 +161,8 @@ class Plan:
     def train(self, runs: Iterable[Run], purpose: str) -> bool:
         """Begin or resume the runs that aren't finished, each in a process of its own -> whether a run failed.
 
-        A run that another command has finished by the time of its turn is refused, which is no failure.
-
-        Args:
-            runs: runs in the order in which they begin; of runs with one folder one is made.
-            purpose: beginning of the line that counts the runs.
+        A run that another command has finished by the time of its turn is refused, which is no failure. The lines that
+        count the runs begin with ``purpose``.
         """
         distinct = list({run.folder: run for run in runs}.values())
         missing = [run for run in distinct if not run.is_finished]
@@ -237,9 +217,7 @@ def check_data(name: str, runs: Iterable[Run], data: Path | None) -> None:
 def run_processes(commands: Sequence[Sequence[str]], jobs: int = 1) -> bool:
     """Run ``python -m dml`` with the arguments of each command, so many at a time -> whether a command failed.
 
-    Args:
-        commands: arguments of each command, such as ["train", "loss=rll"]; a line tells of each when it begins.
-        jobs: commands that run at a time; with several, each has one thread.
+    A line tells of each when it begins. Of several commands at a time, each has one thread.
     """
     threads = {"OMP_NUM_THREADS": "1"} if jobs > 1 else {}
     environment = python_environment(**threads, **{signals.SILENT: "1"})

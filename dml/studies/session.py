@@ -18,12 +18,7 @@ from dml.studies.study import Study
 
 
 class Session:
-    """A study with the options of a call.
-
-    Args:
-        study: the study of the call.
-        options: options of the command line, see `dml.studies.study_command.parse_options`.
-    """
+    """A study with the options of a call."""
 
     def __init__(self, study: Study, options: argparse.Namespace) -> None:
         launchers = [path.stem for path in (CONF / "launcher").glob("*.yaml")]

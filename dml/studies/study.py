@@ -49,10 +49,8 @@ class Cell:
 
     Args:
         dataset, condition, row: names of the three.
-        training: the training without what a search chooses.
         after: overrides of the tested trainings alone, which follow those that a search chose.
         part: prefix of the metrics in metrics.json, such as "heads/H"; "" for the whole embedding.
-        search: search of the row; None if nothing is chosen for it.
         choice_from: the cell of another condition whose chosen overrides this one takes; None for none.
     """
 
@@ -86,9 +84,6 @@ class Study:
     """Trainings that are compared, and how their results are shown.
 
     Args:
-        name: name of the study.
-        cells: all cells of the study.
-        content: further values, which the page needs.
         is_table: whether it is a paper's table, whose runs keep their checkpoints, which take gigabytes, and all of
             their metrics; of other runs the metrics of the queries are kept, summed by class.
         metrics: ends of the names of the metrics that are kept of each run besides; "" for all.
@@ -124,10 +119,7 @@ class Study:
         ]
 
     def name_results(self, departures: Sequence[str] = ()) -> str:
-        """Return the name of the files of results: those of a changed study don't replace its own.
-
-        The departures are overrides of all trainings that the user gave.
-        """
+        """Return the name of the files of results: a study changed by ``departures`` doesn't replace its own."""
         changed = sorted([*self.changes, *departures])
         return f"{self.name}-{sha256(shlex.join(changed).encode()).hexdigest()[:8]}" if changed else self.name
 
@@ -135,10 +127,7 @@ class Study:
 def read_study(path: Path, settings: Sequence[str] = (), data: Path | None = None) -> Study:
     """Read a study from its file; docs/studies.md describes its keys.
 
-    Args:
-        path: path of the YAML file.
-        settings: new values such as "seeds=5", and selections such as "rows=rll,*softmax".
-        data: folder that holds the folders of the data sets; None if the user gave none.
+    The settings are new values such as "seeds=5", and selections such as "rows=rll,*softmax".
     """
     if not path.is_file():
         raise InputError(f"{path}: no such file, which would describe a study")

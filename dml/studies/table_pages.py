@@ -24,21 +24,13 @@ STATISTICS: dict[str, Callable[[Sequence[float]], float]] = {
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A trained number of a table, and its reproduction.
+    """A trained number of a table, and its reproduction."""
 
-    Args:
-        number: the number that the paper prints.
-        cells: the cells whose trainings stand for the number.
-        runs: {seed: finished runs of the cells}.
-        run_count: number of runs of all cells and seeds.
-        is_comparable: whether the runs have the paper's data and network.
-    """
-
-    number: PrintedNumber
-    cells: tuple[Cell, ...]
-    runs: Mapping[int, list[Result]]
-    run_count: int
-    is_comparable: bool = True
+    number: PrintedNumber  # the number that the paper prints
+    cells: tuple[Cell, ...]  # the cells whose trainings stand for the number
+    runs: Mapping[int, list[Result]]  # finished runs of the cells, by seed
+    run_count: int  # number of runs of all cells and seeds
+    is_comparable: bool = True  # whether the runs have the paper's data and network
 
     @property
     def name(self) -> str:

@@ -58,10 +58,7 @@ def describe_archive_damage(error: Exception) -> str:
 def read_zip_member(archive: zipfile.ZipFile, member: str, max_bytes: int, option: str) -> bytes:
     """Read a member of an open zip file.
 
-    Raises:
-        KeyError: if there is no such member.
-        RefusedFileError: if the member is larger.
-        one of `DAMAGES`: if the archive or the member is damaged, or the member can't be unpacked.
+    It raises a KeyError if there is none, a RefusedFileError if it is larger, and one of `DAMAGES` if it is damaged.
     """
     entry = archive.getinfo(member)
     check_size(entry.file_size, max_bytes, option)
@@ -80,10 +77,7 @@ def _open_zip(archive: str) -> zipfile.ZipFile:
 
 @lru_cache(maxsize=8)
 def _open_stamped_zip(path: str, _: Stamp, process: int) -> zipfile.ZipFile:  # noqa: ARG001
-    """Open an archive once a process: forked workers that share a file handle would share its position too.
-
-    A file that has been replaced has another stamp, and is opened anew.
-    """
+    """Open an archive once a process, as forked workers would share its position, and anew for another stamp."""
     return zipfile.ZipFile(path)
 
 
@@ -99,11 +93,8 @@ OPTION = "data.max_image_bytes"
 def read_content(path: str, max_bytes: int = MAX_BYTES) -> bytes:
     """Read an image file, or the member of an archive that ``archive.zip/member`` names.
 
-    Raises:
-        FileNotFoundError: if there is no such file or member.
-        RefusedFileError: if it isn't a regular file, or is too large.
-        one of `dml.data.image_files.contents.DAMAGES`: if the archive or its member is damaged, or the member can't be
-            unpacked.
+    It raises a FileNotFoundError; a RefusedFileError for what isn't a regular file, or is too large; and one of
+    `DAMAGES` if the archive or its member is damaged.
     """
     path, _ = split_part(path)
     archive, member = split_member(path)
@@ -125,12 +116,9 @@ def hash_content(path: str, max_bytes: int = MAX_BYTES, content: bytes | None = 
 
 
 def read_stamps(paths: Iterable[str]) -> NDArray[np.int64]:
-    """Read the stamp of each file; times are in nanoseconds.
+    """Read the stamp of each file (N, 4), or of the archive of a member, in nanoseconds; `MISSING` without a file.
 
-    A file whose stamp is unchanged is assumed to be unchanged. A member of an archive has the stamp of the archive.
-
-    Returns:
-        The stamps (N, 4); `MISSING` for a file that doesn't exist.
+    A file whose stamp is unchanged is assumed to be unchanged.
     """
     archive_stamps: dict[str, Stamp] = {}
     stamps = []

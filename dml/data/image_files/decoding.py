@@ -69,10 +69,7 @@ def read_jpeg_size(content: bytes) -> tuple[int, int] | None:
 
 
 def read_orientation(jpeg: bytes, warn: Callable[[str], None]) -> int:
-    """Return the orientation that EXIF or XMP states, or 1.
-
-    Pillow, which takes 0.1 ms for this, reads only files that have EXIF or XMP data.
-    """
+    """Return the orientation that EXIF or XMP states, or 1."""
     head = b"".join(_split_head(jpeg))
     if b"Exif\0\0" not in head and b"tiff:Orientation" not in head:
         return 1
@@ -120,10 +117,7 @@ def _supported_formats() -> list[str]:
 
 @contextmanager
 def _catch_metadata_warnings(warn: Callable[[str], None]) -> Iterator[None]:
-    """Hand each warning of Pillow about damaged metadata to ``warn``, as Pillow doesn't know the name of the file.
-
-    Python's filters of warnings are global, so one thread at a time may do this: the caller holds `_header_lock`.
-    """
+    """Hand each warning of Pillow about damaged metadata to ``warn``; filters are global, so `_header_lock` is held."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield
@@ -138,10 +132,7 @@ def _read_exif(image: Image.Image, warn: Callable[[str], None]) -> Image.Exif:
 
 
 def _open_with_pillow(content: bytes, warn: Callable[[str], None]) -> OpenedImage:
-    """Read the header of an image, without Pillow's limit: it warns from 89 million pixels on, and fails at 179.
-
-    The limit is restored, because it is global, and the process may read other images with Pillow.
-    """
+    """Read the header of an image, without Pillow's limit of 89 million pixels, which is global and restored."""
     with _header_lock, _catch_metadata_warnings(warn):
         limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
         try:
@@ -162,16 +153,10 @@ def decode_with_pillow(
 def decode_opened(
     image: Image.Image, warn: Callable[[str], None], background: Color | None, *, in_place: bool = True
 ) -> Pixels:
-    """Decode an image that Pillow has opened, and turn it upright. -> (H, W, 3)
+    """Decode an image that Pillow has opened, and turn it upright, in place without a copy. -> (H, W, 3)
 
-    Args:
-        image: image of any of Pillow's modes.
-        warn: function that is called with what is wrong if the metadata, such as EXIF data, are damaged.
-        background: color behind transparent pixels, see `flatten`.
-        in_place: whether the image itself may be turned, which saves a copy.
-
-    Raises:
-        PixelValueError: if it isn't clear which of the values is black and which is white.
+    ``warn`` is called with what is wrong with metadata. If it isn't clear which of the values is black and which is
+    white, it raises a PixelValueError.
     """
     tile, file_format = str(getattr(image, "tile", "")), image.format
     is_wide = ";16" in tile  # of the two bytes a channel, Pillow keeps the upper one
@@ -201,13 +186,9 @@ def decode_opened(
 
 
 def flatten(image: Image.Image, background: Color | None) -> Pixels:
-    """Lay an image over a ground of one color, as a person sees it. -> (H, W, 3)
+    """Lay an image of 8 bits a channel over a ground of one color, as a person sees it; None drops alpha. -> (H, W, 3)
 
     A drawing in the color of the ground is laid over black, or white: all such drawings would else be equal.
-
-    Args:
-        image: image of 8 bits a channel.
-        background: color of the ground; None drops the alpha channel, so that the colors of transparent pixels show.
     """
     if image.has_transparency_data:
         image = image.convert("RGBA")
@@ -224,16 +205,9 @@ def flatten(image: Image.Image, background: Color | None) -> Pixels:
 
 
 def _scale_to_bytes(values: npt.NDArray[Any], stated_bits: int) -> Pixels:
-    """Scale gray values of more than 8 bits to 8 bits; 0 is black, and the end of the smallest fitting range is white.
-
-    The ranges of integers are those of 8, 12 and 16 bits: 12-bit cameras write 16-bit files, and some programs write
-    8-bit values as 32-bit integers. The ranges of floats end at 1, 255 and 65535. Floats that don't fit into one range
-    and would be darker than 1/16 of white in the next, such as floats up to 1.2, are refused.
-
-    Args:
-        values: (H, W) integers or floats.
-        stated_bits: number of bits of a value, according to the file; only 12 is taken from the file.
-    """
+    """Scale gray values (H, W) of more than 8 bits to 8; 0 is black, the end of the smallest fitting range white."""
+    # 12-bit cameras write 16-bit files, and some programs write 8-bit values as 32-bit integers. Floats that would be
+    # darker than 1/16 of white in the range that they need, such as floats up to 1.2, are refused.
     low, high = values.min(), values.max()
     if values.dtype.kind == "f":
         ranges = "0 to 1, 0 to 255 or 0 to 65535"
@@ -255,12 +229,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def describe_damage(error: Exception, content: bytes) -> str:
-    """Return in a few words why the content of an image file can't be decoded.
-
-    Args:
-        error: error of a decoder. Only the message of an `OSError` speaks of the file; others speak of Pillow's code.
-        content: the bytes of the file.
-    """
+    """Return in a few words why the content of an image file can't be decoded."""
     if not content:
         return "empty file"
     if isinstance(error, UnidentifiedImageError):  # its message is the address of the content in memory

@@ -42,9 +42,7 @@ REMEDY = " (data.on_corrupt=skip leaves it out)"
 class UnreadableImageError(InputError):
     """An error for an image file that is missing, is refused, or can't be decoded.
 
-    Args:
-        message: the error line.
-        reason: the reason alone, without the path of the file; empty if it stands in no other place than the line.
+    ``reason`` is the error line without the path; empty if it stands in no other place than the line.
     """
 
     def __init__(self, message: str, reason: str = "") -> None:
@@ -93,15 +91,8 @@ class ImageFile:
     from the largest value, see `dml.data.image_files.decoding`. Of damaged EXIF data, the part that can be read counts:
     without an orientation the image stays as it is stored. A warning names the file.
 
-    Args:
-        path: path of the file, or ``archive.zip/member``, or of a part of either, see `dml.data.image_files.parts`.
-        limits: largest size of the file and of the image, which is measured before decoding, and background.
-        content: the bytes of the file, if they are in memory already; then ``path`` is its name in error lines. None
-            reads the file.
-
-    Attributes:
-        content: the bytes of the file.
-        size: height and width of the upright image in pixels; ``height`` and ``width`` are those of the part.
+    ``path`` may name a part of a file, see `dml.data.image_files.parts`; ``size`` is that of the whole upright image,
+    ``height`` and ``width`` are those of the part. ``content`` holds the bytes if they are in memory already.
 
     Raises:
         UnreadableImageError: if the file is missing, too large or not a regular file, the part isn't inside of the
@@ -131,16 +122,10 @@ class ImageFile:
         self.height, self.width = self._part.height, self._part.width
 
     def pixels(self, box: Box | None = None, at_least: tuple[int, int] | None = None) -> Tensor:
-        """Decode a box of the image, or of the part that ``path`` names, or the whole of it.
+        """Decode a box of the image, or of the part that ``path`` names, or the whole of it -> (3, h, w) uint8 RGB.
 
-        Args:
-            box: box in the image or part; None is the whole of it.
-            at_least: smallest height and width that the result may have. A JPEG file is then decoded at 1/2, 1/4 or
-                1/8 of its size if the part is still as large as this; the edges of the part move by at most half a
-                decoded pixel. None decodes the image at its full size.
-
-        Returns:
-            The pixels (3, h, w) uint8 RGB; in memory the channels come last.
+        In memory the channels come last. A JPEG file is decoded at 1/2, 1/4 or 1/8 of its size if the box is still as
+        large as ``at_least`` (height, width); its edges then move by at most half a decoded pixel.
         """
         box = box or Box(0, 0, self.height, self.width)
         box = box._replace(top=self._part.top + box.top, left=self._part.left + box.left)
@@ -222,20 +207,12 @@ def warn_once(path: str, fault: str) -> None:
 
 
 def read_image(path: str, limits: ImageLimits = LIMITS) -> Tensor:
-    """Read and decode the image, or the part of one, at ``path``, see `ImageFile`. -> (3, H, W) uint8 RGB
-
-    Raises:
-        UnreadableImageError: if the file is missing, too large or not a regular file, or can't be decoded.
-        ImageMemoryError: if the memory runs out.
-    """
+    """Read and decode the image, or the part of one, at ``path``, as `ImageFile` does -> (3, H, W) uint8 RGB."""
     return ImageFile(path, limits).pixels()
 
 
 def _choose_reduction(box: Box, at_least: tuple[int, int]) -> int:
-    """Return the largest of libjpeg's fast reductions that leaves the box at least as large as ``at_least``.
-
-    Other reductions than these take longer than decoding the image at its full size.
-    """
+    """Return the largest of libjpeg's fast reductions that leaves the box at least as large as ``at_least``."""
     height, width = at_least
     reductions = (8, 4, 2)
     return next((factor for factor in reductions if box.height >= factor * height and box.width >= factor * width), 1)

@@ -26,12 +26,7 @@ class ImageLimits:
 
     Larger files and images are refused before they take memory. The pixels that a file claims count, not those that are
     decoded: libjpeg holds a progressive JPEG in memory at its full size, even if it decodes it at an eighth of that.
-
-    Args:
-        max_image_bytes: largest size of an image file, or of an unpacked member of an archive.
-        max_pixels: largest number of pixels, height times width, of an image and of what a `Resize` makes of it.
-            Decoding takes up to 13 bytes of memory a pixel.
-        background: color that transparent images are laid over, by its name or as #rrggbb; "none" ignores alpha.
+    Decoding takes up to 13 bytes of memory a pixel.
     """
 
     max_image_bytes: int = 512 << 20
@@ -81,10 +76,7 @@ class ImageLimits:
 
 @contextmanager
 def limit_list_bytes(max_list_bytes: int) -> Iterator[None]:
-    """Let `read_list_bytes` read files of up to ``max_list_bytes`` bytes in the body of the ``with`` statement.
-
-    The limit isn't an argument of each reader, because most readers take nothing but the root of the data set.
-    """
+    """Let `read_list_bytes` read files of up to ``max_list_bytes`` bytes in the body of the ``with`` statement."""
     token = _max_list_bytes.set(max_list_bytes)
     try:
         yield

@@ -55,10 +55,7 @@ def parse_edges(cells: Sequence[Any], place: str, *, rounds: bool = False) -> Ed
 
 
 def find_part(edges: Edges, height: int, width: int) -> tuple[int, int, int, int]:
-    """Return top, left, height and width of the part with some edges in an image of height x width.
-
-    A box that isn't inside of the image raises a `RefusedFileError`.
-    """
+    """Return top, left, height and width of a part in an image of height x width, or raise a RefusedFileError."""
     left, top, right, bottom = edges or (0, 0, width, height)
     if not (0 <= left < right <= width and 0 <= top < bottom <= height):
         raise RefusedFileError(f"the box {left},{top},{right},{bottom} isn't inside of its {width} x {height} pixels")

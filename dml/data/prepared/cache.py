@@ -39,11 +39,7 @@ class PixelFile:
     """An open file that is read at any position, also by forked children; other processes open it anew.
 
     It isn't mapped into memory: where files are larger than the memory, a system that maps them reads up to forty times
-    as much as is asked for. The file is closed when the object is gone.
-
-    Raises:
-        UnfitFileError: if there is no such file, or it can't be read.
-        InputError: if the path is a link or a folder.
+    as much as is asked for. A file that is missing or can't be read is an UnfitFileError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -97,16 +93,10 @@ class DamagedPixelsError(InputError):
 
 
 class ImageCache:
-    """The decoded and resized images of a table.
+    """The decoded and resized images of a table, one row of `INDEX_SCHEMA`'s columns for each.
 
     The pixels of an image are compared with their checksum once: by the first process that reads them, among this
-    process and its forked children.
-
-    Args:
-        file: the file of pixels.
-        index: the columns ``offset``, ``height``, ``width`` and ``crc32`` of `INDEX_SCHEMA`, with one row for each row
-            of the table; the height of an unreadable image is 0.
-        remedy: end of the error line for damaged pixels, which tells the user what to do.
+    process and its forked children. The height of an unreadable image is 0.
     """
 
     def __init__(self, file: PixelFile, index: pa.Table, remedy: str) -> None:
@@ -118,11 +108,7 @@ class ImageCache:
         self._share_checks()
 
     def pixels(self, row: int) -> Tensor | None:
-        """Read the image's pixels (3, h, w) uint8; None if its file was unreadable when it was cached.
-
-        Raises:
-            DamagedPixelsError: if the pixels don't have their checksum.
-        """
+        """Read the image's pixels (3, h, w) uint8, or raise a DamagedPixelsError; None if its file was unreadable."""
         height, width = self.shapes[row].tolist()
         if not height:
             return None
@@ -160,11 +146,8 @@ class CacheFiles:
 class CacheFolder:
     """The folder with the caches and the other prepared files of a data set.
 
-    Args:
-        path: path of the folder.
-        root: root of the data set. The prepared files name images by their paths relative to the root, so that the
-            data set and the folder can be moved together.
-        arguments: command line arguments that name the data set and the folder, for error lines.
+    They name images by their paths relative to the root, so that the data set and the folder can be moved together.
+    ``arguments`` of the command line name both, for error lines.
     """
 
     path: Path
@@ -175,14 +158,8 @@ class CacheFolder:
     def from_setting(cls, setting: str | None, root: str | None, name: str) -> "CacheFolder | None":
         """Return the folder that ``data.cache`` selects; None if the data set has no such folder.
 
-        Args:
-            setting: value of ``data.cache``. A path is a folder that holds one folder a data set, whose name ends in a
-                hash of the root: two data sets of one name don't share it. A folder without the hash,
-                which an earlier version made, stays in use if it holds prepared files; one of another content may be
-                the user's. "auto" is ``.dml`` in the root of the data set, or beside the root if that is a file;
-                without a root it selects no folder. None selects no folder.
-            root: root of the data set.
-            name: name of the data set.
+        A path is a folder that holds one folder a data set, whose name ends in a hash of the root: two data sets of one
+        name don't share it. "auto" is ``.dml`` in the root of the data set, or beside the root if that is a file.
         """
         if setting is None or (setting == "auto" and root is None):
             return None
@@ -212,10 +189,7 @@ class CacheFolder:
         return CacheFiles(*(stem.with_name(f"{stem.name}.{ending}") for ending in ("pixels", "parquet", "progress")))
 
     def find(self, table: ImageTable, resize: Resize | None, limits: ImageLimits = LIMITS) -> ImageCache | None:
-        """Open the cache of the table's images, resized by ``resize``; return None if there is no such cache.
-
-        ``limits`` has the background that the images must have been laid over.
-        """
+        """Open the cache of the table's images with this ``resize`` and background; None if there is none."""
         refuse_links(self.path)
         if resize is None:
             return None
@@ -273,7 +247,7 @@ def _base_folder(root: str) -> Path:
 
 
 def read_description(index: pa.Table) -> dict[str, Any]:
-    """Return the description that the index of a cache holds; an empty dictionary for a table that isn't an index.
+    """Return the description that the index of a cache holds; empty for a table that isn't an index.
 
     It holds the version of the cache files ("format"), the mode and size of the `Resize`, the color behind transparent
     pixels ("background"), and the length of the file of pixels ("bytes").

@@ -60,12 +60,10 @@ def build_cache(
 ) -> CacheFiles:
     """Build a cache of images: start a new one, continue an unfinished one, or keep a finished one of the same images.
 
-    The pixels of an unfinished or finished cache are compared with their checksums; damaged images are decoded again.
-
-    The folder must exist, and no other process may build a cache in it. ``advance`` is called with a number of images
-    whenever so many more are done, and ``warn`` with a line for each damaged file, and for each image that would be too
-    large when it is resized. The cache holds no pixels of such images and of unreadable ones. The work is shared by the
-    processes, None for one for each core.
+    The pixels of an older cache are compared with their checksums; damaged images are decoded again. The folder must
+    exist, and no other process may build a cache in it. ``advance`` is called with a number of images whenever so many
+    more are done, and ``warn`` with a line for each damaged file, and for each image that would be too large when it is
+    resized. The cache holds no pixels of such images and of unreadable ones.
     """
     refuse_links(folder.path)
     files, index = folder.files(resize), _plan_index(folder, resize, images, limits, warn)
@@ -207,10 +205,7 @@ def _find_intact(
 
 
 def _allocate(path: Path, size: int) -> None:
-    """Create a file of zeros, which takes no room on the disk yet.
-
-    A process that has opened an older file of this name goes on reading the older file.
-    """
+    """Create a file of zeros, which takes no room yet; a process that has opened an older one goes on reading that."""
     delete_file(path)
     free = shutil.disk_usage(path.parent).free
     if free < size:

@@ -38,10 +38,7 @@ class UnfitFileError(InputError):
 
 
 def refuse_links(folder: Path) -> None:
-    """Make sure that a folder of prepared files isn't a link and holds no links, nor the ``.dml`` folder around it.
-
-    Links further up in the path are allowed: the user chose that path.
-    """
+    """Make sure that a folder of prepared files, and the ``.dml`` folder around it, are no links and hold none."""
     for checked in [folder.parent, folder] if folder.parent.name == FOLDER else [folder]:
         _refuse_link(checked)
         try:
@@ -80,14 +77,8 @@ def make_writable_folder(folder: Path) -> None:
 def open_file(path: Path, flags: int = os.O_RDONLY) -> BinaryIO:
     """Open an existing regular file in binary mode.
 
-    Args:
-        path: path of the file.
-        flags: ``os.O_RDONLY``, ``os.O_RDWR``, or ``os.O_WRONLY | os.O_APPEND``.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        UnfitFileError: if the file may not be opened.
-        InputError: if the path is a link, a folder or anything else that isn't a file.
+    It raises a FileNotFoundError, an UnfitFileError if the file may not be opened, and an InputError for a link or
+    folder.
     """
     _refuse_link(path)
     _refuse_other(path)
@@ -115,10 +106,7 @@ def delete_file(path: Path) -> None:
 
 
 def write_parquet(path: Path, table: pa.Table) -> None:
-    """Write a table to a Parquet file whose footer holds a checksum of the whole file, and replace ``path`` by it.
-
-    Every program that reads Parquet files can read it.
-    """
+    """Write a table to a Parquet file whose footer holds a checksum of the whole file, and replace ``path`` by it."""
     metadata = {**(table.schema.metadata or {}), b"checksum": CHECKSUM + UNSET}
     sink = pa.BufferOutputStream()
     pq.write_table(table.replace_schema_metadata(metadata), sink)
@@ -130,12 +118,9 @@ def write_parquet(path: Path, table: pa.Table) -> None:
 
 
 def read_parquet(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """Read a Parquet file that `write_parquet` wrote.
+    """Read a file that `write_parquet` wrote.
 
-    Raises:
-        FileNotFoundError: if there is no such file.
-        UnfitFileError: if the file isn't as it was written, or lacks a column.
-        InputError: if the path is a link or a folder.
+    It raises a FileNotFoundError, or an UnfitFileError if the file isn't as it was written, or lacks a column.
     """
     with open_file(path) as file:
         content = _read_all(path, file)
@@ -156,13 +141,9 @@ def read_parquet(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
 def read_parquet_if_fit(
     path: Path, warn: Warn, done_again: str, columns: Sequence[str] | None = None
 ) -> pa.Table | None:
-    """Read a Parquet file as `read_parquet` does; None for a missing one, and after a warning for an unfit one.
+    """Read a file as `read_parquet` does; None for a missing one, and after a warning for an unfit one.
 
-    Args:
-        path: path of the file.
-        warn: function that is called with the line of the warning.
-        done_again: treatment of the images of an unfit file, such as "read again".
-        columns: names of the columns to read; None reads all.
+    ``done_again`` says for the warning what becomes of the images, such as "read again".
     """
     try:
         return read_parquet(path, columns)
@@ -188,10 +169,7 @@ def checksummed_line(value: Any) -> str:
 def read_lines(path: Path, warn: Warn, done_again: str) -> list[Any]:
     """Read the values of a file whose lines `checksummed_line` formatted; a missing or unfit file holds none.
 
-    Args:
-        path: path of the file.
-        warn: function that is called with a line about an unfit file, or about lines that aren't as they were written.
-        done_again: treatment of the images of these lines, such as "read again".
+    A warning tells of lines that aren't as they were written, and that their images are done again.
     """
     try:
         with open_file(path) as file:

@@ -45,14 +45,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CheckedImage:
-    """The result of reading and decoding an image file.
+    """The result of reading and decoding an image file: its `Stamp` and upright size in pixels, 0 if it can't be read.
 
-    Attributes:
-        bytes: size of the file.
-        mtime_ns, inode, ctime_ns: the rest of the file's `Stamp`.
-        height, width: size of the whole upright image in pixels; 0 if the image can't be read.
-        sha256: hexadecimal SHA-256 of the file's content, and of the box of a part; empty if the image can't be read.
-        error: the reason why the image can't be read; empty if it can be read.
+    ``sha256`` is of the content, and of the box of a part; ``error`` is the reason why the image can't be read, or "".
     """
 
     bytes: int
@@ -80,16 +75,12 @@ def check_images(
     warn: Warn = logger.warning,
     limits: ImageLimits = LIMITS,
 ) -> dict[str, CheckedImage]:
-    """Read and decode each image of a table, unless an earlier verification has read the same file.
+    """Read and decode each image of a table, unless an earlier verification has read the same file -> results by path.
 
     The folder must exist, and no other process may prepare the data set. With ``compare_contents`` a file of unchanged
     stamp is read too, as is one whose inode or time of the change alone is another, and decoded if its SHA-256 differs.
     ``advance`` is called with a number of images whenever so many more are done, and ``warn`` with a line for each
-    damaged file, and about images whose content has changed while size and time stayed the same. The work is shared by
-    the processes, None for one for each core.
-
-    Returns:
-        The result for each path, in the order of the table.
+    damaged file, and about images whose content has changed while size and time stayed the same.
     """
     paths = [*dict.fromkeys(table.paths.tolist())]
     stamps: dict[str, Stamp] = dict(zip(paths, map(tuple, read_stamps(paths).tolist()), strict=True))
@@ -158,11 +149,7 @@ def _journal_path(folder: CacheFolder) -> Path:
 
 
 def read_verified(folder: CacheFolder) -> dict[str, CheckedImage]:
-    """Read the results of the last verification, and those of a later one that was cut short.
-
-    Returns:
-        The result for each image, by its path relative to the root of the data set.
-    """
+    """Read the results of the last verification and of a later, unfinished one, by path relative to the root."""
     refuse_links(folder.path)
     return _read_table(folder, logger.warning) | _read_journal(folder, logger.warning)
 
@@ -205,11 +192,7 @@ def list_faults(
     *,
     disjoint: bool = True,
 ) -> dict[str, list[str]]:
-    """List everything that is wrong with a data set.
-
-    Returns:
-        Lines that describe one fault each, by the kind of fault, in words that stand behind the number of the lines.
-    """
+    """List everything that is wrong with a data set: a line for each fault, by the kind of fault."""
     unreadable = {path: image.error for path, image in images.items() if image.error not in ("", NO_FILE)}
     shared = find_copies(table.subset(*TRAINING_SPLITS), table.select_evaluated("test"), images)
     kinds = {

@@ -68,23 +68,16 @@ def read(
     cells stand for the whole image.
 
     Args:
-        root: path of the file, or of a folder that holds one .csv file.
         test_fraction: see `dml.data.splits.complete_splits`, as for the next two.
-        val_fraction: fraction of the training classes that is drawn for ``val``.
-        seed: seed of the draws.
         columns: the file's names of the columns, by the names above, such as ``{"path": "image", "label": "class"}``;
             columns that aren't mentioned have the names above. None for "split" passes over columns of splits.
-        encoding: encoding of the file, such as utf-8 or cp1252.
     """
     table = _read_file(root, columns or {}, encoding)
     return complete_splits(table, test_fraction=test_fraction, val_fraction=val_fraction, seed=seed)
 
 
 def read_listed(root: str | Path | None) -> ImageTable:
-    """Read the images of a file without their splits.
-
-    A file without a column of labels gives all images a class whose name is empty.
-    """
+    """Read the images of a file without their splits; without a column of labels, all have a class without a name."""
     return _read_file(root, {"split": None}, "utf-8", needs_labels=False)
 
 
@@ -237,10 +230,7 @@ def _missing_column_error(place: str, header: list[str], missing: list[str], *, 
 
 
 def _find_levels(place: str, header: list[str], *, needs_labels: bool, is_frame: bool) -> list[str]:
-    """Return the names of the columns that hold class names, and check all column names.
-
-    Unless the file needs labels, "label" may be none of its columns, if no other column has one of its `OTHER_NAMES`.
-    """
+    """Return the names of the columns of class names, and check all column names; "label" may be none of them."""
     level_columns = [name for name in header if re.fullmatch(r"level\d+", name)]
     repeated = [name for name in ("path", "label", *level_columns, "split", *COLUMNS) if header.count(name) > 1]
     if repeated:

@@ -19,10 +19,7 @@ LAST_TRAINING_CLASS, CLASSES = 100, 200
 def read(root: str | Path | None) -> ImageTable:
     """Read Caltech-UCSD Birds-200-2011 (Wah et al., 2011): classes 1-100 are for training, 101-200 for testing.
 
-    The official ``train_test_split.txt`` is for classification and isn't read.
-
-    Args:
-        root: the folder ``CUB_200_2011``, which holds ``images.txt``.
+    The root holds ``images.txt``. The official ``train_test_split.txt`` is for classification and isn't read.
     """
     folder = LAYOUT.root(root)
     if (folder / "lists").is_dir() and not (folder / "images.txt").exists():

@@ -29,14 +29,7 @@ Ids = NDArray[np.int64]
 
 
 class ImageList(NamedTuple):
-    """The images of one csv file.
-
-    Attributes:
-        paths: paths of the N images.
-        ids: (N, 3) class ids at the levels, `UNKNOWN` at levels that the file doesn't list.
-        split: split of the images.
-        level: level at which the images are evaluated, or `EVERY_LEVEL`.
-    """
+    """The images of one csv file, with their class ids (N, 3), `UNKNOWN` at levels that the file doesn't list."""
 
     paths: list[str]
     ids: Ids
@@ -52,13 +45,9 @@ def read(root: str | Path | None, *, variant: str) -> ImageTable:
     rows three times. Ids become labels without gaps. The labels of the test classes follow those of the training
     classes, because the ids of the two aren't related.
 
-    The images of ``query.csv`` may be in ``query/``, where the authors' loader expects them, in ``query/imgs/`` or in
-    ``imgs/``; those of ``label.csv`` are in ``imgs/``. In the published csv files the first record follows the header
-    in the same line; well-formed files can be read too.
-
-    Args:
-        root: the folder that holds ``train/``.
-        variant: "vehicle", "animal" or "product".
+    The root holds ``train/``. The images of ``query.csv`` may be in ``query/``, where the authors' loader expects them,
+    in ``query/imgs/`` or in ``imgs/``; those of ``label.csv`` are in ``imgs/``. In the published csv files the first
+    record follows the header in the same line; well-formed files can be read too.
     """
     if variant not in LAYOUTS:
         raise InputError(f"dataset.reader.variant={variant}: {', '.join(LAYOUTS)}")

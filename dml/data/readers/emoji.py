@@ -24,11 +24,7 @@ def read(root: str | Path | None = None) -> ImageTable:
     """Read emoji that six designers have drawn: a class is an emoji, and its images are the drawings, 64 x 64 on white.
 
     Half of the classes of each subgroup are for training and half for testing. A fifth of the training classes, fold 0
-    of five, is ``val``.
-
-    Args:
-        root: path of a zip file that ``scripts/build_emoji.py`` has written; None is the file that comes with the
-            package.
+    of five, is ``val``. The root is a zip file by ``scripts/build_emoji.py``; None is the one of the package.
     """
     path = expand_home(root) if root else Path(str(resources.files("dml.data") / "assets" / "emoji.zip"))
     if path.suffix != ".zip":  # `read_image` recognizes an archive by this ending
@@ -64,10 +60,7 @@ def read(root: str | Path | None = None) -> ImageTable:
 
 
 def _split_in_half(labels: NDArray[np.int64]) -> NDArray[np.str_]:
-    """Divide the classes of each subgroup in half at random. -> the split (N,) of each image
-
-    The odd classes of the subgroups go to train and test in turn.
-    """
+    """Divide the classes of each subgroup in half at random; the odd ones go to train and test in turn. -> (N,)"""
     classes, first = np.unique(labels[:, 0], return_index=True)
     shuffled = np.random.default_rng(0).permutation(len(classes))
     by_subgroup = shuffled[np.argsort(labels[first[shuffled], 1], kind="stable")]

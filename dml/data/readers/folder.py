@@ -38,12 +38,6 @@ def read(
     splits, whole classes are drawn for testing. Labels follow the sorted names of the classes. Files of the system, and
     files that end like text, data or videos, are passed over; a warning counts all other files that aren't read, such
     as .heic or .svg. A link that leads nowhere counts as one to a folder, unless its name ends like an image's.
-
-    Args:
-        root: path of the folder.
-        test_fraction: see `dml.data.splits.complete_splits`, as for the next two.
-        val_fraction: fraction of the training classes that is drawn for ``val``.
-        seed: seed of the draws.
     """
     if root is not None and os.path.isfile(expand_home(root)):
         raise InputError(f"dataset.root={root}: a file, not a folder; {name_reader(expand_home(root))}")
@@ -94,10 +88,7 @@ def name_reader(path: Path) -> str:
 
 
 def _list_images(folder: Path) -> tuple[list[Parts], list[Parts]]:
-    """List the parts of each image's path, and of the links to folders that are read under another path; both sorted.
-
-    A link that leads nowhere is an error: the data set would lack a class, or a split, while a disk isn't mounted.
-    """
+    """List the parts of each image's path, and of links to folders that are read under another path; sorted."""
     images, unread, repeated = list[Parts](), list[str](), list[str]()
     for parent, folders, files in image_listing.walk_folders(folder, repeated):
         sorted_images, unread_here, dangling = image_listing.sort_files(os.path.join(parent, name) for name in files)
@@ -137,10 +128,7 @@ def _check_depth(folder: Path, images: list[Parts], classes: list[Parts]) -> Non
 
 
 def _iterate_level_classes(images: list[Parts]) -> Iterator[list[str]]:
-    """Yield the class name of each image, for one level after the other.
-
-    The name of a class includes that of its super-class, because classes of two super-classes may have the same name.
-    """
+    """Yield the class name of each image, with that of its super-class, for one level after the other."""
     depth = len(images[0]) - 1
     for folders in range(depth, 0, -1):
         yield ["/".join(parts[:folders]) for parts in images]

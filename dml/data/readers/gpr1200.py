@@ -24,13 +24,10 @@ CATEGORIES = 200  # of each sub-set, by number
 def read(root: str | Path | None) -> ImageTable:
     """Read GPR1200 (Schall et al., 2021): a test of 1,200 categories in six sub-sets, with ten images each.
 
-    Each image is a query, and all images are the gallery, so each is in the table twice. By the official protocol a
-    query doesn't exclude itself: it is the first of its ten positives. The levels are the sub-sets, each with a
-    benchmark list: its queries search all images. So ``level0/ap`` and so on are the official partial scores, and
-    ``mean/ap`` is the official score, as the sub-sets are of one size.
-
-    Args:
-        root: the folder that holds ``images/``.
+    The images are in ``images/``. Each is a query, and all are the gallery, so each is in the table twice. By the
+    official protocol a query doesn't exclude itself: it is the first of its ten positives. The levels are the sub-sets,
+    each with a benchmark list: its queries search all images. So ``level0/ap`` and so on are the official partial
+    scores, and ``mean/ap`` is the official score, as the sub-sets are of one size.
     """
     folder = LAYOUT.root(root)
     paths = list_folder(LAYOUT.find(folder, "images"))

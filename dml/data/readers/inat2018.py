@@ -34,11 +34,10 @@ Names = tuple[tuple[str, ...], ...]
 def read(root: str | Path | None, *, variant: str = "base") -> ImageTable:
     """Read iNaturalist-2018 (Van Horn et al., CVPR 2018) in Smooth-AP's class-disjoint splits (Brown et al., 2020).
 
-    The label of a species is its official id, 0 to 8141, which is also the name of its folder. Training and test share
-    their coarser classes.
+    The root holds ``train_val2018/`` and ``Inat_dataset_splits/``. The label of a species is its official id, 0 to
+    8141, which is also the name of its folder. Training and test share their coarser classes.
 
     Args:
-        root: the folder that holds ``train_val2018/`` and ``Inat_dataset_splits/``.
         variant: "base" has two levels, the species and the super-category whose folder holds the folder of the species.
             "full" has seven levels, species to kingdom, from ``train2018.json``. The species are told apart by their
             ids and all other taxa by their names, as in HAPPIER's release, whose counts are the published ones. So a
@@ -94,10 +93,7 @@ def _label_taxa(ids: list[int], path: Path) -> tuple[Labels, Names]:
 
 
 def _read_lineages(path: Path) -> dict[int, tuple[str, ...]]:
-    """Read the names of each species' taxa from species to kingdom. -> the names by the id of the species
-
-    Only the list of categories is decoded, because the records of the images would take a gigabyte.
-    """
+    """Read the species' taxa from species to kingdom, by id, without the records of images, which take a gigabyte."""
     content = read_list_bytes(path)
     match = re.search(rb'"categories"\s*:\s*(?=\[)', content)
     start = match.end() if match else len(content)

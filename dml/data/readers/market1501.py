@@ -21,11 +21,8 @@ JUNK = "-1_"  # begins the names of bad detections, which the protocol removes f
 def read(root: str | Path | None) -> ImageTable:
     """Read Market-1501 (Zheng et al., ICCV 2015): pedestrians, a class being a person whom six cameras film.
 
-    The class ``0000`` of the gallery are distractors, of which no query shows one. A query excludes the images of its
-    person by its camera, see `dml.data.judgments.make_camera_table`; junk isn't in the table.
-
-    Args:
-        root: the folder ``Market-1501-v15.09.15``, which holds ``bounding_box_train/``.
+    The root holds ``bounding_box_train/``. The class ``0000`` of the gallery are distractors, of which no query shows
+    one. A query excludes the images of its person by its camera; junk isn't in the table.
     """
     folder = LAYOUT.root(root)
     images = [

@@ -30,12 +30,10 @@ SETUPS = {  # the lists of a query's positives, and of what it ignores
 def read(root: str | Path | None) -> ImageTable:
     """Read ROxford5k or RParis6k (Radenovic et al., CVPR 2018): 70 queries for landmarks, whose positives are listed.
 
-    The levels are the setups, each with a benchmark list: 0 is Easy, 1 Medium and 2 Hard. Ignored images are excluded
-    from the ranking of their query. Queries are cropped to their boxes, rounded to whole pixels as Pillow does, where
-    the list has any. The official metric is ``trapezoid_ap``.
-
-    Args:
-        root: the folder that holds ``gnd_roxford5k.pkl`` or ``gnd_rparis6k.pkl``, and the images in ``jpg/``.
+    The root holds ``gnd_roxford5k.pkl`` or ``gnd_rparis6k.pkl``, and the images in ``jpg/``. The levels are the setups,
+    each with a benchmark list: 0 is Easy, 1 Medium and 2 Hard. Ignored images are excluded from the ranking of their
+    query. Queries are cropped to their boxes, rounded to whole pixels as Pillow does, where the list has any. The
+    official metric is ``trapezoid_ap``.
     """
     folder = LAYOUT.root(root)
     path = LAYOUT.find(folder, "gnd_roxford5k.pkl", "gnd_rparis6k.pkl")

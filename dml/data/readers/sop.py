@@ -20,11 +20,9 @@ PRODUCTS, KINDS = 22_634, 12
 def read(root: str | Path | None) -> ImageTable:
     """Read Stanford Online Products (Song et al., CVPR 2016): photographs of products for sale, of 12 kinds.
 
-    A class is a product, named by its official id. A super-class is a kind, named by its folder. Training and test have
-    the same kinds. Some products have fewer images than a sampler may draw from a class.
-
-    Args:
-        root: the folder that holds ``Ebay_train.txt`` and ``Ebay_test.txt``.
+    The root holds ``Ebay_train.txt`` and ``Ebay_test.txt``. A class is a product, named by its official id. A
+    super-class is a kind, named by its folder. Training and test have the same kinds. Some products have fewer images
+    than a sampler may draw from a class.
     """
     folder = LAYOUT.root(root)
     lists = {split: LAYOUT.find(folder, f"Ebay_{split}.txt") for split in ("train", "test")}

@@ -19,11 +19,8 @@ NAME = re.compile(r"(\d{4})_c(\d{3})_\d+_\d+\.jpg")
 def read(root: str | Path | None) -> ImageTable:
     """Read VeRi-776 (Liu et al., ECCV 2016): a class is a vehicle that some of twenty cameras film.
 
-    A query excludes the images of its vehicle by its camera, see `dml.data.judgments.make_camera_table`: those of the
-    official ``jk_index.txt``. The query's own image, which is in the gallery too, is one of them.
-
-    Args:
-        root: the folder ``VeRi``, which holds ``name_train.txt``.
+    The root holds ``name_train.txt``. A query excludes the images of its vehicle by its camera: those of the official
+    ``jk_index.txt``. The query's own image, which is in the gallery too, is one of them.
     """
     folder = LAYOUT.root(root)
     images = [

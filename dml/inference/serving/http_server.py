@@ -85,12 +85,7 @@ PATIENCE = 3
 
 
 def open_listener(host: str, port: int) -> socket.socket:
-    """Open the socket on which a server listens.
-
-    Args:
-        host: address or name of this machine; "0.0.0.0" stands for all of its IPv4 addresses, "::" for those of IPv6.
-        port: number of the port; 0 takes a free one.
-    """
+    """Open the socket on which a server listens: "0.0.0.0" is all IPv4 addresses, "::" those of IPv6, 0 a free port."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.create_server(address, family=family)  # of IPv6 it has four parts
@@ -116,14 +111,8 @@ def open_listener(host: str, port: int) -> socket.socket:
 def running_server(app: ASGIApp, listener: socket.socket) -> Iterator[Future[None]]:
     """Serve an application in the ``with`` body; after it, the server ends when the requests under way are answered.
 
-    The server isn't in the main thread, where it would replace the handling of signals.
-
-    Args:
-        app: application that answers the requests, see `dml.inference.serving.web_api.create_app`.
-        listener: socket of `open_listener`.
-
-    Yields:
-        A future that is done if the server ends by itself, with an error.
+    The server isn't in the main thread, where it would replace the handling of signals. The future that it yields is
+    done if the server ends by itself, with an error.
     """
     config = uvicorn.Config(
         app,

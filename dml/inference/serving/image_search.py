@@ -38,12 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class RefusedRequestError(Exception):
-    """An error for a request that can't be answered; its text is one line for the client and names no path.
-
-    Args:
-        status: status of the HTTP answer.
-        line: sentence that tells the client what is wrong with the request, and what would be right.
-    """
+    """An error for a request that can't be answered, with the HTTP status; its line names no path to the client."""
 
     def __init__(self, status: int, line: str) -> None:
         super().__init__(line)
@@ -52,17 +47,11 @@ class RefusedRequestError(Exception):
 
 @dataclass(frozen=True)
 class Item:
-    """An image of the index, as clients see it.
+    """An image of the index, as clients see it."""
 
-    Args:
-        item: number of the image.
-        name: name of its file, without the folder.
-        label: name of its class; empty if none is known.
-    """
-
-    item: int
-    name: str
-    label: str
+    item: int  # number of the image
+    name: str  # name of its file, without the folder
+    label: str  # name of its class; empty if none is known
 
 
 @dataclass(frozen=True)
@@ -70,7 +59,6 @@ class Neighbor(Item):
     """An image of the index that a search found.
 
     Args:
-        score: similarity to the query, as `dml.Index.search` returns it.
         same: whether both are surely of one class: the score is at least `dml.Index.threshold`; None if the index has
             none.
         probability: probability that both are of one class, see `dml.Index.calibration`; None if the index has none.
@@ -85,10 +73,6 @@ class ImageSearch:
     """An index that several threads search.
 
     Decoding and searching run side by side; only one thread at a time is in the network.
-
-    Args:
-        index: the index, which nobody changes meanwhile.
-        limits: largest number of bytes and pixels of an uploaded image; the background is that of the model.
     """
 
     def __init__(self, index: Index, limits: ImageLimits = UPLOAD_LIMITS) -> None:
@@ -106,11 +90,7 @@ class ImageSearch:
         self.count_by_label = {label: sum(map(counts.__getitem__, part)) for label, part in by_label if label}
 
     def find_similar(self, content: bytes, k: int, label: str | None = None) -> list[Neighbor]:
-        """Find the images that are most similar to an uploaded image, best first.
-
-        Raises:
-            RefusedRequestError: if it isn't an image that may be decoded, or no image has the label.
-        """
+        """Find the images that are most similar to an uploaded image, best first."""
         self._find_codes(label)  # before the image is decoded
         with _explained_upload():
             self._check_upload(content)
@@ -125,11 +105,7 @@ class ImageSearch:
             return self._search(self._open(item), k, label)
 
     def list_items(self, offset: int, limit: int, label: str | None = None) -> tuple[int, list[Item]]:
-        """List the items of the index in its order -> the number of all with the label, and those of one page.
-
-        Raises:
-            RefusedRequestError: if no image has the label.
-        """
+        """List the items of the index in its order -> the number of all with the label, and those of one page."""
         codes = self._find_codes(label)
         positions = np.arange(len(self.index)) if codes is None else np.flatnonzero(np.isin(self._codes, codes))
         return len(positions), [self._describe(position) for position in positions[offset : offset + limit].tolist()]
@@ -143,9 +119,6 @@ class ImageSearch:
 
         The file itself is never sent: it may hold more than its pixels, such as the place where it was taken, and what
         lies at its path now may be no image any more.
-
-        Raises:
-            RefusedRequestError: if the index has no such item, or its file can't be read.
         """
         with self._explained_item(item):
             return draw_picture(self._open(item), size)
@@ -168,11 +141,7 @@ class ImageSearch:
     def _find_nearest(
         self, vectors: NDArray[np.float32], k: int, codes: list[int] | None
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Search with a vector (1, D) -> scores and positions of up to k neighbors with a label's codes, best first.
-
-        The search for a label takes the nearest images of any label, and more of them until enough have the label, so
-        that it is as exact as the index is.
-        """
+        """Search with a vector (1, D) -> scores and positions of up to k neighbors with a label's codes, best first."""
         size = len(self.index)
         count = size if codes is None else int(np.isin(self._codes, codes).sum())
         if not count:
@@ -252,13 +221,7 @@ def draw_picture(file: ImageFile, size: int) -> bytes:
 
 
 class ServedIndex:
-    """The index of a folder, which is opened again when another process, such as ``dml upgrade``, has replaced it.
-
-    Args:
-        folder: folder of the index.
-        open_index: function that opens it.
-        limits: largest sizes of uploaded images, see `ImageSearch`.
-    """
+    """The index of a folder, which is opened again when another process, such as ``dml upgrade``, has replaced it."""
 
     def __init__(self, folder: Path, open_index: Callable[[], Index], limits: ImageLimits = UPLOAD_LIMITS) -> None:
         self._description, self._open_index, self._opening = str(folder / DESCRIPTION), open_index, Lock()

@@ -52,9 +52,6 @@ class RequestGuard:
     may read the other one, and take the end of the body for the next request.
 
     A request that takes longer than the server waits for at its end is told so: that is no error of the application.
-
-    Args:
-        app: application behind the guard.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -283,11 +280,7 @@ async def search_by_upload(
 
 
 async def _read_body(request: Request, content: BytesIO, most: int) -> None:
-    """Append a request's body of ``most`` bytes or fewer to ``content``, and count it among all uploads under way.
-
-    Raises:
-        RefusedRequestError: if it is larger than the largest upload, or all uploads together are too large.
-    """
+    """Append a request's body of ``most`` bytes or fewer to ``content``, and count it among all uploads under way."""
     state = request.app.state
     refusal = RefusedRequestError(413, f"upload: more than {most:,} bytes; send a smaller image")
     declared = request.headers.get("content-length", "")
@@ -305,7 +298,6 @@ def create_app(searched: ImageSearch | ServedIndex, hosts: Sequence[str]) -> Fas
     """Make the application that answers requests.
 
     Args:
-        searched: search in the index that is served, or the folder of the index.
         hosts: names by which browsers may call the server. Without this check, a page of another origin could lead a
             name of its own to this machine (DNS rebinding), and read the answers.
     """
