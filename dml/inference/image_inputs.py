@@ -159,7 +159,7 @@ class ImageInputs(Dataset[tuple[int, Tensor | None, str]]):
 
 
 def read_pixels(image: ImageInput, limits: ImageLimits, name: str = "image") -> Tensor | ImageFile:
-    """Return the pixels (3, H, W) uint8 RGB of an image; of a path, the undecoded file. Error lines call it ``name``."""
+    """Return the pixels (3, H, W) uint8 RGB of an image, ``name`` in error lines; of a path, the undecoded file."""
     if isinstance(image, str | Path):
         return ImageFile(str(expand_home(image)), limits)
     if isinstance(image, Image.Image):
