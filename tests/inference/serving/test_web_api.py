@@ -28,7 +28,7 @@ from small_embedders import make_model
 
 from dml.data.image_files.limits import ImageLimits
 from dml.inference.image_index import Index
-from dml.inference.serving import http_server, web_api
+from dml.inference.serving import web_api
 from dml.inference.serving.image_search import ImageSearch, ServedIndex
 from dml.inference.serving.web_api import create_app
 
@@ -345,69 +345,9 @@ def test_a_client_that_hangs_up_leaves_no_trace(address: str, index: Index, capl
     assert caplog.records == []
 
 
-@pytest.fixture
-def short_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "REQUEST_SECONDS", 0.5)
-
-
 def connect(address: str) -> socket.socket:
     parts = urlsplit(address)
     return socket.create_connection((parts.hostname, parts.port), timeout=60)
-
-
-@pytest.mark.usefixtures("short_deadline")
-@pytest.mark.parametrize(
-    "sent",
-    [
-        b"",
-        b"GET /api/index HTTP/1.1\r\nHost: localhost\r\n",
-        b"POST /api/search HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\npart",
-    ],
-)
-@pytest.mark.parametrize("answered_before", [False, True])
-def test_a_request_that_does_not_arrive_frees_its_connection(
-    address: str, sent: bytes, answered_before: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    with connect(address) as connection:
-        if answered_before:
-            connection.sendall(b"GET /api/items/0 HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            assert b"200" in connection.recv(100_000)
-        connection.sendall(sent)
-        start = time.monotonic()
-        with suppress(ConnectionResetError):
-            while connection.recv(100_000):
-                pass
-        assert 0.3 < time.monotonic() - start < 5
-    assert caplog.records == []
-
-
-@pytest.mark.usefixtures("short_deadline")
-def test_work_on_a_request_has_no_deadline(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    search = ImageSearch(index)
-    find_similar = search.find_similar_to_item
-    monkeypatch.setattr(search, "find_similar_to_item", lambda *values: time.sleep(1) or find_similar(*values))
-    with served(search) as address:
-        connection = HTTPConnection(urlsplit(address).netloc, timeout=60)
-        connection.request("GET", "/api/items/0/neighbors")
-        assert connection.getresponse().status == 200
-        connection.close()
-
-
-@pytest.mark.usefixtures("short_deadline")
-def test_a_client_that_reads_nothing_frees_its_connection(
-    index: Index, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    search = ImageSearch(index)
-    monkeypatch.setattr(search, "draw_item", lambda *_: bytes(50_000_000))
-    with served(search) as address, connect(address) as connection:
-        connection.sendall(b"GET /api/items/0/image HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        time.sleep(2)
-        length = 0
-        with suppress(ConnectionResetError):
-            while part := connection.recv(1_000_000):
-                length += len(part)
-        assert length < 50_000_000
-    assert caplog.records == []
 
 
 def test_unfinished_uploads_have_a_bound_of_memory(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
