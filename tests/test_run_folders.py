@@ -88,7 +88,7 @@ def test_a_resumed_run_goes_on_as_it_began(refused: Refused, small_emoji: Path, 
     line = refused(f"resume={tmp_path}", "optimizer.lr=0.1")
     assert "optimizer.lr=0.1: the run has trained all of its 1 steps" in line
     here("train", f"resume={tmp_path}", "trainer.max_steps=2", "optimizer.lr=0.1")
-    assert metrics(tmp_path)["step"] == 2
+    assert last(tmp_path)["global_step"] == 2
     assert last(tmp_path)["run"]["config"]["optimizer"]["lr"] == 0.1
     line = refused(f"resume={tmp_path}", "trainer.max_steps=1")
     assert "trainer.max_steps=1: the run has 2 steps already; a shorter one is a new run" in line
@@ -260,7 +260,7 @@ def test_an_early_end_is_tested_where_it_is(
     here("train", f"resume={tmp_path}")
     assert all(torch.equal(weights[name], value) for name, value in last(tmp_path)["state_dict"].items())
     monkeypatch.undo()
-    here("train", f"resume={tmp_path}", "+trainer.max_time=00:02:00:00")
+    here("train", f"resume={tmp_path}", "trainer.max_time=00:02:00:00")
     assert metrics(tmp_path)["step"] == 5
     assert "ended_early" not in metrics(tmp_path)
 

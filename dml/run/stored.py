@@ -43,7 +43,7 @@ NEW_VALUES = (
     *("data", "dataset.root", "evaluation", "logger", "model.backbone.weights", "optimizer.lr"),
     *("checkpoints.every_n_seconds", "checkpoints.every_n_steps", "checkpoints.patience"),
     *("trainer.enable_progress_bar", "trainer.log_every_n_steps"),
-    *("trainer.max_epochs", "trainer.max_steps", "trainer.max_time"),
+    *("trainer.max_epochs", "trainer.max_steps", "trainer.max_time", "trainer.min_steps"),
     *(f"trainer.{name}" for name in PROCESSES),
 )
 """The keys that a resumed run may have new values of, but `KEPT`."""
