@@ -61,10 +61,7 @@ def count_queries_in_gallery(table: ImageTable) -> tuple[int, int]:
 
 
 def warn_of_copies(table: ImageTable, limits: ImageLimits = LIMITS, queries: int = SAMPLED_QUERIES) -> None:
-    """Warn if the gallery holds copies of some query images, each of which is then the nearest neighbor of its query.
-
-    The size of each file of the gallery is read, and the content of those that have the size of such a query.
-    """
+    """Warn if the gallery holds copies of some query images, which are then nearest to their queries."""
     rows = np.flatnonzero((table.split == "query") & (table.content == UNKNOWN))  # others exclude their copies
     sampled = rows[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), queries)).astype(np.int64))]
     compared = table.take(np.concatenate([sampled, table.rows("gallery")]))

@@ -28,9 +28,9 @@ def parse_name(name: str, place: str | Path, pattern: re.Pattern[str], example: 
 def make_camera_table(
     images: Sequence[tuple[str, str, str]], pattern: re.Pattern[str], example: str, *, level: str, source: str
 ) -> ImageTable:
-    """Make the table of images (path, split, place), whose names hold the class and the camera, the pattern's groups.
+    """Make the table of images (path, split, place), whose names hold class and camera, the pattern's groups.
 
-    A query excludes the gallery's images of its class by its camera; those of other classes by its camera stay.
+    A query excludes the gallery's images of its class by its camera.
     """
     paths, split, _ = np.array(images, dtype=np.str_).reshape(-1, 3).T
     names = [parse_name(os.path.basename(path), place, pattern, example) for path, _, place in images]

@@ -1,7 +1,4 @@
-"""A look at a data set's image files that is quick enough for the beginning of every run.
-
-``dml prepare`` decodes all files, see `dml.data.prepared.verification`.
-"""
+"""A look at a data set's image files that is quick enough for the beginning of every run, see `check_readability`."""
 
 import logging
 import os

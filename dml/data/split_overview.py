@@ -28,10 +28,7 @@ def make_overview_table(table: ImageTable, images: Mapping[str, CheckedImage]) -
 
 
 def summarize_split(part: ImageTable, images: Mapping[str, CheckedImage]) -> dict[str, str]:
-    """Return the numbers of one split, as texts by their names; the smallest image is the one with the fewest pixels.
-
-    Sizes are width x height, 0x0 if no image can be read. A copy is a file whose content an earlier one has.
-    """
+    """Return the numbers of one split, as texts by their names; sizes are width x height, 0x0 if none can be read."""
     rows = np.sort(np.unique(part.paths, return_index=True)[1])  # an image may be in several benchmark lists
     files = [images[path] for path in part.paths[rows].tolist()]
     labels = part.labels[rows, 0]

@@ -177,10 +177,7 @@ class ImageTable:
         return replace(self, labels=labels, names=tuple(names) if self.names else ())
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Count the images and classes of each split; an image with several rows counts once.
-
-        ``{"train": {"images": 8, "class": 2}}`` has the classes by the name of their level.
-        """
+        """Count images, each once, and classes of each split: ``{"train": {"images": 8, "class": 2}}``."""
         return {
             split: {"images": len({*self.paths[rows].tolist()}) if len(self.excluded) else len(rows)}
             | {level: len(np.setdiff1d(self.labels[rows, i], UNKNOWN)) for i, level in enumerate(self.levels)}
@@ -267,10 +264,7 @@ def list_training_classes(table: ImageTable) -> NDArray[np.int64]:
 
 
 def hold_out_classes(table: ImageTable, *, folds: int = 5, fold: int = 0, seed: int = 0) -> ImageTable:
-    """Make one fold of the training classes (level 0) the split ``val``, and all other folds the split ``train``.
-
-    Classes that were in ``val`` before count as training classes, so that a table can be divided again.
-    """
+    """Make one fold of the classes (level 0) of ``train`` and ``val`` the split ``val``, and all others ``train``."""
     if folds < 2:  # the only fold would leave nothing to train on
         raise InputError(f"dataset.folds={folds}: must be 2 or more, or null")
     rows, classes = table.rows(*TRAINING_SPLITS), list_training_classes(table)
@@ -294,10 +288,7 @@ def load(
     disjoint: bool = True,
     verify: bool = True,
 ) -> ImageTable:
-    """Read a data set, and compare it with its published counts and with the rules for its splits, see `find_faults`.
-
-    A fault is an error, or a warning without ``verify``.
-    """
+    """Read a data set, and compare it with its published counts; a fault (`find_faults`) raises or, else, warns."""
     if not callable(read):
         raise InputError(f"dataset.reader: a {type(read).__name__} isn't a function of the root; give _partial_: true")
     table = read(root)

@@ -1,10 +1,8 @@
 """Transforms of images, (3, H, W) uint8 -> (3, h, w) uint8, for configurations; torchvision's can be used as well.
 
 A transform that begins with `Resize` or `RandomResizedCrop` decodes an image file no larger than necessary. One that
-begins with `Resize` doesn't read the file at all if a cache holds the resized image.
-
-The transforms aren't dataclasses, because OmegaConf, which holds them in lists, would convert a dataclass to a
-dictionary.
+begins with `Resize` doesn't read the file at all if a cache holds the resized image. They aren't dataclasses, which
+OmegaConf would convert to dictionaries.
 """
 
 import math
@@ -29,10 +27,8 @@ JPEG is saved again.
 class Resize:
     """A transform that scales an image like torchvision, bilinear with antialiasing.
 
-    Args:
-        mode: "warp" scales to ``size`` x ``size``; "shorter" and "longer" scale the shorter or the longer side to
-            ``size``, keep the proportions, and round the other side down.
-        size: number of pixels.
+    "warp" scales to ``size`` x ``size``; "shorter" and "longer" scale the shorter or the longer side to ``size``, keep
+    the proportions, and round the other side down.
     """
 
     def __init__(self, mode: str, size: int) -> None:
@@ -99,10 +95,7 @@ class RandomResizedCrop:
 
 
 class Pad:
-    """A transform that adds a border around an image, so that no side is shorter than ``size``.
-
-    A fill of 128 is about the value that normalization maps to 0.
-    """
+    """A transform that adds a border, so that no side is shorter than ``size``; 128 is normalized to about 0."""
 
     def __init__(self, size: int, fill: int = 128) -> None:
         check_whole("pad size", size, least=1)

@@ -18,15 +18,11 @@ BLOCK_VALUES = 1 << 24  # similarities that are in memory at a time
 
 
 class DoubtfulLabels(NamedTuple):
-    """Labels that are less probable than one drawn by chance, the least probable first.
+    """Labels that are less probable than one drawn by chance, the least probable first."""
 
-    ``rows`` (P,) are the images, ``chances`` (P,) how probable their classes are, 1 for a class drawn by chance, and
-    ``suggested`` (P,) the labels of the most probable other classes.
-    """
-
-    rows: NDArray[np.int64]
-    chances: NDArray[np.float64]
-    suggested: NDArray[np.int64]
+    rows: NDArray[np.int64]  # (P,) images
+    chances: NDArray[np.float64]  # (P,) how probable their classes are, 1 for a class drawn by chance
+    suggested: NDArray[np.int64]  # (P,) labels of the most probable other classes
 
 
 def find_doubtful_labels(embeddings: Tensor, labels: NDArray[np.int64], groups: NDArray[np.int64]) -> DoubtfulLabels:

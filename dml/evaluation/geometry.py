@@ -17,11 +17,7 @@ def ranking_device(device: torch.device) -> torch.device:
 
 @dataclass(frozen=True)
 class UnitEmbeddings:
-    """Embeddings (N, D) float32 of unit length, which this package's functions take as they are.
-
-    A test evaluates, maps and compares the same embeddings: `UnitEmbeddings.normalize` checks and scales them once.
-    They are on their `ranking_device`. A row of length 0 stays one.
-    """
+    """Embeddings (N, D) float32 of unit length on their `ranking_device`, checked and scaled once; 0 stays 0."""
 
     rows: Tensor
 

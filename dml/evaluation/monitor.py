@@ -31,10 +31,7 @@ def make_validation_config(test: MetricConfig, *monitored: str) -> MetricConfig:
 
 
 def make_further_config(names: Any, test: MetricConfig, monitored: Sequence[str], table: ImageTable) -> MetricConfig:
-    """Return the configuration of the metrics of a validation that `make_validation_config` leaves out.
-
-    ``names`` of `AUTO` are those of a test that are MAP@R, NMI, and H-AP if there are several levels.
-    """
+    """Return the configuration of the metrics of a validation that `make_validation_config` leaves out."""
     if names == AUTO:
         chosen = ["map@r", "nmi"] + ["h_ap"] * (len(table.levels) > 1)
         names = [metric.name for metric in test.selected if metric.name in chosen]

@@ -31,19 +31,14 @@ FIRST_CORRELATION, SMALLEST = 0.7, 0.45
 
 
 class NearDuplicates(NamedTuple):
-    """Images that may be dropped, the surest first: of n near duplicates n - 1.
+    """Images that may be dropped, the surest first: of n near duplicates n - 1."""
 
-    ``rows`` and ``others`` (P,) are rows of these images and of those that they are compared with, ``cosines`` (P,) the
-    similarities, ``bits`` (P,) the numbers of different bits of the hashes, and ``scores`` (P,) the means of the
-    similarity and the correlation of the hashes, 1 for equal images. ``groups`` (N,) are equal for near duplicates.
-    """
-
-    rows: NDArray[np.int64]
-    others: NDArray[np.int64]
-    cosines: NDArray[np.float32]
-    bits: NDArray[np.int64]
-    scores: NDArray[np.float64]
-    groups: NDArray[np.int64]
+    rows: NDArray[np.int64]  # (P,)
+    others: NDArray[np.int64]  # (P,) rows that they are compared with
+    cosines: NDArray[np.float32]  # (P,) similarities
+    bits: NDArray[np.int64]  # (P,) numbers of different bits of the hashes
+    scores: NDArray[np.float64]  # (P,) mean of the similarity and the correlation of the hashes, 1 for equal images
+    groups: NDArray[np.int64]  # (N,) equal for near duplicates
 
 
 def find_near_duplicates(
@@ -91,10 +86,7 @@ def find_near_duplicates(
 
 
 def hash_pictures(pictures: Tensor) -> Tensor:
-    """Return which of 256 low frequencies of gray pictures (N, S, S) are above their median -> (N, 256) bool.
-
-    A picture keeps almost all bits when it is scaled or stored as a JPEG file.
-    """
+    """Return which of 256 low frequencies of gray pictures (N, S, S) are above their median -> (N, 256) bool."""
     frequencies = dctn(pictures.double().numpy(), axes=(1, 2))[:, :HASH_SIDE, :HASH_SIDE].reshape(-1, HASH_SIDE**2)
     medians = np.median(frequencies, axis=1, keepdims=True)
     return torch.from_numpy(frequencies > medians + 1e-6)  # a picture of one color has rounding errors around 0

@@ -88,10 +88,7 @@ class QueryTable:
         return int(np.argmax(has_class.all(axis=0)))
 
     def find_shared_levels(self, neighbors: int | None = None, levels: slice = slice(None)) -> npt.NDArray[np.int64]:
-        """Find the finest of some levels at which each nearest image has the class of its query -> (Q, k).
-
-        The levels are counted from the first that is looked at; their number stands for an image that shares none.
-        """
+        """Find the finest of some levels, from 0, at which each nearest image has the class of its query -> (Q, k)."""
         queries = self.labels[:, None, levels]
         is_shared = (queries == self.neighbor_labels[:, :neighbors, levels]) & (queries >= 0)
         no_level = np.ones_like(is_shared[:, :, :1])
@@ -108,10 +105,7 @@ class QueryTable:
         gallery_labels: npt.NDArray[np.int64] | None = None,
         **described: Any,
     ) -> "QueryTable":
-        """Make the table of the rankings of all queries, which are their own gallery without one.
-
-        ``described`` are levels, names, positions and made_with.
-        """
+        """Make the table of the rankings of all queries, which are their own gallery without one."""
         if gallery_paths is None or gallery_labels is None:
             gallery_paths, gallery_labels = paths, labels
         searched_paths = np.array(gallery_paths, dtype=object)
@@ -279,10 +273,7 @@ def compare_classes(table: QueryTable) -> npt.NDArray[np.bool_]:
 
 
 def choose_lowest(values: Floats, classes: npt.NDArray[np.int64], count: int, seed: int = 0) -> list[int]:
-    """Choose up to ``count`` rows of the lowest values (Q,), at most one of each class (Q,); NaN never.
-
-    Equal values are in random order.
-    """
+    """Choose up to ``count`` rows of the lowest values (Q,), at most one of each class, equal ones in random order."""
     order = np.lexsort((np.random.default_rng(seed).permutation(len(values)), values))
     row_by_class: dict[int, int] = {}
     for row in order[: np.count_nonzero(~np.isnan(values))].tolist():

@@ -280,10 +280,7 @@ def rank_queries(
 
 
 def query_share(queries: int, gallery: int, share: tuple[int, int], memory: int = MetricConfig.memory) -> range:
-    """Return the range of the queries that one of several processes ranks.
-
-    Processes share whole blocks, so that every matrix product has the shape that it has in a single process.
-    """
+    """Return the range of the queries that one of several processes ranks: whole blocks, as in a single process."""
     rank, world = share
     if not 0 <= rank < world:
         raise InputError(f"share = {share}: expected (rank, world) with rank from 0 to world - 1")

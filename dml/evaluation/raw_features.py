@@ -119,10 +119,7 @@ def normalize_within_classes(features: Tensor, labels: npt.NDArray[np.int64], un
 
 
 def measure_gains(table: ImageTable, groups: Sequence[npt.NDArray[np.bool_]], features: Tensor) -> list[float]:
-    """Measure by how much a linear map that knows some classes raises the MAP@R of others -> (C,), one a class.
-
-    In each group of classes the images search each other by ``features`` (N, F); the map is learned from all others.
-    """
+    """Measure by how much a linear map that knows some classes raises the MAP@R of others -> (C,), one a class."""
     labels, gains = table.labels[:, 0], list[float]()
     for is_held in groups:
         held = np.flatnonzero(is_held)

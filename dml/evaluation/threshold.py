@@ -48,10 +48,7 @@ def _has_both(metrics: Mapping[str, float]) -> bool:
 
 
 def find_nearest_threshold(metrics: Mapping[str, float]) -> float | None:
-    """Find the threshold of the nearest images in metrics without `THRESHOLD_PREFIX`; None if there is none.
-
-    Where two images aren't judged by a threshold of their own, theirs is the one of both.
-    """
+    """Find the threshold of the nearest images, or of two images for both, in metrics without `THRESHOLD_PREFIX`."""
     return metrics.get("nearest_similarity" if _has_both(metrics) else "similarity")
 
 
@@ -68,22 +65,15 @@ Metrics = dict[str, float]
 
 
 class NearestItems(NamedTuple):
-    """The nearest item that each search finds.
-
-    ``is_known`` (S,) tells whether a search was among all items; otherwise it was among those of other classes than the
-    query's, as if the gallery lacked the class. ``is_right`` (S,) tells whether the item is of that class.
-    """
+    """The nearest item that each search finds."""
 
     scores: npt.NDArray[np.float32]
-    is_known: npt.NDArray[np.bool_]
-    is_right: npt.NDArray[np.bool_]
+    is_known: npt.NDArray[np.bool_]  # (S,) among all items, or those of other classes alone
+    is_right: npt.NDArray[np.bool_]  # (S,) whether the item is of the query's class
 
 
 def find_nearest(pairs: LabeledPairs) -> NearestItems:
-    """Find the nearest item of each query twice: among all items, and among those of other classes.
-
-    Items that a query excludes are never found. A search that has nothing to find is left out.
-    """
+    """Find the nearest item, that a query doesn't exclude, of each query twice: of all, and of other classes."""
     items, item_labels, excluded = pairs.embeddings, pairs.labels, pairs.excluded
     if pairs.gallery is None:
         excluded = np.arange(len(items), dtype=np.int64)[:, None]
@@ -136,22 +126,14 @@ def judge_nearest(nearest: NearestItems, threshold: float | None) -> Metrics:
 
 @dataclass(frozen=True)
 class ThresholdSettings:
-    """How the thresholds are chosen and judged: ``evaluation.threshold``.
+    """How the thresholds are chosen and judged: ``evaluation.threshold``."""
 
-    Args:
-        wrong_share: wanted share of wrong "same" among the nearest images of the validation classes.
-        fmr: wanted false match rate of two images of the validation classes; None judges them as the nearest ones.
-    """
-
-    wrong_share: float = 0.05
-    fmr: float | None = 0.01
+    wrong_share: float = 0.05  # wanted share of wrong "same" among the nearest images of the validation classes
+    fmr: float | None = 0.01  # wanted false match rate of two images of these; None judges them as the nearest ones
 
 
 def make_pairs(embeddings: UnitEmbeddings, table: ImageTable) -> LabeledPairs | None:
-    """Make the pairs, by finest labels, of two images of a split, or of query and gallery.
-
-    None if they have a list for each level.
-    """
+    """Make the pairs, by finest labels, of a split or of query and gallery; None with a list for each level."""
     if has_level_lists(table):
         return None
     (part,) = benchmark_lists(table)
@@ -174,10 +156,7 @@ def choose_pair_threshold(pairs: LabeledPairs, fmr: float) -> float:
 
 
 def choose_nearest_threshold(nearest: NearestItems, share: float) -> float | None:
-    """Choose the smallest similarity from which on at most a share of the nearest items are of another class.
-
-    None if no similarity has such a share; fewer than 1 / share items can't show it.
-    """
+    """Choose the smallest similarity from which on at most a share of the nearest items are wrong; None if none has."""
     order = np.argsort(-nearest.scores)
     scores, wrong, counts = nearest.scores[order], np.cumsum(~nearest.is_right[order]), np.arange(1, len(order) + 1)
     is_last = np.append(scores[1:] < scores[:-1], True)  # equal similarities reach a threshold together

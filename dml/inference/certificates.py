@@ -32,10 +32,7 @@ def describe(certificate: Mapping[str, Any], state: Sequence[Any]) -> str:
 
 
 class RecallTest:
-    """Queries (Q, D) with the k vectors of a gallery (N, D), of ascending ids, that are truly nearest to each.
-
-    A query excludes its ids in ``excluded`` (Q, M), such as its own.
-    """
+    """Queries (Q, D) with the k vectors of a gallery (N, D), of ascending ids, that are truly nearest to each."""
 
     def __init__(self, queries: Array, gallery: Array, ids: Array, k: int, excluded: Array) -> None:
         self._queries, self._gallery, self._ids, self._k, self._excluded = queries, gallery, ids, k, excluded

@@ -33,10 +33,7 @@ def check_output(file: Path) -> None:
 def make_table(
     paths: Sequence[str], labels: Sequence[str], vectors: NDArray[np.float32], facts: Mapping[str, str]
 ) -> pa.Table:
-    """Make a table with the columns path, label and vector (N, D) of the images whose vector isn't NaN.
-
-    The facts, such as the model's fingerprint, are its metadata.
-    """
+    """Make a table of path, label and vector (N, D) of the images whose vector isn't NaN, with facts as metadata."""
     rows = np.flatnonzero(~np.isnan(vectors[:, 0])).tolist()
     column = pa.FixedSizeListArray.from_arrays(pa.array(vectors[rows].reshape(-1)), vectors.shape[1])
     columns = {

@@ -132,10 +132,7 @@ class GraphResult:
 def compare_graphs(
     graphs: Sequence[tuple[Path | None, Run]], probe: Probe, embedder: ImageEmbedder, batch_size: int
 ) -> list[GraphResult]:
-    """Embed images with several graphs, the model itself first, and compare the vectors with the model's.
-
-    The graphs take turns at each batch, so that they are timed under the same load.
-    """
+    """Embed images with several graphs, the model itself first, in turns at each batch, and compare the vectors."""
     vectors = [np.zeros((len(probe), embedder.dimension), np.float32) for _ in graphs]
     seconds, timed = [0.0] * len(graphs), 0
     for number, rows in enumerate(_batches(len(probe), batch_size)):

@@ -146,18 +146,12 @@ class ImageEmbedder:
 
     @property
     def calibration(self) -> Calibration | None:
-        """The function that turns a similarity into the probability that two images are of one class.
-
-        None if the model's test fitted none.
-        """
+        """The function that turns a similarity into the probability of one class; None if the test fitted none."""
         return find_calibration(self.threshold_errors)
 
     @cached_property
     def fingerprint(self) -> str:
-        """An identifier of the weights, the network, the preprocessing, the number of views and the heads.
-
-        Vectors of models with different fingerprints can't be compared.
-        """
+        """An identifier of weights, network, preprocessing, views and heads; only vectors of one are comparable."""
         return make_fingerprint(self.settings.decisive, self.model, heads=self.heads)
 
     def preprocess(self, image: ImageInput | ImageFile, views: int = 1) -> Tensor:
@@ -267,10 +261,7 @@ class ImageEmbedder:
 
     @torch.no_grad()
     def __call__(self, images: Tensor, precision: str = "32") -> Tensor:
-        """Embed inputs (B, 3, h, w) of `preprocess`, 0 to 255, or V views of each (B, V, 3, h, w) -> (B, D) float32.
-
-        The vectors are on the model's device and have no gradients.
-        """
+        """Embed inputs (B, 3, h, w) of `preprocess`, or V views (B, V, 3, h, w) -> (B, D) float32, no gradients."""
         if not isinstance(images, Tensor) or images.ndim not in (4, 5) or images.shape[-3] != 3:
             shape = tuple(getattr(images, "shape", ()))
             raise InputError(f"images: of shape {shape}; a batch is a tensor (B, 3, h, w) of RGB from 0 to 255")
@@ -330,10 +321,7 @@ class ImageEmbedder:
         return MtebEncoder(self)
 
     def push_to_hub(self, repository: str, *, license: str | None = None, private: bool = True) -> str:  # noqa: A002
-        """Upload what `save_pretrained` saves to the Hugging Face hub, and return the address.
-
-        A ``repository``, such as "somebody/birds", is made if it doesn't exist.
-        """
+        """Upload what `save_pretrained` saves to a repository of the Hugging Face hub, or a new one -> the address."""
         from huggingface_hub import HfApi
 
         hub = HfApi()

@@ -157,11 +157,7 @@ def is_index(folder: str | Path) -> bool:
 
 @contextmanager
 def hold_folder(folder: str | Path, *, wait: bool = False) -> Iterator[Path]:
-    """Keep other processes from writing an index's folder in the ``with`` statement -> its absolute path.
-
-    A new folder is made, and removed if it stays empty. A folder that another process writes is waited for, or an
-    error.
-    """
+    """Keep other processes from writing an index's folder in the ``with`` statement, or wait for them -> its path."""
     path = expand_home(folder).absolute()
     is_new = not path.exists()
     if not is_new and not is_index(path) and not _is_unfinished(path):

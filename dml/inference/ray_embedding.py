@@ -21,10 +21,7 @@ CHUNK = 1024
 
 
 class ChunkEmbedder:
-    """A copy of the model in a process of the cluster, which embeds one chunk at a time.
-
-    The model's path is on a disk that each machine sees, and it must have the fingerprint there.
-    """
+    """A copy of the model in a process of the cluster, which embeds one chunk at a time."""
 
     def __init__(self, model: str, load_arguments: dict[str, Any], fingerprint: str, options: dict[str, Any]) -> None:
         self.error = ""

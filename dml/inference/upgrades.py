@@ -29,16 +29,10 @@ Values = dict[str, NDArray[np.float64]]
 
 @dataclass(frozen=True)
 class UpgradeReport:
-    """What a new model finds in an index, through adapters and after all is embedded again.
-
-    Args:
-        rows: {row: {metric: (mean, low, high)}}, fractions of the held-out queries with 95 % intervals over classes.
-            None if the new model was trained or validated on nearly all classes.
-        adapter: the adapter to search with; None if embedding all images again is better, or was asked for.
-    """
+    """What a new model finds: {row: {metric: (mean, low, high)}}, with 95 % intervals over held-out classes."""
 
     rows: Mapping[str, Mapping[str, tuple[float, float, float]]]
-    adapter: Adapter | None = field(repr=False)
+    adapter: Adapter | None = field(repr=False)  # None if embedding all images again is better, or was asked for
     verdict: str
     notes: Sequence[str]
 

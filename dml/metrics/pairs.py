@@ -1,7 +1,4 @@
-"""Exact counts of pairs by their similarity: pairs of one class, and pairs of different classes.
-
-All pairs count, however many: similarities are computed in blocks, and only their counts are kept.
-"""
+"""Exact counts of pairs by their similarity, however many: computed in blocks, of which only the counts are kept."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,10 +29,7 @@ EXCLUDED = -2.0
 
 
 class PairCounts(NamedTuple):
-    """How many pairs of one class (T,), and of different classes, have at least each of T ascending similarities.
-
-    The first number is that of all pairs.
-    """
+    """How many pairs of one class (T,), and of others, have at least each of T ascending similarities."""
 
     similarities: Floats
     positives: Integers
@@ -43,13 +37,10 @@ class PairCounts(NamedTuple):
 
 
 class ClassCounts(NamedTuple):
-    """How many pairs of each class have some similarity or a larger one.
+    """How many pairs of each class have some similarity or a larger one."""
 
-    ``positives`` (C, T) have both images in the class, ``negatives`` (C, T) one of the two.
-    """
-
-    positives: Integers
-    negatives: Integers
+    positives: Integers  # (C, T) both images are in the class
+    negatives: Integers  # (C, T) one of the two is
     all_positives: Integers
     all_negatives: Integers
 

@@ -186,11 +186,7 @@ class Calibration:
     prior: float
 
     def probability(self, similarity: npt.ArrayLike, prior: float | None = None) -> Floats:
-        """Return the probability that two images are of one class.
-
-        Args:
-            prior: share of pairs of one class among all that are compared; None for that of the pairs of the fit.
-        """
+        """Return the probability that two images are of one class; ``prior`` None is the share of pairs of the fit."""
         return _sigmoid(self.log_odds(similarity, prior))
 
     def log_odds(self, similarity: npt.ArrayLike, prior: float | None = None) -> Floats:

@@ -11,10 +11,7 @@ GEM_FLOOR = 1e-6
 
 
 class TwoStepHead(nn.Module):
-    """A head in two steps: a pool without parameters, and an embedding of its result.
-
-    The result of the pool doesn't change while only the heads are trained. So `training.frozen=true` computes it once.
-    """
+    """A head in two steps: a pool without parameters, computed once with ``training.frozen=true``, and an embedding."""
 
     embedding: nn.Module
 
@@ -174,12 +171,7 @@ class PooledHead(TwoStepHead):
 
 
 class RawHead(TwoStepHead):
-    """The network's own pooled features as they are, which ``taps: {H: pooled}`` gives: no layer is added.
-
-    Args:
-        shape: shape (C, 1, 1) of the tapped features.
-        embed_dim: size of the embedding, which has to be C.
-    """
+    """The network's own pooled features (C, 1, 1) as they are, which ``taps: {H: pooled}`` gives: no layer is added."""
 
     def __init__(self, shape: tuple[int, int, int], embed_dim: int) -> None:
         super().__init__()

@@ -85,10 +85,7 @@ class RecurrentEmbedding(nn.Module):
         self.embedding = nn.Linear(2 * hidden_size + input_dim, output_dim)
 
     def forward(self, center: Tensor, neighbor_embeddings: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Compute refined embeddings (B, output_dim) of images (B, D) with neighbors (B, K, D), nearest first.
-
-        The generator draws a random order for each image; only order="random" needs it.
-        """
+        """Compute embeddings g of f (B, D) and neighbors (B, K, D), nearest first, or shuffled by the generator."""
         sequence = torch.cat([center[:, None], self._sort_neighbors(neighbor_embeddings, generator)], dim=1)
         states, last = self.lstm(sequence)
         context = states[:, -1] if self.state == "last_step" else torch.cat([last[0], last[1]], dim=1)
@@ -173,10 +170,7 @@ class RecurrentModel(nn.Module):
         neighbor_embeddings: Mapping[str, Tensor],
         generator: torch.Generator | None = None,
     ) -> dict[str, Tensor]:
-        """Compute each head's refined embeddings g (B, D) from embeddings f that have been computed before.
-
-        The centers are (B, D) and their neighbors (B, K, D), nearest first; the generator draws a random order.
-        """
+        """Compute each head's embeddings g (B, D) of embeddings f (B, D) and neighbors (B, K, D), nearest first."""
         dtype = next(self.recurrent.parameters()).dtype  # those of an embedding bank are float32 in any precision
         return {
             name: recurrent(centers[name].to(dtype), neighbor_embeddings[name].to(dtype), generator)

@@ -121,11 +121,7 @@ class ClassBalancedSampler(EpochSampler):
 
 @dataclass(frozen=True)
 class _Queue:
-    """An endless queue of shuffled passes over n items, which is read in windows; several ones with other shuffles.
-
-    Item i takes weights[i] positions of a pass. No item is in a window twice, even if the window crosses from one pass
-    into the next. Passes are numbered from 0, and any pass can be computed without most of those before it.
-    """
+    """An endless queue of shuffled passes, where item i has weights[i] positions; no window has an item twice."""
 
     weights: Ints
     window: int

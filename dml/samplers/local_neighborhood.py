@@ -75,10 +75,7 @@ class NeighborhoodBatch:
         self.counts: Counter[str] = Counter()  # number of groups of each kind, and of random rows
 
     def add_groups(self, kind: str, centers: Ints, start: int, accepts: Callable[[Ints], Bools]) -> None:
-        """Add the groups of all centers that are accepted, in turn from ``start`` on, while the batch has room.
-
-        A center that isn't accepted isn't tried again: the fuller the batch, the fewer centers are accepted.
-        """
+        """Add the groups of accepted centers, each tried once, in turn from ``start`` on, while the batch has room."""
         position, end = start, start + len(centers)
         while position < end and self.room >= SMALLEST:
             chunk = centers.take(np.arange(position, min(position + CHUNK, end)), mode="wrap")
@@ -162,20 +159,11 @@ def _choose_mixed(similar: Bools, count: int) -> Ints:
 
 
 class HardShares(NamedTuple):
-    """Shares of a batch that tell how much there is to learn; NaN if a share has nothing to count.
+    """Shares of a batch that tell how much there is to learn; NaN if a share has nothing to count."""
 
-    Args:
-        hard_negatives: share of the ordered pairs (i, j) of different classes in which j is one of the K stored
-            neighbors of i. These are the hard negatives of the thesis, section 3.4.
-        usable_positives: share of the ordered pairs (i, j) of one class in which j is one of the K stored neighbors
-            of i. The other pairs are outliers, which section 3.4 excludes from P_k.
-        anchors: share of the rows with another row of the same class in the batch, N_p / N of Eq. 3.5. The other rows
-            get no gradient.
-    """
-
-    hard_negatives: float
-    usable_positives: float
-    anchors: float
+    hard_negatives: float  # pairs (i, j) of two classes in which j is one of i's K stored neighbors (thesis, 3.4)
+    usable_positives: float  # pairs of one class in which j is one of them; the others are outliers (3.4)
+    anchors: float  # rows with another row of the same class in the batch, N_p / N of Eq. 3.5; others get no gradient
 
 
 class LocalNeighborhoodSampler(EpochSampler):

@@ -88,10 +88,7 @@ def read_described_keys(training: Training, heads: tuple[str, ...] = ()) -> dict
 
 
 def count_steps(config: DictConfig) -> int:
-    """Return the number of steps of a training, the sum of its stages.
-
-    `EPOCH` stand for an epoch, and `FEWEST_STEPS` for an open length.
-    """
+    """Return the number of steps of a training, by `EPOCH` for an epoch, and `FEWEST_STEPS` for an open length."""
     trainer = config.trainer
     if trainer.max_epochs is not None:
         return int(trainer.max_epochs * EPOCH)
@@ -102,10 +99,7 @@ def count_steps(config: DictConfig) -> int:
 
 
 def shrink(training: Training) -> Training:
-    """Return an experiment on the embedded data: a small network, small batches and a thousandth of the steps.
-
-    Heads, loss, the sampler's class, optimizer, schedule and stages stay those of the experiment.
-    """
+    """Return an experiment on the embedded data: a small network, small batches and a thousandth of the steps."""
     return training.extended(f"{key}={value}" for key, value in _small_values(compose(training)))
 
 

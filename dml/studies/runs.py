@@ -214,10 +214,7 @@ def check_data(name: str, runs: Iterable[Run], data: Path | None) -> None:
 
 
 def run_processes(commands: Sequence[Sequence[str]], jobs: int = 1) -> bool:
-    """Run ``python -m dml`` with the arguments of each command, so many at a time -> whether a command failed.
-
-    A line tells of each when it begins. Of several commands at a time, each has one thread.
-    """
+    """Run ``python -m dml`` with the arguments of each command, so many at a time -> whether a command failed."""
     threads = {"OMP_NUM_THREADS": "1"} if jobs > 1 else {}
     environment = python_environment(**threads, **{signals.SILENT: "1"})
 

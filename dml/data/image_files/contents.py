@@ -1,7 +1,4 @@
-"""The bytes of image files, in folders or in archives, and stamps that tell whether a file has changed.
-
-``archive.zip/member`` names the member of an archive.
-"""
+"""The bytes of image files, in folders or in archives (``archive.zip/member``), and stamps that tell of a change."""
 
 import hashlib
 import lzma
@@ -56,10 +53,7 @@ def describe_archive_damage(error: Exception) -> str:
 
 
 def read_zip_member(archive: zipfile.ZipFile, member: str, max_bytes: int, option: str) -> bytes:
-    """Read a member of an open zip file.
-
-    It raises a KeyError if there is none, a RefusedFileError if it is larger, and one of `DAMAGES` if it is damaged.
-    """
+    """Read a member of an open zip file, or raise a KeyError, a RefusedFileError by its size, or one of `DAMAGES`."""
     entry = archive.getinfo(member)
     check_size(entry.file_size, max_bytes, option)
     with archive.open(entry) as file:
@@ -116,10 +110,7 @@ def hash_content(path: str, max_bytes: int = MAX_BYTES, content: bytes | None = 
 
 
 def read_stamps(paths: Iterable[str]) -> NDArray[np.int64]:
-    """Read the stamp of each file (N, 4), or of the archive of a member, in nanoseconds; `MISSING` without a file.
-
-    A file whose stamp is unchanged is assumed to be unchanged.
-    """
+    """Read the stamp of each file (N, 4), or of the archive of a member, in nanoseconds; `MISSING` without a file."""
     archive_stamps: dict[str, Stamp] = {}
     stamps = []
     for path, _ in map(split_part, paths):

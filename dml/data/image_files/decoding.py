@@ -186,10 +186,7 @@ def decode_opened(
 
 
 def flatten(image: Image.Image, background: Color | None) -> Pixels:
-    """Lay an image of 8 bits a channel over a ground of one color, as a person sees it; None drops alpha. -> (H, W, 3)
-
-    A drawing in the color of the ground is laid over black, or white: all such drawings would else be equal.
-    """
+    """Lay an image of 8 bits a channel over a ground of one color, as people see it; None drops alpha. -> (H, W, 3)"""
     if image.has_transparency_data:
         image = image.convert("RGBA")
     if background is None or image.mode != "RGBA":

@@ -39,10 +39,7 @@ def identify_images(locations: Iterable[str]) -> list[str]:
 
 
 def parse_edges(cells: Sequence[Any], place: str, *, rounds: bool = False) -> Edges:
-    """Parse the edges of a box, such as "10" or 10.0, which ``place`` holds; four empty cells are ().
-
-    ``rounds`` rounds them as Pillow's ``crop`` does. Cells that aren't those of a box raise an `InputError`.
-    """
+    """Parse the edges of a box, such as "10" or 10.0; four empty cells are (). ``rounds`` is for Pillow's ``crop``."""
     if not any(texts := [str(cell).strip() for cell in cells]):
         return ()
     with suppress(ValueError, OverflowError):  # not four, no number, NaN or infinite

@@ -174,7 +174,7 @@ class CacheFolder:
         if setting == "auto" and root:
             return cls(_base_folder(root) / FOLDER / name, root, arguments)
         path = expand_home(setting) / name
-        if root is not None and not _holds_prepared_files(path):
+        if root is not None:
             path = path.with_name(f"{name}-{hashlib.sha256(os.path.realpath(root).encode()).hexdigest()[:8]}")
         return cls(path, root, arguments)
 
@@ -235,11 +235,6 @@ class CacheFolder:
             first = paths[int(has_changed.argmax())]
             raise UnfitFileError(f"{file}: {has_changed.sum():,} images have changed since, such as {first}")
         return index_rows
-
-
-def _holds_prepared_files(folder: Path) -> bool:
-    names = ("table.parquet", "verified.jsonl")
-    return any(os.path.isfile(folder / name) for name in names) or any(folder.glob("*.pixels"))
 
 
 def _base_folder(root: str) -> Path:

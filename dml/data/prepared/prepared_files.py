@@ -75,11 +75,7 @@ def make_writable_folder(folder: Path) -> None:
 
 
 def open_file(path: Path, flags: int = os.O_RDONLY) -> BinaryIO:
-    """Open an existing regular file in binary mode.
-
-    It raises a FileNotFoundError, an UnfitFileError if the file may not be opened, and an InputError for a link or
-    folder.
-    """
+    """Open an existing regular file in binary mode, or raise a FileNotFoundError, UnfitFileError or InputError."""
     _refuse_link(path)
     _refuse_other(path)
     try:  # O_NOFOLLOW refuses a link that was made after the check above
@@ -118,10 +114,7 @@ def write_parquet(path: Path, table: pa.Table) -> None:
 
 
 def read_parquet(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """Read a file that `write_parquet` wrote.
-
-    It raises a FileNotFoundError, or an UnfitFileError if the file isn't as it was written, or lacks a column.
-    """
+    """Read a file that `write_parquet` wrote, or raise a FileNotFoundError, or an UnfitFileError for another one."""
     with open_file(path) as file:
         content = _read_all(path, file)
     start = content.rfind(CHECKSUM) + len(CHECKSUM)
@@ -141,10 +134,7 @@ def read_parquet(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
 def read_parquet_if_fit(
     path: Path, warn: Warn, done_again: str, columns: Sequence[str] | None = None
 ) -> pa.Table | None:
-    """Read a file as `read_parquet` does; None for a missing one, and after a warning for an unfit one.
-
-    ``done_again`` says for the warning what becomes of the images, such as "read again".
-    """
+    """Read a file as `read_parquet` does; None for a missing one, and after a warning for an unfit one."""
     try:
         return read_parquet(path, columns)
     except FileNotFoundError:
@@ -167,10 +157,7 @@ def checksummed_line(value: Any) -> str:
 
 
 def read_lines(path: Path, warn: Warn, done_again: str) -> list[Any]:
-    """Read the values of a file whose lines `checksummed_line` formatted; a missing or unfit file holds none.
-
-    A warning tells of lines that aren't as they were written, and that their images are done again.
-    """
+    """Read the values of a file whose lines `checksummed_line` formatted; a missing or unfit file holds none."""
     try:
         with open_file(path) as file:
             lines = [line for line in _read_all(path, file).split(b"\n") if line]

@@ -56,10 +56,8 @@ LAST_TRAINING_CLASS = 98
 def read(root: str | Path | None) -> ImageTable:
     """Read Cars196 (Krause et al., 2013): classes 1-98 of both official splits are for training, 99-196 for testing.
 
-    Args:
-        root: folder in one of the official layouts: ``car_ims/`` with ``cars_annos.mat``; or ``cars_train/`` and
-            ``cars_test/``, whose images may be in a further folder of the same name, with the lists beside them or in
-            ``devkit/``.
+    The root has an official layout: ``car_ims/`` with ``cars_annos.mat``; or ``cars_train/`` and ``cars_test/``, whose
+    images may be in a further folder of the same name, with the lists beside them or in ``devkit/``.
     """
     folder = LAYOUT.root(root)
     if LAYOUT.find(folder, "car_ims", "cars_train").name == "car_ims":

@@ -43,10 +43,9 @@ def open_listener(host: str, port: int) -> socket.socket:
 
 @contextmanager
 def running_server(app: ASGIApp, listener: socket.socket) -> Iterator[Future[None]]:
-    """Serve an application in the ``with`` body; after it, the server ends when the requests under way are answered.
+    """Serve an application in the ``with`` body, in a thread of its own: in the main one it would take the signals.
 
-    The server isn't in the main thread, where it would replace the handling of signals. The future that it yields is
-    done if the server ends by itself, with an error.
+    The future that it yields is done if the server ends by itself, with an error.
     """
     config = uvicorn.Config(
         app,

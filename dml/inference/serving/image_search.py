@@ -56,24 +56,15 @@ class Item:
 
 @dataclass(frozen=True)
 class Neighbor(Item):
-    """An image of the index that a search found.
-
-    Args:
-        same: whether both are surely of one class: the score is at least `dml.Index.threshold`; None if the index has
-            none.
-        probability: probability that both are of one class, see `dml.Index.calibration`; None if the index has none.
-    """
+    """An image of the index that a search found."""
 
     score: float
-    same: bool | None
-    probability: float | None
+    same: bool | None  # whether the score is at least `dml.Index.threshold`; None if the index has none
+    probability: float | None  # that both are of one class, by `dml.Index.calibration`, if there is one
 
 
 class ImageSearch:
-    """An index that several threads search.
-
-    Decoding and searching run side by side; only one thread at a time is in the network.
-    """
+    """An index that several threads search; only one at a time is in the network."""
 
     def __init__(self, index: Index, limits: ImageLimits = UPLOAD_LIMITS) -> None:
         self.index = index
