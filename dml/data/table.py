@@ -288,7 +288,7 @@ def load(
     disjoint: bool = True,
     verify: bool = True,
 ) -> ImageTable:
-    """Read a data set, and compare it with its published counts; a fault (`find_faults`) raises or, else, warns."""
+    """Read a data set, and compare it with its published counts; ``verify`` makes a fault an error, not a warning."""
     if not callable(read):
         raise InputError(f"dataset.reader: a {type(read).__name__} isn't a function of the root; give _partial_: true")
     table = read(root)

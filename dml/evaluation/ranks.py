@@ -65,7 +65,7 @@ def _sort_by_packing(codes: Signed, distances: Floats) -> Signed:
 
 
 def sort_packed(values: Signed) -> tuple[Integers, Integers]:
-    """Sort each row (..., P) stably -> values and indices, packed into one integer: a fifth of the time of argsort."""
+    """Sort each row (..., P) stably, in a fifth of the time of argsort -> sorted values and indices (..., P)."""
     packed, bits = _sort_packed(values)
     return packed >> bits, packed & (1 << bits) - 1
 
@@ -109,7 +109,7 @@ class ChosenRanks(NamedTuple):
 
 
 def rank_chosen(distances: Floats, codes: Codes, numbers: Integers) -> ChosenRanks:
-    """Rank the items of each row, (R, N) without NaN, of whose codes (R, N) ``numbers`` (R,) aren't 0.
+    """Rank the items of each row (R, N) whose codes aren't 0, ``numbers`` (R,) of them, by distances without NaN.
 
     The codes in the order of the distances tell the ranks of the chosen items, and which code has which rank. A call
     ranks several rows, because with one call for each row threads would often wait for the interpreter's lock.

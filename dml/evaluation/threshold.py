@@ -73,7 +73,7 @@ class NearestItems(NamedTuple):
 
 
 def find_nearest(pairs: LabeledPairs) -> NearestItems:
-    """Find the nearest item, that a query doesn't exclude, of each query twice: of all, and of other classes."""
+    """Find each query's nearest item that it doesn't exclude twice: among all, and among those of other classes."""
     items, item_labels, excluded = pairs.embeddings, pairs.labels, pairs.excluded
     if pairs.gallery is None:
         excluded = np.arange(len(items), dtype=np.int64)[:, None]

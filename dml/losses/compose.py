@@ -86,7 +86,7 @@ def has_trait(loss: nn.Module, trait: str) -> bool:
 
 
 def takes_queries(loss: nn.Module) -> bool:
-    """Return whether a loss declares ``takes_queries`` and its ``forward``, which a subclass may override, has them."""
+    """Return whether a loss declares ``takes_queries`` and its ``forward``, which a subclass may override, does so."""
     return has_trait(loss, "takes_queries") and _has_argument(type(loss).forward, "queries")
 
 

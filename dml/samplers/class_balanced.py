@@ -167,7 +167,7 @@ class _Queue:
         return index
 
     def _delay_repeats(self, order: Ints, previous: Ints, carried_over: int) -> Ints:
-        """Move what the crossing window has already from the pass before, (rows, n) too, behind the end of it."""
+        """Move items that the crossing window already holds from the pass before (rows, n) behind that window."""
         if carried_over == 0:
             return order
         in_window = np.zeros(order.shape, dtype=bool)

@@ -79,7 +79,7 @@ class ImageBalancedSampler(EpochSampler):
 
 
 def max_batches(num_groups: Ints, classes_per_batch: int) -> int:
-    """Compute the largest number of batches that each have groups of C different classes, of groups (classes,) of each.
+    """Compute the largest number of batches with groups of C different classes each, from the groups of each class.
 
     >>> max_batches(np.array([5, 1, 1]), classes_per_batch=2)
     2

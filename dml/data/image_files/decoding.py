@@ -153,7 +153,7 @@ def decode_with_pillow(
 def decode_opened(
     image: Image.Image, warn: Callable[[str], None], background: Color | None, *, in_place: bool = True
 ) -> Pixels:
-    """Decode an image that Pillow has opened, and turn it upright, in place without a copy. -> (H, W, 3)
+    """Decode an image that Pillow has opened, and turn it upright; ``in_place`` saves a copy. -> (H, W, 3)
 
     ``warn`` is called with what is wrong with metadata. If it isn't clear which of the values is black and which is
     white, it raises a PixelValueError.
