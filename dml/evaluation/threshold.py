@@ -58,7 +58,7 @@ def describe_choice(metrics: Mapping[str, float], *, of_nearest: bool = False) -
         return f"for a false match rate of {format_percent(metrics['wanted_fmr'])} %"
     if "wanted_wrong_share" in metrics:
         return f'where the share of wrong "same" among the nearest is {format_percent(metrics["wanted_wrong_share"])} %'
-    return "for equal rates of both errors"  # an option of older versions
+    return ""  # there is no threshold
 
 
 Metrics = dict[str, float]

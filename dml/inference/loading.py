@@ -204,7 +204,7 @@ def read_settings(path: Path, *, trust: bool = False) -> ModelSettings:
 def _is_of_run(path: Path, progress: TrainingProgress, folder: RunFolder) -> bool:
     """Return whether a checkpoint was written by the run in whose folder it lies, and warn if it wasn't."""
     rows = {int(row["step"]): row for row in folder.history() if int(row["step"]) <= progress.total_steps}
-    is_own = not rows or progress.history_checksum in ("", rows_checksum(rows))
+    is_own = not rows or progress.history_checksum == rows_checksum(rows)
     if not is_own:
         logger.warning(
             "%s: not of the run in whose folder it lies, or %s has changed; it is opened without metrics and threshold",

@@ -81,8 +81,7 @@ def read_folder(path: Path, *, trust: bool = False) -> SavedModel:
         config = read_configuration(file)
         file = path
         version, name, fingerprint = (description[key] for key in ("format", "name", "fingerprint"))
-        chosen_heads = description.get("chosen_heads", config["model"]["heads"])  # older folders name none
-        heads, chosen = (tuple(map(str, names)) for names in (description["heads"], chosen_heads))
+        heads, chosen = (tuple(map(str, description[key])) for key in ("heads", "chosen_heads"))
         training, metrics = dict(description["training"]), restore_nan(dict(description["metrics"]))
         check_metrics(metrics)
         class_names, val_class_names = (tuple(map(str, description[key])) for key in ("class_names", "val_class_names"))
