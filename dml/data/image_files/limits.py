@@ -48,7 +48,7 @@ class ImageLimits:
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> "ImageLimits":
-        """Return the limits that the configuration's group ``data`` sets; configurations of older versions lack them.
+        """Return the limits that the configuration's group ``data`` sets; it may lack some.
 
         >>> ImageLimits.from_settings({"max_pixels": 1000, "num_workers": 2}).max_pixels
         1000
