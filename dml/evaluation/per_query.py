@@ -29,31 +29,18 @@ METADATA = b"dml"
 
 @dataclass(frozen=True)
 class QueryTable:
-    """The queries of a test, one in each row, with their metrics and nearest neighbors.
+    """The queries of a test, one in each row, with their metrics and nearest neighbors."""
 
-    Args:
-        paths: (Q,) paths of the queries' images.
-        labels: (Q, L) labels of the queries, level 0 the finest.
-        metrics: {name as in metrics.json: (Q,) float64}, NaN where the query has no positive.
-        neighbors: (Q, k) paths of the nearest images, nearest first.
-        neighbor_labels: (Q, k, L) labels of the nearest images.
-        similarities: (Q, k) float32, cosine similarities of the nearest images.
-        levels: names of the L levels.
-        names: class names of each level, indexed by label; empty if the classes have no names.
-        positions: (Q, 2) float32, places of the queries on the map, NaN for queries that are not on it.
-        made_with: {library or "platform": version}, of the machine that ran the test.
-    """
-
-    paths: Strings
-    labels: npt.NDArray[np.int64]
-    metrics: Mapping[str, npt.NDArray[np.float64]]
-    neighbors: Strings
-    neighbor_labels: npt.NDArray[np.int64]
-    similarities: npt.NDArray[np.float32]
-    levels: tuple[str, ...]
-    names: tuple[tuple[str, ...], ...] = ()
-    positions: npt.NDArray[np.float32] | None = None
-    made_with: Mapping[str, str] = field(default_factory=dict)
+    paths: Strings  # (Q,) paths of the queries' images
+    labels: npt.NDArray[np.int64]  # (Q, L), level 0 the finest
+    metrics: Mapping[str, npt.NDArray[np.float64]]  # {name in metrics.json: (Q,)}, NaN without a positive
+    neighbors: Strings  # (Q, k) paths of the nearest images, nearest first
+    neighbor_labels: npt.NDArray[np.int64]  # (Q, k, L)
+    similarities: npt.NDArray[np.float32]  # (Q, k) cosines
+    levels: tuple[str, ...]  # names of the L levels
+    names: tuple[tuple[str, ...], ...] = ()  # class names of each level, indexed by label; empty without any
+    positions: npt.NDArray[np.float32] | None = None  # (Q, 2) places on the map, NaN for queries that are not on it
+    made_with: Mapping[str, str] = field(default_factory=dict)  # {library or "platform": version} of the test's machine
 
     def __post_init__(self) -> None:
         queries, levels, nearest = len(self.paths), len(self.levels), self.neighbors.shape[-1]

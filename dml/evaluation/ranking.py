@@ -206,21 +206,13 @@ LARGEST_BLOCK = 4096
 
 @dataclass(frozen=True)
 class PerQuery:
-    """The metrics and the nearest neighbors of single queries.
+    """The metrics and the nearest neighbors of single queries."""
 
-    Args:
-        queries: (Q,) indices among all queries.
-        values: {metric: (Q,) float64}, NaN where the query has no positive.
-        neighbors: (Q, k) gallery indices of the nearest items, nearest first, ties by index.
-        similarities: (Q, k) float32, cosine similarities of the neighbors.
-        has_positive: {"level0", ...: (Q,) whether the query has a positive at the level, "": whether at any}.
-    """
-
-    queries: npt.NDArray[np.int64]
-    values: dict[str, npt.NDArray[np.float64]]
-    neighbors: npt.NDArray[np.int64]
-    similarities: npt.NDArray[np.float32]
-    has_positive: dict[str, npt.NDArray[np.bool_]]
+    queries: npt.NDArray[np.int64]  # (Q,) indices among all queries
+    values: dict[str, npt.NDArray[np.float64]]  # {metric: (Q,)}, NaN where the query has no positive
+    neighbors: npt.NDArray[np.int64]  # (Q, k) gallery indices, nearest first, ties by index
+    similarities: npt.NDArray[np.float32]  # (Q, k) cosines of the neighbors
+    has_positive: dict[str, npt.NDArray[np.bool_]]  # {"level0", ...: (Q,) at the level, "": at any}
 
     @staticmethod
     def join(parts: Sequence["PerQuery"]) -> "PerQuery":

@@ -25,28 +25,16 @@ LARGEST = 16_384
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """The configuration of a trained model, and facts about its training.
+    """The configuration of a trained model, and facts about its training."""
 
-    Args:
-        config: configuration of the training, its interpolations resolved; of its parts, those that are saved.
-        name: name of the model for texts, such as "tf_efficientnet_lite0".
-        training: facts about the training, such as the step of the checkpoint; see `dml.inference.loading`.
-        metrics: the metrics of the run's test, by name; empty if it wasn't tested.
-        class_names: names of the classes that the model was trained on; empty if they aren't known.
-        val_class_names: names of the classes that the model was validated on, as its checkpoint and thresholds were.
-        picture: PNG file of some test queries with their nearest neighbors; None if there is none. It is in memory
-            because the file may be gone when the model is saved: saving an index replaces that of its old version.
-        is_trusted: whether the configuration may build objects that dml doesn't know.
-    """
-
-    config: Mapping[str, Any]
-    name: str
-    training: Mapping[str, Any] = field(default_factory=dict)
-    metrics: Mapping[str, Any] = field(default_factory=dict)
-    class_names: tuple[str, ...] = ()
-    val_class_names: tuple[str, ...] = ()
-    picture: bytes | None = field(default=None, repr=False)
-    is_trusted: bool = False
+    config: Mapping[str, Any]  # of the training, its interpolations resolved; of its parts, those that are saved
+    name: str  # for texts, such as "tf_efficientnet_lite0"
+    training: Mapping[str, Any] = field(default_factory=dict)  # facts such as the step of the checkpoint, see `loading`
+    metrics: Mapping[str, Any] = field(default_factory=dict)  # of the run's test, by name; empty without one
+    class_names: tuple[str, ...] = ()  # classes that the model was trained on; empty if they aren't known
+    val_class_names: tuple[str, ...] = ()  # those on which its checkpoint and thresholds were chosen
+    picture: bytes | None = field(default=None, repr=False)  # PNG of test queries; saving an index replaces the file
+    is_trusted: bool = False  # whether the configuration may build objects that dml doesn't know
 
     @cached_property
     def seen_classes(self) -> frozenset[str]:

@@ -184,19 +184,12 @@ class GradedLists:
     """The levels and relevances of each query's items, and the functions that count an item j in the ranks of item k.
 
     Where no function applies, item j counts 1 if it is before k or tied with k, without a gradient.
-
-    Args:
-        levels: (Q, N) int64, number of label levels that each item shares with the query; -1 for an item that isn't
-            in the query's list.
-        relevance: (Q, L + 1) relevance of an item of each level.
-        rank_step: function that counts items j of a lower level than k in rank(k).
-        h_rank_step: function that counts items j of a higher level than k in Hrank(k); None counts them 1 or 0.
     """
 
-    levels: Tensor
-    relevance: Tensor
-    rank_step: Step
-    h_rank_step: Step | None = None
+    levels: Tensor  # (Q, N) int64, number of label levels that each item shares; -1 for one that isn't in the list
+    relevance: Tensor  # (Q, L + 1) of an item of each level
+    rank_step: Step  # counts items j of a lower level than k in rank(k)
+    h_rank_step: Step | None = None  # counts items j of a higher level than k in Hrank(k); None counts them 1 or 0
 
 
 def graded_average_precision(similarities: Tensor, lists: GradedLists, block: int | None = None) -> Tensor:

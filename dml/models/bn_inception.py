@@ -14,22 +14,14 @@ class Inception(NamedTuple):
 
     >>> INCEPTIONS[0].name, INCEPTIONS[0].width(192)
     ('inception_3a', 256)
-
-    Args:
-        name: name of the block, with which its modules' names begin.
-        single: channels of the 1x1 branch; 0 if there is no such branch.
-        triple: channels of the 3x3 branch: of the reduction, of the convolution.
-        double: channels of the branch of two 3x3 convolutions: of the reduction, of both convolutions.
-        pool: kind of the pool branch, "avg" or "max".
-        projection: channels of the 1x1 convolution after the pool; with 0 there is none, and the block halves the map.
     """
 
     name: str
-    single: int
-    triple: tuple[int, int]
-    double: tuple[int, int]
-    pool: str
-    projection: int
+    single: int  # 1x1 branch; 0 if there is no such branch
+    triple: tuple[int, int]  # 3x3 branch: of the reduction, of the convolution
+    double: tuple[int, int]  # branch of two 3x3 convolutions: of the reduction, of both convolutions
+    pool: str  # "avg" or "max"
+    projection: int  # 1x1 convolution after the pool; with 0 there is none, and the block halves the map
 
     def width(self, channels: int) -> int:
         """Compute the number of channels of the block's output from that of its input."""

@@ -24,31 +24,20 @@ LEVELS_BY_NAME = {name: level for level, name in enumerate(TAXA)} | {"fine": 0, 
 
 @dataclass(frozen=True)
 class PrintedNumber:
-    """One number of a table, as its paper prints it: a line of reference/paper_tables.csv.
+    """One number of a table, as its paper prints it: a line of reference/paper_tables.csv."""
 
-    Args:
-        paper: key of the paper, one of `PAPERS`.
-        table: number of the table in the paper, such as "IV".
-        method: name of the row as the paper prints it.
-        origin: "true" for the paper's method, an ablation or a second run of it, "retrained" for a baseline that the
-            paper ran itself, "false" for a number that the paper quotes; the column "own" of the file.
-        backbone, dim, heads, settings: settings of the row as the paper states them; empty if it doesn't state them.
-        metric: recall@k, nmi, f1, h_ap, asi, ndcg, sum_wap, ap/LEVEL, map, recall@1/mean, recall@1/sd.
-        printed: the number in percent; empty where the paper prints a dash.
-    """
-
-    paper: str
-    table: str
-    row: str
-    method: str
-    origin: str
+    paper: str  # key of the paper, one of `PAPERS`
+    table: str  # number of the table in the paper, such as "IV"
+    row: str  # stable key of the row
+    method: str  # name of the row as the paper prints it
+    origin: str  # "true": the paper's method; "retrained": a baseline that it ran; "false": a number that it quotes
     dataset: str
-    backbone: str
+    backbone: str  # as the paper states it, like dim, heads and settings; empty if it doesn't
     dim: str
     heads: str
     settings: str
-    metric: str
-    printed: str
+    metric: str  # recall@k, nmi, f1, h_ap, asi, ndcg, sum_wap, ap/LEVEL, map, recall@1/mean, recall@1/sd
+    printed: str  # in percent; empty where the paper prints a dash
     note: str
 
     @property

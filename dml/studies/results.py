@@ -26,30 +26,20 @@ CLASS, QUERIES = "class", "queries"
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a run.
-
-    Args:
-        dataset, condition, row: names of the run's cell in its study.
-        overrides: overrides that a search chose, or that were tried, as a shell takes them.
-        configuration: hash of what the run trained; "" in the leaderboard's results, which are older than it.
-        facts: facts on the model and data of the metrics, by the name of the fact.
-        metrics: metrics of the run, fractions; of a tried run only its "score".
-        counts: number of queries of each test class; empty without sums.
-        sums: {metric: sum of its values over the queries of each test class}.
-    """
+    """The result of a run of a cell."""
 
     dataset: str
     condition: str
     row: str
     stage: str = TEST
     seed: int = 0
-    overrides: str = ""
-    configuration: str = ""
+    overrides: str = ""  # that a search chose, or that were tried, as a shell takes them
+    configuration: str = ""  # hash of what the run trained; "" in the leaderboard's results
     seconds: float = 0.0
-    facts: Mapping[str, str] = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    counts: Sequence[int] = ()
-    sums: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    facts: Mapping[str, str] = field(default_factory=dict)  # on the model and data of the metrics
+    metrics: Mapping[str, float] = field(default_factory=dict)  # fractions; of a tried run only its "score"
+    counts: Sequence[int] = ()  # number of queries of each test class; empty without sums
+    sums: Mapping[str, Sequence[float]] = field(default_factory=dict)  # {metric: sums over each class's queries}
 
     @property
     def key(self) -> Key:

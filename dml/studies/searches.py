@@ -10,15 +10,10 @@ Scored = tuple[Overrides, float]
 
 @dataclass(frozen=True)
 class Search:
-    """How the overrides of a row are chosen on the validation classes, with seed 0.
+    """How the overrides of a row are chosen on the validation classes, with seed 0."""
 
-    Args:
-        score: metric to maximize: one of metrics.json, or the best of the history if its name begins with "val/".
-        steps: alternatives of each step; those of a later step are tried with the best of the earlier ones.
-    """
-
-    score: str
-    steps: tuple[tuple[str, ...], ...]
+    score: str  # largest of metrics.json, or of the history if it begins with "val/"
+    steps: tuple[tuple[str, ...], ...]  # alternatives of each step, with the best of the earlier ones
 
     @property
     def keys(self) -> list[str]:

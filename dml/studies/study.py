@@ -45,23 +45,16 @@ class Training:
 
 @dataclass(frozen=True)
 class Cell:
-    """What a study compares: a row on a data set, under a condition.
-
-    Args:
-        dataset, condition, row: names of the three.
-        after: overrides of the tested trainings alone, which follow those that a search chose.
-        part: prefix of the metrics in metrics.json, such as "heads/H"; "" for the whole embedding.
-        choice_from: the cell of another condition whose chosen overrides this one takes; None for none.
-    """
+    """What a study compares: a row on a data set, under a condition."""
 
     dataset: str
     row: str
     training: Training
     condition: str = ""
-    after: Overrides = ()
-    part: str = ""
+    after: Overrides = ()  # overrides of the tested trainings alone, behind those that a search chose
+    part: str = ""  # prefix of the metrics in metrics.json, such as "heads/H"; "" for the whole embedding
     search: Search | None = None
-    choice_from: Key | None = None
+    choice_from: Key | None = None  # the cell of another condition whose chosen overrides this one takes
 
     @property
     def key(self) -> Key:
@@ -81,27 +74,17 @@ class Cell:
 
 @dataclass(frozen=True)
 class Study:
-    """Trainings that are compared, and how their results are shown.
-
-    Args:
-        is_table: whether it is a paper's table, whose runs keep their checkpoints, which take gigabytes, and all of
-            their metrics; of other runs the metrics of the queries are kept, summed by class.
-        metrics: ends of the names of the metrics that are kept of each run besides; "" for all.
-        seeds: number of runs of each training; their seeds count from 0.
-        outputs: folder of the runs, unless the user names another.
-        selection: names of the data sets, conditions and rows that are trained; all of what isn't named.
-        changes: settings with which the study isn't that of its file.
-    """
+    """Trainings that are compared, and how their results are shown."""
 
     name: str
     cells: tuple[Cell, ...]
     content: Mapping[str, Any]
-    is_table: bool = False
-    metrics: tuple[str, ...] = ()
-    seeds: int = 3
-    outputs: Path = Path("outputs")
-    selection: Mapping[str, Collection[str]] = field(default_factory=dict)
-    changes: tuple[str, ...] = ()
+    is_table: bool = False  # a paper's, whose runs keep checkpoints and all metrics, not just those of queries by class
+    metrics: tuple[str, ...] = ()  # ends of the names of further metrics that are kept of each run; "" for all
+    seeds: int = 3  # runs of each training; their seeds count from 0
+    outputs: Path = Path("outputs")  # folder of the runs, unless the user names another
+    selection: Mapping[str, Collection[str]] = field(default_factory=dict)  # names to train; all of what isn't named
+    changes: tuple[str, ...] = ()  # settings with which it isn't that of its file
 
     @cached_property
     def by_key(self) -> dict[Key, Cell]:
