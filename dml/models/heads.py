@@ -1,3 +1,5 @@
+"""Embedding heads, built from the ``shape`` of one tapped map, (C, h, w), or of its tokens, (C, 1 + N, 1)."""
+
 from typing import ClassVar
 
 import torch
