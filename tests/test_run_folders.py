@@ -101,8 +101,8 @@ WITHOUT_EFFECT = {
     "transform.size=48": "transform.size=48: the run has trained all of its 2 steps with 32; ",
     "trainer.gradient_clip_val=5": "trainer.gradient_clip_val=5: the run has trained all of its 2 steps with None; ",
     "trainer.precision=bf16-mixed": "trainer.precision=bf16-mixed: the run has trained all of its 2 steps with 32",
-    "callbacks.averaging=null": "callbacks.averaging._target_=None: the run has trained all of its 2 ",
-    "callbacks.loss_schedule=null": "callbacks.loss_schedule._target_=None: the run has trained all of its 2 ",
+    "training.ema=0.9": "training.ema=0.9: the run has trained all of its 2 steps with None; ",
+    "scheduler.loss={attribute:margin,start:1,end:2}": "scheduler.loss.attribute=margin: the run has trained all of ",
     "training.gradient_cache=4": "training.gradient_cache=4: the run has trained all of its 2 steps with None; ",
     "training.bank_every_n_steps=1": "training.bank_every_n_steps=1: the run has trained all of its 2 steps with ",
     "model.normalize=false": "model.normalize=False: the run has trained all of its 2 steps with True; ",
@@ -112,12 +112,7 @@ WITHOUT_EFFECT = {
 
 
 HARMLESS = [
-    *(
-        "callbacks.progress=null",
-        "callbacks.first_validation=null",
-        "checkpoints.every_n_steps=9",
-        "checkpoints.patience=3",
-    ),
+    *("trainer.enable_progress_bar=false", "checkpoints.every_n_steps=9", "checkpoints.patience=3"),
     *("trainer.gradient_clip_val=null", "trainer.val_check_interval=5", "trainer.max_time=00:12:00:00"),
     *("trainer.log_every_n_steps=5", "trainer.devices=auto", "trainer.accelerator=cpu", "data.eval_batch_size=7"),
     *("training.shard_loss=false", "logger=csv", "model.concatenation=raw", "evaluation.recall_at=[1]"),

@@ -15,7 +15,7 @@ from dml.runtime.paths import expand_home
 from dml.runtime.run_folder import RUN_KEYS, newest_runs
 from dml.runtime.text import printable
 
-MERGED = ("callbacks", "evaluation", "experiment", "logger")
+MERGED = ("evaluation", "experiment", "logger")
 """The groups of which a run may have several choices, whose values join."""
 MULTIRUN = ("-m", "--multirun")
 OPTIONS = (

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from pytorch_lightning import Trainer
@@ -15,6 +16,7 @@ from dml.evaluation.names import MetricName, describe_metric, join_head_names, s
 from dml.report.statistics import Values, average_by_class, mean_interval
 from dml.run.settings import Settings
 from dml.runtime.console import console, warn
+from dml.runtime.errors import InputError
 from dml.runtime.run_folder import RunFolder
 from dml.runtime.text import format_count, in_markup
 from dml.training.callbacks.checkpoints import AtomicCheckpointIO
@@ -46,6 +48,13 @@ class Candidate:
     def mean(self) -> float:
         """The mean over the classes."""
         return float(self.by_class.mean())
+
+
+def check_shares(shares: Sequence[Any]) -> None:
+    """Make sure that each of the shares of ``checkpoints.interpolation`` is a number between 0 and 1."""
+    for share in shares:
+        if not isinstance(share, int | float) or not 0 <= share <= 1:
+            raise InputError(f"checkpoints.interpolation: {share} is no share of the last weights, from 0 to 1")
 
 
 def mix_weights(first: State, last: State, share: float) -> State:

@@ -16,7 +16,6 @@ from dml.run.settings import BEGINNING, CHOICE, STEPS, list_fixed, what_fixes
 from dml.run.stages import Stage, find_stage
 from dml.run.stored_configuration import (
     StoredConfiguration,
-    list_callbacks,
     open_stored,
     plain_config,
     resolve_values,
@@ -85,7 +84,7 @@ def check_trained_settings(
         raise InputError(f"trainer.max_steps={most}: the run has {steps} steps already; a shorter one is a new run")
     if most > steps:
         return
-    run_before = open_stored({**stored, "callbacks": list_callbacks(stored)})
+    run_before = open_stored(stored)
     now, before = (find_stage(run_config, last_stage.name).config for run_config in (config, run_before))
     values, values_before = (_list_values(part) for part in (now, before))
     for key in {**values, **values_before}:
@@ -97,12 +96,8 @@ def check_trained_settings(
 
 
 def _list_values(stage: DictConfig) -> dict[str, Any]:
-    """Return the values of a stage by dotted key, with those that interpolations have.
-
-    Those of ``callbacks`` stay: they name keys that are compared anyway, and that runs of older versions may lack.
-    """
-    plain = plain_config(stage)
-    return flat(resolve_values(plain, unresolved="resume") | {"callbacks": list_callbacks(plain)})
+    """Return the values of a stage by dotted key, with those that interpolations have."""
+    return flat(resolve_values(plain_config(stage), unresolved="resume"))
 
 
 def _check_same(key: str, before: DictConfig, stage: DictConfig, done: str, remedy: str) -> None:

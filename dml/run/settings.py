@@ -267,7 +267,6 @@ class Settings:
     checkpoints: CheckpointSettings = key(is_trained=True)
     evaluation: EvaluationSettings = key(is_saved=True, decides_raw=True)
     trainer: Any = key(is_saved=True, is_built=True)
-    callbacks: dict[Any, Any] = key(fixed=STEPS, is_trained=True)
     logger: LoggerSettings = key(is_trained=True, is_ignored=True, keeps_environment=True)
     sweep: dict[Any, Any] = key(is_trained=True, is_ignored=True)
 
@@ -329,8 +328,6 @@ SETTINGS: dict[str, type[Settings]] = {
 PART_KEYS = {
     "model.backbone.weights": Key(fixed=NOTHING, is_path=True),  # a file of weights may have been moved
     "model.concatenation": Key(fixed=NOTHING),
-    **{f"callbacks.{name}": Key(fixed=NOTHING) for name in ("progress", "first_validation", "final_validation")},
-    **{f"callbacks.{name}": Key(fixed=NOTHING) for name in ("best_checkpoint", "last_checkpoint")},
     **{f"trainer.gradient_clip_{name}": Key(fixed=STEPS) for name in ("val", "algorithm")},
     "trainer.precision": Key(fixed=STEPS),
     "trainer.callbacks": Key(fixed=STEPS),

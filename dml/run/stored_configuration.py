@@ -4,7 +4,6 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -202,17 +201,12 @@ def plain_config(config: Any) -> dict[str, Any]:
 
 
 def _without_defaults(config: dict[str, Any]) -> dict[str, Any]:
-    """Remove the unset values of `without_unset`, and the entries of ``callbacks`` that are the default's.
+    """Remove the unset values of `without_unset`; the default learning rate becomes that of older versions.
 
-    The default learning rate becomes that of older versions. The entries only pass on keys that are stored anyway.
-    Without all this, a run has the identity that it had before these options existed: sweeps and tables find their
+    By this, a run has the identity that it had before these options existed: sweeps and tables find their
     finished runs.
     """
-    default = _default_callbacks()
-    entries = config.get("callbacks", default)
-    changed = {name: entry for name, entry in entries.items() if name not in default or entry != default[name]}
-    missing = {name: None for name in default if name not in entries}
-    remaining = without_unset({name: value for name, value in config.items() if name != "callbacks"})
+    remaining = without_unset(config)
     optimizer = config.get("optimizer")
     if (
         isinstance(optimizer, dict)
@@ -220,7 +214,7 @@ def _without_defaults(config: dict[str, Any]) -> dict[str, Any]:
         and not (config.get("training") or {}).get("frozen")
     ):
         remaining["optimizer"] = optimizer | {"lr": FORMER_LEARNING_RATE}
-    return remaining | ({"callbacks": changed | missing} if changed or missing else {})
+    return remaining
 
 
 def without_unset(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -235,17 +229,6 @@ def without_unset(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]
 def _is_unset(value: Any, facts: Key) -> bool:
     lacks_needed = facts.needs is not None and isinstance(value, dict) and value.get(facts.needs) is None
     return lacks_needed or value is facts.unset
-
-
-@cache
-def _default_callbacks() -> dict[str, Any]:
-    entries: Any = OmegaConf.to_container(OmegaConf.load(CONF / "callbacks" / "default.yaml"), resolve=False)
-    return dict(entries)
-
-
-def list_callbacks(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of ``callbacks`` of a configuration, with the default's, which `plain_config` leaves out."""
-    return {**_default_callbacks(), **config.get("callbacks", {})}
 
 
 def check_unchanged(

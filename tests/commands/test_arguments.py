@@ -150,9 +150,9 @@ def test_the_home_folder_is_filled_in_where_it_is_not_stored(monkeypatch: pytest
 
 
 def test_options_may_stand_anywhere_and_two_dashes_nowhere() -> None:
-    assert put_options_first(["loss=rll", "-m", "--config-dir", "mine", "~callbacks.progress", "seed=1,2"]) == [
+    assert put_options_first(["loss=rll", "-m", "--config-dir", "mine", "~data.cache", "seed=1,2"]) == [
         *("-m", "--config-dir", "mine"),
-        *("loss=rll", "~callbacks.progress", "seed=1,2"),
+        *("loss=rll", "~data.cache", "seed=1,2"),
     ]
     with pytest.raises(InputError, match="--: no such option; values are given as"):
         put_options_first(["--", "loss=rll"])

@@ -7,7 +7,7 @@ from conftest import Here, Refused
 
 from dml.run import builders
 
-GROUPS = ["loss", "dataset", "trainer", "callbacks", "sweep"]
+GROUPS = ["loss", "dataset", "trainer", "logger", "sweep"]
 
 
 @pytest.fixture

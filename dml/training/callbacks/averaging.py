@@ -8,11 +8,6 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 
-def make_averaging(decay: float | None) -> "Averaging | None":
-    """Make the callback of ``ema``; return None if there is no decay."""
-    return None if decay is None else Averaging(decay)
-
-
 class Averaging(WeightAveraging):
     """Computes an exponential moving average of the weights, which validations and tests use in place of the weights.
 

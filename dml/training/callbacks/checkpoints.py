@@ -1,7 +1,6 @@
 """The writing of a run's checkpoints: the last one, and the one of the best validation."""
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -205,18 +204,6 @@ class FirstCheckpoint(Callback):
         """Write the checkpoint, unless the run has taken a step."""
         if not trainer.global_step and not _describe_run(pl_module).get("first_step"):
             trainer.save_checkpoint(RunFolder(trainer.default_root_dir).first_checkpoint)
-
-
-def make_first_checkpoint(interpolation: Sequence[float] | None) -> FirstCheckpoint | None:
-    """Make the callback of ``checkpoints.interpolation``; return None if it is null or empty.
-
-    Raises:
-        InputError: if a share isn't a number between 0 and 1.
-    """
-    for share in interpolation or ():
-        if not isinstance(share, int | float) or not 0 <= share <= 1:
-            raise InputError(f"checkpoints.interpolation: {share} is no share of the last weights, from 0 to 1")
-    return FirstCheckpoint() if interpolation else None
 
 
 class BestCheckpoint(ModelCheckpoint):

@@ -159,11 +159,6 @@ WHITENING = {
 """The share of the whitening by the values of ``heads.initial``; with None, `choose_whitening` chooses it."""
 
 
-def make_principal_heads(initial_heads: str | None, init: str | None = None) -> "PrincipalHeads | None":
-    """Make the callback of ``heads.initial``; return None if it is None, or if the heads begin as in a checkpoint."""
-    return None if initial_heads is None or init else PrincipalHeads(WHITENING[initial_heads])
-
-
 class PrincipalHeads(Callback):
     """Sets the heads' last layers to the principal components of their inputs before the first step.
 
@@ -215,11 +210,6 @@ class PrincipalHeads(Callback):
 
 def _keep(inputs: dict[str, Tensor], name: str, _: nn.Module, arguments: tuple[Any, ...]) -> None:
     inputs[name] = arguments[0].float()
-
-
-def make_class_mean_proxies(proxies: str | None) -> "ProxiesAtClassMeans | None":
-    """Make the callback of ``proxies``; return None if the losses draw their proxies themselves."""
-    return ProxiesAtClassMeans() if proxies else None
 
 
 class ProxiesAtClassMeans(Callback):

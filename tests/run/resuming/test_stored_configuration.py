@@ -88,20 +88,6 @@ def test_an_override_that_was_stored_with_the_value_of_its_interpolation_passes(
         check_unchanged(config(data="/photos"), [], StoredConfiguration([], stored.config))
 
 
-def test_only_callbacks_that_are_not_the_default_are_stored() -> None:
-    default = OmegaConf.load(CONF / "callbacks" / "default.yaml")
-    plain = OmegaConf.to_container(config())
-    assert plain_config(config(callbacks=default)) == plain_config(config()) == plain_config(OmegaConf.create(plain))
-    check_unchanged(config(callbacks=default), [], STORED)
-    changed = OmegaConf.merge(default, {"averaging": None, "mine": {"_target_": "users.Callback"}})
-    stored = plain_config(config(callbacks=changed))
-    assert stored["callbacks"] == {"averaging": None, "mine": {"_target_": "users.Callback"}}
-    with pytest.raises(InputError, match=r"callbacks.mine._target_=users.Callback: the run was made with null"):
-        check_unchanged(config(callbacks=changed), [], STORED)
-    del changed["progress"]
-    assert plain_config(config(callbacks=changed))["callbacks"]["progress"] is None
-
-
 def test_only_the_parts_that_matter_are_compared() -> None:
     check_unchanged(config(seed=1), ["loss=rll", "loss.margin=0.4"], STORED, parts=("loss",))
 
