@@ -17,7 +17,7 @@ from dml.run.prepare_job import make_cache_folder
 from dml.run.settings import Settings
 from dml.runtime.console import warn
 from dml.runtime.errors import InputError
-from dml.training.frozen import RAW, FeatureCache, FeatureEmbedder, HeadInputs
+from dml.training.frozen import RAW, FeatureCache, FeatureEmbedder
 from dml.training.hardware import uses_cuda
 
 
@@ -49,9 +49,9 @@ class FeatureSource:
         heads = [*self.model.heads] if with_inputs and self.settings.evaluation.crops == 1 else []
         return self._load(table, [RAW, *heads])[RAW]
 
-    def load_inputs(self, table: ImageTable) -> HeadInputs:
-        """Return the head inputs of the images of a table."""
-        return HeadInputs.pack(self._load(table, [*self.model.heads]))
+    def load_inputs(self, table: ImageTable) -> dict[str, Tensor]:
+        """Return the inputs (N, ...) of each head for the images of a table; NaN for images that can't be read."""
+        return self._load(table, [*self.model.heads])
 
     def _load(self, table: ImageTable, names: Sequence[str]) -> dict[str, Tensor]:
         described = {name: self._describe(name) for name in names}

@@ -55,7 +55,7 @@ from dml.runtime.text import in_markup
 from dml.training.callbacks.checkpoints import AtomicCheckpointIO
 from dml.training.checkpoints import FrozenWeights, TrainingProgress, load_model
 from dml.training.data import DataModule
-from dml.training.frozen import FrozenDataModule, FrozenLearner
+from dml.training.frozen import FrozenDataModule
 from dml.training.hardware import check_accelerator, parse_compile
 from dml.training.loggers import History
 from dml.training.module import MetricLearner
@@ -235,9 +235,7 @@ def _connect_features(parts: StageParts) -> None:
     """Give a training of the heads alone the features by the weights that it begins with."""
     if parts.source is not None:
         assert isinstance(parts.images, FrozenDataModule)
-        assert isinstance(parts.learner, FrozenLearner)
         parts.images.load_inputs = parts.source.load_inputs
-        parts.learner.network.shapes = parts.source.load_inputs(parts.images.train_table).shapes
 
 
 def _read_progress(settings: Settings, folder: RunFolder, table: ImageTable) -> TrainingProgress | None:

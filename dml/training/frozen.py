@@ -5,7 +5,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from math import prod
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -33,10 +32,8 @@ FORMAT = 4
 """Version of the files of features; it goes up when the features or their storage change."""
 
 Compute = Callable[[ImageTable, Sequence[str]], tuple[Mapping[str, Tensor], Tensor]]
-"""Function of a table, all of whose images are in the split "test", and of names of features.
-
-It returns the features (R, ...) of the R images that can be read, by name, and the rows (R,) of these images.
-"""
+"""Function of a table, whose images are all in the split "test", and of names of features -> the features (R, ...) by
+name of the R images that can be read, and the rows (R,) of these images."""
 
 
 @dataclass
@@ -89,10 +86,7 @@ class FeatureCache:
     def _compute_fingerprints(
         self, images: ImageTable, backbone: nn.Module, settings: Mapping[str, Mapping[str, Any]]
     ) -> dict[str, str]:
-        """Return the SHA-256 of all that decides the features of each name.
-
-        These are settings, weights, and the files' names, sizes and times.
-        """
+        """Return the SHA-256 of what decides the features of each name: settings, weights, files' names and times."""
         paths = images.paths.tolist()
         names = self.folder.relative_paths(paths) if self.folder else paths
         files = list(zip(names, read_stamps(paths)[:, :2].tolist(), strict=True))
@@ -158,31 +152,6 @@ COPIES = 3
 """The number of times that head inputs are in memory while they are computed."""
 
 
-@dataclass(frozen=True)
-class HeadInputs:
-    """The head inputs of all images of a table.
-
-    Args:
-        values: (N, F) float32, the flattened inputs of all heads, concatenated; NaN for an image that can't be read.
-        shapes: shape of one image's input by head, in the order of the concatenation.
-    """
-
-    values: Tensor
-    shapes: dict[str, tuple[int, ...]]
-
-    @classmethod
-    def pack(cls, inputs: Mapping[str, Tensor]) -> "HeadInputs":
-        """Concatenate head inputs (N, ...) by head."""
-        values = torch.cat([part.flatten(1) for part in inputs.values()], dim=1)
-        return cls(values, {head: tuple(part.shape[1:]) for head, part in inputs.items()})
-
-
-def unpack_inputs(values: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """Split rows (B, F) of `HeadInputs` -> head inputs (B, ...) by head."""
-    parts = torch.split(values, [prod(shape) for shape in shapes.values()], dim=1)
-    return {head: part.reshape(-1, *shapes[head]) for head, part in zip(shapes, parts, strict=True)}
-
-
 class FeatureEmbedder(Embedder):
     """Computes features of a split that don't change while the heads alone are trained.
 
@@ -195,36 +164,30 @@ class FeatureEmbedder(Embedder):
 
     def __init__(self, model: EmbeddingModel, names: Sequence[str], count: int) -> None:
         super().__init__()
-        self.model = model
-        self.names = (*names,)
-        self.count = count
-        self._shapes: dict[str, tuple[int, ...]] = {}
+        self.model, self.names, self.count = model, (*names,), count
+        self._fits_memory = False
 
     def embed_images(self, images: Tensor) -> dict[str, Tensor]:
-        """Compute flattened features (B, F) of images (B, 3, H, W), by name."""
+        """Compute features (B, ...) of images (B, 3, H, W), by name."""
         features, maps = self.model.backbone(images)
         outputs = {RAW: features.flatten(1), **self.model.pool_maps(maps)}
         chosen = {name: outputs[name].float() for name in self.names}
-        if not self._shapes:
-            self._shapes = {name: tuple(part.shape[1:]) for name, part in chosen.items()}
-            self._check_memory()
-        return {name: part.flatten(1) for name, part in chosen.items()}
+        if not self._fits_memory:
+            self._check_memory({name: part[0].numel() for name, part in chosen.items()})
+        return chosen
 
     def keep_batch(self, embeddings: dict[str, Tensor], rows: Tensor) -> EmbeddedBatch:
         """Return the features of a batch in the memory of the machine: those of a split can be larger than a GPU's."""
         return {name: part.cpu() for name, part in embeddings.items()}, rows.cpu()
 
     def finalize(self, split: Embedded) -> Embedded:
-        """Give the features (N, ...) their shapes, and L2-normalize `RAW`."""
-        features = {name: part.reshape(-1, *self._shapes[name]) for name, part in split.embeddings.items()}
-        if RAW in features:
-            features[RAW] = F.normalize(features[RAW], dim=1)
-        return Embedded(features, split.rows)
+        """L2-normalize `RAW`."""
+        normalized = {name: F.normalize(part, dim=1) for name, part in split.embeddings.items() if name == RAW}
+        return Embedded(split.embeddings | normalized, split.rows)
 
-    def _check_memory(self) -> None:
-        """Make sure that the features of all images fit into the memory."""
-        largest = max(self._shapes, key=lambda name: prod(self._shapes[name]))
-        needed = COPIES * 4 * self.count * sum(map(prod, self._shapes.values()))
+    def _check_memory(self, sizes: Mapping[str, int]) -> None:
+        largest = max(sizes, key=lambda name: sizes[name])
+        needed = COPIES * 4 * self.count * sum(sizes.values())
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if needed > memory:
             kind = type(self.model.heads[largest]).__name__ if largest in self.model.heads else RAW
@@ -232,6 +195,7 @@ class FeatureEmbedder(Embedder):
                 f"training.frozen=true: the features of {self.count:,} images take {needed / 1e9:,.1f} GB of memory, "
                 f"and this machine has {memory / 1e9:,.1f} GB; {largest} ({kind}) takes most: a PoolHead needs little"
             )
+        self._fits_memory = True
 
 
 class FeatureDataset(BatchDataset):
@@ -239,7 +203,7 @@ class FeatureDataset(BatchDataset):
 
     Args:
         table: the table of the images.
-        values: (N, F) head inputs of the images; NaN for images that can't be read.
+        inputs: inputs (N, ...) of the images by head; NaN for images that can't be read.
         on_corrupt: treatment of an image that can't be read, as in `ImageDataset`; it is "replace" or "drop" if there
             is one.
 
@@ -247,11 +211,11 @@ class FeatureDataset(BatchDataset):
         InputError: if "replace" finds no readable image of a class.
     """
 
-    def __init__(self, table: ImageTable, values: Tensor, on_corrupt: str) -> None:
-        self.values = values
+    def __init__(self, table: ImageTable, inputs: Mapping[str, Tensor], on_corrupt: str) -> None:
+        self.inputs = inputs
         self.labels = torch.from_numpy(table.labels)
-        self.is_readable = ~values[:, 0].isnan()
-        self.rows = torch.arange(len(values))
+        self.is_readable = ~next(iter(inputs.values())).flatten(1)[:, 0].isnan()
+        self.rows = torch.arange(len(table))
         if on_corrupt == "replace":
             for row in torch.nonzero(~self.is_readable).flatten().tolist():
                 self.rows[row] = self._find_replacement(table, row)
@@ -265,13 +229,13 @@ class FeatureDataset(BatchDataset):
         return next((candidate for candidate in candidates if candidate > row), candidates[0])
 
     def __len__(self) -> int:
-        return len(self.values)
+        return len(self.rows)
 
-    def __getitems__(self, indices: Sequence[int | Draw]) -> Batch:
-        """Return the head inputs (B, F) of images, their labels (B, L), and their rows (B,)."""
+    def __getitems__(self, indices: Sequence[int | Draw]) -> Any:
+        """Return the inputs (B, ...) of images by head, their labels (B, L), and their rows (B,)."""
         rows = self.rows[[index[0] if isinstance(index, tuple) else index for index in indices]]
         rows = rows[self.is_readable[rows]]
-        return self.values[rows], self.labels[rows], rows
+        return {head: part[rows] for head, part in self.inputs.items()}, self.labels[rows], rows
 
     def collate(self, items: Any) -> Batch:
         """Return the batch, which `__getitems__` has made."""
@@ -280,7 +244,7 @@ class FeatureDataset(BatchDataset):
 
 
 class FrozenDataModule(DataModule):
-    """Loads head inputs, (B, F) in a batch, in the place of images, for training, validation and test.
+    """Loads head inputs, (B, ...) by head in a batch, in the place of images, for training, validation and test.
 
     All images are transformed as in a test. A test of several views of each image still loads the images.
 
@@ -288,41 +252,22 @@ class FrozenDataModule(DataModule):
         load_inputs: function that returns the head inputs of all images of a table; it is set before the training.
     """
 
-    load_inputs: Callable[[ImageTable], HeadInputs]
+    load_inputs: Callable[[ImageTable], Mapping[str, Tensor]]
 
     def _make_dataset(self, table: ImageTable, transform: Transform, on_corrupt: str) -> BatchDataset:
         if transform is self.train_transform or transform is self.test_transform:
-            return FeatureDataset(table, self.load_inputs(table).values, on_corrupt)
+            return FeatureDataset(table, self.load_inputs(table), on_corrupt)
         return super()._make_dataset(table, transform, on_corrupt)
 
     def _count_workers(self, dataset: BatchDataset) -> int:
         return 0 if isinstance(dataset, FeatureDataset) else super()._count_workers(dataset)
 
 
-class HeadNetwork(nn.Module):
-    """The heads of a model as a network of head inputs.
-
-    Args:
-        model: network with its heads.
-
-    Attributes:
-        shapes: shape of one image's input by head.
-    """
-
-    def __init__(self, model: EmbeddingModel) -> None:
-        super().__init__()
-        self.model = model
-        self.shapes: Mapping[str, tuple[int, ...]] = {}
-
-    def forward(self, values: Tensor) -> dict[str, Tensor]:
-        """Embed head inputs (B, F) -> embeddings (B, D) by head."""
-        return self.model.embed_inputs(unpack_inputs(values, self.shapes))
-
-
 class FrozenLearner(MetricLearner):
-    """A `MetricLearner` that trains the heads alone; its batches hold head inputs (B, F) in the place of images.
+    """A `MetricLearner` that trains the heads alone; its batches hold head inputs by head in the place of images.
 
-    Checkpoints hold the whole model, so they are used as those of any other training.
+    Checkpoints hold the whole model, so they are used as those of any other training. The heads take all images of a
+    batch at once, whatever ``training.gradient_cache`` says: their inputs are in memory anyway.
     """
 
     model: EmbeddingModel
@@ -330,14 +275,11 @@ class FrozenLearner(MetricLearner):
     def __init__(self, model: EmbeddingModel, *arguments: Any, **settings: Any) -> None:
         super().__init__(model, *arguments, **settings)
         model.backbone.requires_grad_(False)
-        # In a list the network is no submodule: a checkpoint would hold the model's parameters twice.
-        self._head_network = [HeadNetwork(model)]
 
-    @property
-    def network(self) -> HeadNetwork:
-        """The network that embeds the head inputs of a training step."""
-        return self._head_network[0]
+    def embed_for_loss(self, images: Any, rows: Tensor) -> dict[str, Tensor]:  # noqa: ARG002
+        """Embed the head inputs of a batch -> embeddings (B, D) by head."""
+        return self.embed_images(images)
 
-    def embed_images(self, images: Tensor) -> dict[str, Tensor]:
-        """Embed head inputs (B, F), or images (B, 3, H, W) of a test of several views -> embeddings (B, D) by head."""
-        return self.network(images) if images.ndim == 2 else super().embed_images(images)
+    def embed_images(self, images: Any) -> dict[str, Tensor]:
+        """Embed head inputs, or images (B, 3, H, W) of a test of several views -> embeddings (B, D) by head."""
+        return self.model.embed_inputs(images) if isinstance(images, Mapping) else super().embed_images(images)

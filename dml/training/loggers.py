@@ -4,7 +4,6 @@ import os
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext, suppress
-from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -89,12 +88,7 @@ class History(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Add metrics to the row of a step.
-
-        Args:
-            metrics: values by name.
-            step: index of the step, which begins at 0. The row holds the number of steps, which is one more.
-        """
+        """Add metrics to the row of a step, whose index begins at 0; the row holds the number of steps, one more."""
         num_steps = (step or 0) + 1
         self.rows.setdefault(num_steps, {"step": num_steps}).update(metrics)
         if any(name.startswith("val/") for name in metrics):
@@ -200,30 +194,26 @@ class RunFolderWandbLogger(WandbLogger):
         if picture is not None:
             self.experiment.log({"retrieval": wandb.Image(str(picture))})
         if queries is not None:
-            self.experiment.log({"worst_queries": self._worst_queries(queries, limits)})
+            self.experiment.log({"worst_queries": self._tabulate_worst(queries, limits)})
 
-    def _worst_queries(self, queries: QueryTable, limits: ImageLimits) -> Any:
+    def _tabulate_worst(self, queries: QueryTable, limits: ImageLimits) -> Any:
         """Make the table of the worst queries and their nearest images, with at most one query of each class."""
         import wandb
 
-        score, same = score_queries(queries), compare_classes(queries)
-        shown = min(self.neighbors, queries.neighbors.shape[1])
-        nearest = [f"neighbor {rank + 1}" for rank in range(shown)]
+        score, is_same = score_queries(queries), compare_classes(queries)
+        ranks = range(min(self.neighbors, queries.neighbors.shape[1]))
+        nearest = [f"neighbor {rank + 1}" for rank in ranks]
         table = wandb.Table(columns=["query", "class", score.name, "first match", *nearest])
         for row in choose_lowest(score.values, queries.labels[:, 0], self.worst_queries):
-            captions = [
-                f"{queries.class_name(int(labels[0]))} ({'same class' if is_same else 'another class'}, {cosine:.2f})"
-                for labels, is_same, cosine in zip(
-                    queries.neighbor_labels[row, :shown],
-                    same[row, :shown],
-                    queries.similarities[row, :shown],
-                    strict=True,
-                )
-            ]
-            name = queries.class_name(int(queries.labels[row, 0]))
-            pictures = map(partial(_picture, limits=limits), queries.neighbors[row, :shown].tolist(), captions)
-            values = (name, float(score.values[row]), describe_first_match(queries, row))
-            table.add_data(_picture(queries.paths[row], name, limits), *values, *pictures)
+            pictures = []
+            for rank in ranks:
+                name = queries.class_name(int(queries.neighbor_labels[row, rank, 0]))
+                relation = "same class" if is_same[row, rank] else "another class"
+                caption = f"{name} ({relation}, {queries.similarities[row, rank]:.2f})"
+                pictures.append(_make_picture(queries.neighbors[row, rank], caption, limits))
+            name, match = queries.class_name(int(queries.labels[row, 0])), describe_first_match(queries, row)
+            query = _make_picture(queries.paths[row], name, limits)
+            table.add_data(query, name, float(score.values[row]), match, *pictures)
         return table
 
 
@@ -241,7 +231,7 @@ def _log_in() -> None:
         raise InputError(f"logger=wandb: {reason} logger.loggers.wandb.offline=true sends the run later") from error
 
 
-def _picture(path: str, caption: str, limits: ImageLimits) -> Any:
+def _make_picture(path: str, caption: str, limits: ImageLimits) -> Any:
     import wandb
 
     picture = Image.fromarray(read_image(path, limits).permute(1, 2, 0).contiguous().numpy())
@@ -251,7 +241,6 @@ def _picture(path: str, caption: str, limits: ImageLimits) -> Any:
 
 @rank_zero_only
 def _read_or_create_id(folder: Path) -> str:
-    """Read the id in the folder's wandb_id.txt, or write a new one if the file doesn't exist."""
     path = folder / ID_FILE
     if not path.exists():
         with replacing(path) as partial:

@@ -12,7 +12,6 @@ from dml.data.dataset import Batch
 from dml.evaluation.names import MetricName, choose_shown_metrics, describe_metric, join_head_names
 from dml.models.recurrent import AnyModel
 from dml.runtime.errors import InputError
-from dml.training.checkpoints import check_resumed_state, take_chosen_heads
 from dml.training.distributed import compute_losses
 from dml.training.embedders import CHOSEN_HEADS, Evaluate, HeadChoice, ModelEmbedder, evaluate_heads
 from dml.training.gradient_cache import embed_in_chunks
@@ -43,13 +42,9 @@ class CpuCopy:
 class DivergenceCheck:
     """Stops a training whose loss became NaN or infinite, without making a step wait for the GPU.
 
-    `add_step` computes on the device whether the losses of a step are finite, and reads the results that are on the
-    CPU by then: on a GPU those of earlier steps. `wait_for_all` waits for the other results. It is called before
-    everything that outlives the step: a checkpoint, a validation, the end of the training. So no checkpoint holds
-    weights that were trained by a loss that wasn't finite.
-
-    Args:
-        start_copy: function that starts to copy a tensor to the CPU.
+    `add_step` reads the results that are on the CPU by then, on a GPU those of earlier steps. `wait_for_all` is called
+    before everything that outlives the step: a checkpoint, a validation, the end of the training. So no checkpoint
+    holds weights that were trained by a loss that wasn't finite.
     """
 
     def __init__(self, start_copy: Callable[[Tensor], CpuCopy] = CpuCopy) -> None:
@@ -61,11 +56,7 @@ class DivergenceCheck:
     def add_step(
         self, step: int, losses: nn.ModuleDict, embeddings: Mapping[str, Tensor], values: Mapping[str, Tensor]
     ) -> None:
-        """Check embeddings (B, D) and values of the losses of a step by head, and read the results that are on the CPU.
-
-        Raises:
-            InputError: if the loss of a head was not finite in a step whose result was read.
-        """
+        """Check embeddings (B, D) and values of the losses of a step by head; an earlier step may raise its error."""
         is_finite = [
             torch.stack([torch.isfinite(values[head]), torch.isfinite(embeddings[head]).all()]) for head in values
         ]
@@ -210,8 +201,7 @@ class MetricLearner(ModelEmbedder):
     def log_losses(self, total: Tensor, terms: Mapping[str, Tensor]) -> None:
         """Log the total loss, the losses of several heads and the epoch, in steps that loggers write.
 
-        To log takes Lightning one or two milliseconds, so the steps between go without. The last step is one to write,
-        but if a callback ends the training before, such as that of ``trainer.max_time``, its step isn't.
+        To log takes Lightning one or two milliseconds, so the steps between go without.
         """
         if not self.is_logged_step:
             # else loggers would take the values of an earlier step for those of a step at which the training ends
@@ -250,19 +240,13 @@ class MetricLearner(ModelEmbedder):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Stop before a checkpoint of weights that were trained by a loss that was not finite."""
         self.divergence.wait_for_all()
-        checkpoint["optimizer_class"] = type(self.optimizers(use_pl_optimizer=False)).__name__
         checkpoint["optimizer_settings"] = self._optimizer_settings
         checkpoint["chosen_heads"] = [*self.model.chosen_heads]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Give a resumed run its heads, and those settings of the optimizer that it has new values for."""
-        if self.head_choice is None:  # it was chosen from before, if the checkpoint has other heads
-            self.model.chosen_heads = (*self.model.embed_dims,)
-        else:
-            take_chosen_heads(self.model, checkpoint)
-        optimizer = self._make_optimizer()
-        check_resumed_state(checkpoint, self, optimizer)
-        change_settings(checkpoint, optimizer, has_schedule=self.schedule is not None)
+        self.model.chosen_heads = tuple(checkpoint["chosen_heads"])
+        change_settings(checkpoint, self._make_optimizer())
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Embed a batch, as a test does."""
@@ -270,8 +254,7 @@ class MetricLearner(ModelEmbedder):
 
     def on_validation_epoch_end(self) -> None:
         """Evaluate the split, and log the metrics as ``val/...``."""
-        embedded = self.finalize(self.gather_split(self._batches))
-        self._batches = []
+        embedded = self.take_split()
         check_embeddings(self.global_step, self.losses, embedded.embeddings)
         heads = MetricName.parse(self.monitor).heads
         names = [heads] if heads else []
@@ -279,7 +262,7 @@ class MetricLearner(ModelEmbedder):
             metrics = evaluate_heads(embedded, [CHOSEN_HEADS, *names], self.evaluate, self.device)
         else:
             self.model.chosen_heads, metrics = self.head_choice.choose(embedded, self.evaluate, self.device)
-            metrics = metrics | evaluate_heads(embedded, names, self.evaluate, self.device)
+            metrics |= evaluate_heads(embedded, names, self.evaluate, self.device)
             embedded.embeddings[CHOSEN_HEADS] = embedded.embeddings[join_head_names(self.model.chosen_heads)]
         if self.evaluate_further is not None:
             metrics |= evaluate_heads(embedded, [CHOSEN_HEADS], self.evaluate_further, self.device)

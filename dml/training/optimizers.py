@@ -1,5 +1,5 @@
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,43 +97,22 @@ def list_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
     return [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
 
 
-def change_settings(checkpoint: dict[str, Any], optimizer: Optimizer, *, has_schedule: bool) -> None:
+def change_settings(checkpoint: dict[str, Any], optimizer: Optimizer) -> None:
     """Change those settings in a checkpoint, in place, that a resumed run has new values for, such as another lr.
 
     PyTorch would restore the stored values. Settings that are the same as before stay as they are stored: a schedule or
-    a callback may have moved them. A run that has no schedule any more gets the rates that its schedule began with.
+    a callback may have moved them.
 
     Args:
         checkpoint: contents of the checkpoint; "optimizer_settings" are those that its optimizer was made with.
         optimizer: the optimizer as the resumed run makes it.
-        has_schedule: whether the resumed run has a schedule of the learning rates.
-
-    Raises:
-        InputError: if the checkpoint is of an optimizer with other settings, such as SGD instead of Adam.
     """
-    groups, settings = checkpoint["optimizer_states"][0]["param_groups"], list_settings(optimizer)
-    before = checkpoint.get("optimizer_settings") or map(_guess_settings, groups, settings)
-    for group, old, new in zip(groups, before, settings, strict=False):
-        if old.keys() - new.keys() and new.keys() - old.keys():  # another version of PyTorch only adds settings
-            raise InputError(
-                f"optimizer.optimizer={type(optimizer).__name__}: the run was trained with another optimizer, whose "
-                "state it can't use; training.init=CHECKPOINT begins a new run with its weights"
-            )
+    groups = checkpoint["optimizer_states"][0]["param_groups"]
+    for group, old, new in zip(groups, checkpoint["optimizer_settings"], list_settings(optimizer), strict=True):
         changed = {name: value for name, value in new.items() if name in group and old.get(name) != value}
         group |= changed
-        if "lr" in changed and "initial_lr" in group:
+        if "lr" in changed and "initial_lr" in group:  # what a schedule begins with
             group["initial_lr"] = changed["lr"]
-        if has_schedule:
-            group.setdefault("initial_lr", new["lr"])  # the run had none before
-        elif "initial_lr" in group:
-            group["lr"] = group.pop("initial_lr")
-
-
-def _guess_settings(group: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """Return what a parameter group was probably made with, for a checkpoint of an older version, which lacks it."""
-    settings = {name: value for name, value in group.items() if name in names}
-    # a schedule keeps the rate that it begins with
-    return settings | ({"lr": group["initial_lr"]} if "initial_lr" in group else {})
 
 
 def _check_rates(settings: Mapping[str, Any], path: str) -> None:

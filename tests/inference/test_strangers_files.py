@@ -17,6 +17,7 @@ from small_embedders import make_model
 
 import dml
 from dml.runtime.errors import InputError
+from dml.training.checkpoints import FORMAT
 
 pytestmark = pytest.mark.pipeline
 
@@ -181,8 +182,9 @@ def test_settings_that_no_model_has_are_one_line(saved: Path, tmp_path: Path, ke
 def test_a_checkpoint_of_a_stranger_is_held_to_the_same(tmp_path: Path) -> None:
     config: Any = {"model": {}}
     config["model"]["heads"] = config
-    torch.save({"state_dict": {}, "global_step": 1, "run": {"config": config, "overrides": []}}, tmp_path / "a.ckpt")
+    run = {"config": config, "overrides": []}
+    torch.save({"format": FORMAT, "state_dict": {}, "global_step": 1, "run": run}, tmp_path / "a.ckpt")
     assert "more than 100 lists and mappings" in load_quietly(tmp_path / "a.ckpt")
     for run in (None, [], {"config": 3, "overrides": []}, {"config": {}, "overrides": [3]}, {"config": {"model": 1}}):
-        torch.save({"state_dict": {}, "global_step": 1, "run": run}, tmp_path / "b.ckpt")
+        torch.save({"format": FORMAT, "state_dict": {}, "global_step": 1, "run": run}, tmp_path / "b.ckpt")
         assert "not a checkpoint of a dml run" in load_quietly(tmp_path / "b.ckpt")

@@ -94,7 +94,7 @@ class ProgressLines(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, _module: Any, outputs: Any, batch: Any, *_: Any) -> None:
         """Print the step, of how many, the loss, images a second and the time left, if a line is due."""
-        is_due = self._training.advance(len(batch[0]) * trainer.world_size)
+        is_due = self._training.advance(len(batch[-1]) * trainer.world_size)
         if is_due or self._training.done == FIRST_ESTIMATE:
             loss = outputs["loss"].item() * trainer.accumulate_grad_batches  # Lightning divides it
             step = f"training step {trainer.global_step:,} of {trainer.max_steps:,}, loss {loss:.4g}"
@@ -112,7 +112,7 @@ class ProgressLines(Callback):
         self._count_evaluated("testing", trainer, batch, index + 1, int(sum(trainer.num_test_batches)))
 
     def _count_evaluated(self, verb: str, trainer: Trainer, batch: Any, done: int, total: int) -> None:
-        if self._evaluation.advance(len(batch[0]) * trainer.world_size):
+        if self._evaluation.advance(len(batch[-1]) * trainer.world_size):
             _print(trainer, f"{verb:8} batch {done:,} of {total:,}, {self._evaluation.line(total - done)}")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
