@@ -138,12 +138,7 @@ def _build_loader_arguments(settings: Settings) -> dict[str, Any]:
 
 
 def build_frozen_weights(settings: Settings, embedding_model: AnyModel) -> FrozenWeights | None:
-    """Find the frozen weights that a checkpoint needn't hold; None without ``adapter``.
-
-    Args:
-        settings: settings of the stage.
-        embedding_model: the model as it was built.
-    """
+    """Find the frozen weights of a model as it was built, which a checkpoint needn't hold; None without ``adapter``."""
     if settings.adapter is None:
         return None
     with torch.random.fork_rng(devices=()):
@@ -226,11 +221,7 @@ def count_in_steps(config: DictConfig, batches_per_epoch: int) -> None:
 
 
 def build_pace(settings: Settings, batches_per_epoch: int) -> SchedulePace:
-    """Build the counter of the intervals of ``scheduler``.
-
-    Raises:
-        InputError: if ``scheduler.interval`` is neither step nor epoch.
-    """
+    """Build the counter of the intervals of ``scheduler``."""
     return SchedulePace(
         settings.scheduler.interval,
         settings.scheduler.warmup_steps,
@@ -240,11 +231,7 @@ def build_pace(settings: Settings, batches_per_epoch: int) -> SchedulePace:
 
 
 def fill_in_schedule(settings: Settings, pace: SchedulePace) -> DictConfig | None:
-    """Replace each ``???`` in ``scheduler.schedule`` by the number of intervals from the warm-up to the run's end.
-
-    Raises:
-        InputError: if the warm-up leaves no interval.
-    """
+    """Replace each ``???`` in ``scheduler.schedule`` by the number of intervals from the warm-up to the run's end."""
     if settings.scheduler.schedule is None:
         return None
     filled: DictConfig = settings.scheduler.schedule.copy()
@@ -282,11 +269,7 @@ def build_losses(settings: Settings, embed_dims: Mapping[str, int], labels: NDAr
 
 
 def _set_hierarchies(loss: nn.Module, labels: Tensor) -> None:
-    """Give the hierarchy of the classes to the parts of a loss that use it; inside `AtLevel` it is that level alone.
-
-    Raises:
-        InputError: if a part isn't the module that it should be.
-    """
+    """Give the hierarchy of the classes to the parts of a loss that use it; inside `AtLevel` it is that level alone."""
     check_module(loss)
     if isinstance(loss, Loss):
         loss.check_classes(labels)

@@ -91,11 +91,7 @@ def _to_plain(node: Any) -> Any:
 
 
 def build_feature_source(settings: Settings, model: EmbeddingModel) -> FeatureSource:
-    """Build the source of the features that a training of the heads alone takes.
-
-    Raises:
-        InputError: if several processes would train, or the cache folder can't be written to.
-    """
+    """Build the source of the features that a training of the heads alone takes."""
     if (processes := build_testing_trainer(settings).world_size) > 1:
         raise InputError(f"training.frozen=true: trains in one process, not in {processes}; trainer.devices=1")
     folder = None if settings.data.cache is None else make_cache_folder(settings)
@@ -103,11 +99,7 @@ def build_feature_source(settings: Settings, model: EmbeddingModel) -> FeatureSo
 
 
 def check_frozen(settings: Settings) -> None:
-    """Make sure that ``frozen`` is true or false, and that no option contradicts it.
-
-    Raises:
-        InputError: if it is something else, or an option needs the backbone in training.
-    """
+    """Make sure that no option contradicts ``training.frozen``."""
     values = {
         "recurrent=none": settings.recurrent,
         "training.compile=null": settings.training.compile,

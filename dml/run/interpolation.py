@@ -13,12 +13,12 @@ from torch import Tensor
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.geometry import ranking_device
 from dml.evaluation.names import MetricName, describe_metric, join_head_names, split_head_names
-from dml.report.statistics import Values, average_by_class, mean_interval
+from dml.report.statistics import Values, average_by_class
 from dml.run.settings import Settings
 from dml.runtime.console import console, warn
 from dml.runtime.errors import InputError
 from dml.runtime.run_folder import RunFolder
-from dml.runtime.text import format_count, in_markup
+from dml.runtime.text import in_markup
 from dml.training.callbacks.checkpoints import AtomicCheckpointIO
 from dml.training.checkpoints import INTERPOLATION, PREFIX, FrozenWeights, load_model, read_checkpoint
 from dml.training.data import DataModule
@@ -163,19 +163,12 @@ def _evaluate(
 
 def _print_choice(chosen: Candidate, first: Candidate, monitor: str) -> None:
     """Print the share, and by how much its weights find more than the first ones in the validation classes."""
-    if not chosen.share:
-        console.print("[bold]chosen[/]   the first weights, as no others find more in the validation classes")
-        return
     metric = describe_metric(monitor)
-    factor, unit = (100, " points") if metric.shown_in_percent else (1, "")
-    gain = mean_interval((factor * (chosen.by_class - first.by_class)).tolist())
-    doubt = "" if abs(gain.mean) > gain.half_width else ", so they can't tell"
-    measured = f", by {format_count(gain.runs, 'class', 'classes')} of the validation{doubt}" if gain.runs > 1 else ""
-    way = f"{chosen.share:.0%} of the way from the first to the last weights"
-    weights = "the weights of the best validation" if chosen.file else way
-    spread = f" ± {gain.half_width:.2g}" if gain.runs > 1 else ""
-    line = (
-        f"{weights}, heads {join_head_names(chosen.heads)}: {metric.label} {gain.mean:+.3g}{spread}{unit} beside the "
-        f"first{measured}"
+    weights = (
+        f"{chosen.share:.0%} of the way from the first to the last weights" if chosen.share else "the first weights"
     )
-    console.print(f"[bold]chosen[/]   {in_markup(line)}")
+    if chosen.file:
+        weights = "the weights of the best validation"
+    gain = (chosen.mean - first.mean) * (100 if metric.shown_in_percent else 1)
+    line = f"{weights}, heads {join_head_names(chosen.heads)}: {metric.label} {gain:+.3g} beside the first ones"
+    console.print(f"[bold]chosen[/]   {in_markup(line)}, by the {len(chosen.by_class):,} classes of the validation")

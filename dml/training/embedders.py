@@ -179,8 +179,6 @@ def evaluate_heads(embedded: Embedded, names: Iterable[str], evaluate: Evaluate,
 class HeadChoice:
     """Chooses the best of the last head, the last two heads, and so on to all heads.
 
-    Lower heads help on some data sets, such as drawings, and harm on others, such as photographs of birds.
-
     Args:
         heads: names of the model's heads, from low to high.
         monitor: name of the metric that compares sets of heads, on which checkpoints are chosen as well.

@@ -12,11 +12,10 @@ from zipfile import BadZipFile
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dml.data.dataset import Batch, BatchDataset, Draw, make_unreadable_class_error
-from dml.data.image_files.contents import find_changed, hash_content, read_stamps, shorten_hash
+from dml.data.image_files.contents import read_stamps
 from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.prepared_files import UnfitFileError, open_file, replacing_file
 from dml.data.table import ImageTable
@@ -28,7 +27,7 @@ from dml.training.data import DataModule, Transform
 from dml.training.embedders import Embedded, EmbeddedBatch, Embedder
 from dml.training.module import MetricLearner
 
-FORMAT = 4
+FORMAT = 5
 """Version of the files of features; it goes up when the features or their storage change."""
 
 Compute = Callable[[ImageTable, Sequence[str]], tuple[Mapping[str, Tensor], Tensor]]
@@ -73,23 +72,24 @@ class FeatureCache:
         _, first_rows, image_of_row = np.unique(table.paths, return_index=True, return_inverse=True)
         images = table.take(first_rows.astype(np.int64))
         fingerprints = self._compute_fingerprints(images, backbone, settings)
-        paths = images.paths.tolist()
-        features = {name: self._read(fingerprint, paths) for name, fingerprint in fingerprints.items()}
+        features = {name: self._read(fingerprint, len(images)) for name, fingerprint in fingerprints.items()}
         if missing := [name for name in settings if features[name] is None]:
-            files = np.column_stack([read_stamps(paths), [shorten_hash(hash_content(path)) for path in paths]])
             computed, rows = compute(replace(images, split=np.full(len(images), "test")), missing)
             for name in missing:
-                features[name] = self._store(fingerprints[name], computed[name], rows, files)
+                features[name] = self._store(fingerprints[name], computed[name], rows, len(images))
         rows_of_table = torch.from_numpy(image_of_row.reshape(-1))
         return {name: part[rows_of_table] for name, part in features.items() if part is not None}
 
     def _compute_fingerprints(
         self, images: ImageTable, backbone: nn.Module, settings: Mapping[str, Mapping[str, Any]]
     ) -> dict[str, str]:
-        """Return the SHA-256 of what decides the features of each name: settings, weights, files' names and times."""
+        """Return the SHA-256 of what decides the features of each name: settings, weights, and the files.
+
+        Of a file these are its name, size, time and inode: two files that were swapped may have one size and time.
+        """
         paths = images.paths.tolist()
         names = self.folder.relative_paths(paths) if self.folder else paths
-        files = list(zip(names, read_stamps(paths)[:, :2].tolist(), strict=True))
+        files = list(zip(names, read_stamps(paths)[:, :3].tolist(), strict=True))
         digest = sha256(json.dumps([FORMAT, files]).encode())
         add_tensors(digest, backbone.state_dict().items())
         return {
@@ -97,8 +97,8 @@ class FeatureCache:
             for name, values in settings.items()
         }
 
-    def _read(self, fingerprint: str, paths: list[str]) -> Tensor | None:
-        """Read features (N, F) of files; None if there are none, they are damaged, or a file has another content."""
+    def _read(self, fingerprint: str, count: int) -> Tensor | None:
+        """Read stored features (N, ...) of N images; None if there are none, or they are damaged."""
         if fingerprint in self._memory or self.folder is None:
             return self._memory.get(fingerprint)
         path = _find_file(self.folder, fingerprint)
@@ -106,7 +106,7 @@ class FeatureCache:
             with open_file(path):  # it refuses links
                 check_zip(path)
             with np.load(path) as arrays:
-                stored, features, files = (arrays[name] for name in ("fingerprint", "features", "files"))
+                stored, features = arrays["fingerprint"], arrays["features"]
         except FileNotFoundError:
             return None
         except InputError as error:
@@ -117,32 +117,24 @@ class FeatureCache:
         except (DamageError, BadZipFile, KeyError, ValueError, EOFError) as error:
             self.warn(f"{path}: damaged ({error}); the features are computed anew")
             return None
-        is_fit = stored == fingerprint and features.dtype == np.float32 and features.shape[:1] == (len(paths),)
-        changed, now = find_changed(paths, files) if is_fit else (np.array([True]), files)
-        if changed.any():
+        if stored != fingerprint or features.dtype != np.float32 or features.shape[:1] != (count,):
             self.warn(f"{path}: holds features of other images or weights; they are computed anew")
             return None
-        if (now != files).any():
-            _write(path, fingerprint, features, now)
         return torch.from_numpy(features)
 
-    def _store(self, fingerprint: str, features: Tensor, rows: Tensor, files: NDArray[np.int64]) -> Tensor:
+    def _store(self, fingerprint: str, features: Tensor, rows: Tensor, count: int) -> Tensor:
         """Keep features (R, ...) of some of the N images -> features (N, ...) with NaN for the others."""
-        if len(rows) == len(files) and self.folder is not None:
-            _write(_find_file(self.folder, fingerprint), fingerprint, features.numpy(), files)
+        if len(rows) == count and self.folder is not None:
+            with replacing_file(_find_file(self.folder, fingerprint)) as partial, partial.open("wb") as file:
+                np.savez(file, fingerprint=np.array(fingerprint), features=features.numpy())
             return features
-        self._memory[fingerprint] = features.new_full((len(files), *features.shape[1:]), torch.nan)
+        self._memory[fingerprint] = features.new_full((count, *features.shape[1:]), torch.nan)
         self._memory[fingerprint][rows] = features
         return self._memory[fingerprint]
 
 
 def _find_file(folder: CacheFolder, fingerprint: str) -> Path:
     return folder.path / f"features-{fingerprint[:16]}.npz"
-
-
-def _write(path: Path, fingerprint: str, features: NDArray[np.float32], files: NDArray[np.int64]) -> None:
-    with replacing_file(path) as partial, partial.open("wb") as file:
-        np.savez(file, fingerprint=np.array(fingerprint), features=features, files=files)
 
 
 RAW = "raw features"

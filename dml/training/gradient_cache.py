@@ -20,15 +20,11 @@ def embed_in_chunks(model: nn.Module, images: Tensor, size: int | None) -> dict[
 
     This is gradient caching (Gao et al., "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup",
     2021). First the chunks are embedded one after the other without a graph, and the loss is computed from all
-    embeddings. Then each chunk is embedded again with a graph, which turns the gradient by its embeddings into the
-    gradient by the parameters. This second pass runs inside the backward pass of the loss. So the gradient of each
-    parameter arrives once and complete, which DistributedDataParallel relies on.
+    embeddings. Then, inside the backward pass of the loss, each chunk is embedded again with a graph, with the same
+    random numbers (dropout) and the same autocast. So the gradient of each parameter arrives once and complete, which
+    DistributedDataParallel relies on, and equals that of the whole batch up to the rounding of sums.
 
-    The second pass uses the same random numbers (dropout) and the same autocast as the first. The gradients equal those
-    of the whole batch up to the rounding of sums. Another chunk size draws other random numbers.
-
-    `torch.utils.checkpoint` of each chunk would give the same gradients. But it keeps a graph of all chunks, without
-    tensors, which fragments the heap of the C library: the process then takes twice the memory of one chunk.
+    `torch.utils.checkpoint` of each chunk would give the same gradients, but takes twice the memory of one chunk.
 
     Args:
         model: network that embeds images (B, 3, H, W) -> embeddings (B, D) by name. The embeddings of an image must not

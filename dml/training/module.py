@@ -1,4 +1,3 @@
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,64 +17,36 @@ from dml.training.gradient_cache import embed_in_chunks
 from dml.training.optimizers import ParameterGroups, SchedulePace, change_settings, list_settings, rebuild_schedule
 
 
-class CpuCopy:
-    """A copy of a tensor to the CPU. A GPU makes it after all work that it got before; the CPU goes on meanwhile."""
-
-    def __init__(self, source: Tensor) -> None:
-        self._event: Any = None
-        self._copy = source.to("cpu", non_blocking=source.is_cuda)  # to pinned memory, else the CPU would wait
-        if source.is_cuda:
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record(torch.cuda.current_stream(source.device))
-
-    def is_done(self) -> bool:
-        """Return whether `wait` returns at once."""
-        return self._event is None or bool(self._event.query())
-
-    def wait(self) -> Tensor:
-        """Wait until the copy is done, and return it."""
-        if self._event is not None:
-            self._event.synchronize()
-        return self._copy
-
-
 class DivergenceCheck:
-    """Stops a training whose loss became NaN or infinite, without making a step wait for the GPU.
+    """Stops a training whose loss became NaN or infinite, without making each step wait for the GPU.
 
-    `add_step` reads the results that are on the CPU by then, on a GPU those of earlier steps. `wait_for_all` is called
-    before everything that outlives the step: a checkpoint, a validation, the end of the training. So no checkpoint
-    holds weights that were trained by a loss that wasn't finite.
+    The device notes the first step of each head whose loss was not finite. `read` waits for the notes. It is called in
+    steps that are logged, and before everything that outlives the step: a checkpoint, a validation, an embedding bank,
+    the end of the training. So no checkpoint holds weights that were trained by a loss that wasn't finite.
     """
 
-    def __init__(self, start_copy: Callable[[Tensor], CpuCopy] = CpuCopy) -> None:
-        self._start_copy = start_copy
-        # the step, the classes of its losses by head, and whether each head's loss and embeddings are finite (H, 2)
-        self._unread_steps: deque[tuple[int, dict[str, str], CpuCopy]] = deque()
+    def __init__(self) -> None:
+        self._losses: dict[str, str] = {}  # the classes of the losses by head
+        self._notes: Tensor | None = None  # (H,) -1, or twice the step, and one more if embeddings weren't finite
 
     @torch.no_grad()
     def add_step(
         self, step: int, losses: nn.ModuleDict, embeddings: Mapping[str, Tensor], values: Mapping[str, Tensor]
     ) -> None:
-        """Check embeddings (B, D) and values of the losses of a step by head; an earlier step may raise its error."""
-        is_finite = [
-            torch.stack([torch.isfinite(values[head]), torch.isfinite(embeddings[head]).all()]) for head in values
-        ]
-        loss_names = {head: type(losses[head]).__name__ for head in values}
-        self._unread_steps.append((step, loss_names, self._start_copy(torch.stack(is_finite))))
-        while self._unread_steps and self._unread_steps[0][2].is_done():
-            self._read_step()
+        """Check the embeddings (B, D) and the values of the losses of a step by head."""
+        is_finite = torch.isfinite(torch.stack([*values.values()]))
+        is_embedded = torch.stack([torch.isfinite(embeddings[head]).all() for head in values])
+        notes = torch.where(is_finite, -1, 2 * step + (~is_embedded).long())
+        self._losses = {head: type(losses[head]).__name__ for head in values}
+        self._notes = notes if self._notes is None else torch.where(self._notes < 0, notes, self._notes)
 
-    def wait_for_all(self) -> None:
-        """Wait for the results of all steps, and read them."""
-        while self._unread_steps:
-            self._read_step()
-
-    def _read_step(self) -> None:
-        step, loss_names, copy = self._unread_steps.popleft()
-        for head, (is_loss_finite, are_embeddings_finite) in zip(loss_names, copy.wait().tolist(), strict=True):
-            if not is_loss_finite:
-                values = "loss" if are_embeddings_finite else "embeddings"
-                raise _divergence_error(step, values, head, loss_names[head])
+    def read(self) -> None:
+        """Raise the error of the first step whose loss was not finite, if there is one."""
+        notes = [] if self._notes is None else self._notes.tolist()
+        self._notes = None
+        if found := sorted((note, head) for note, head in zip(notes, self._losses, strict=False) if note >= 0):
+            note, head = found[0]
+            raise _divergence_error(note // 2, "embeddings" if note % 2 else "loss", head, self._losses[head])
 
 
 def check_embeddings(step: int, losses: nn.ModuleDict, embeddings: Mapping[str, Tensor]) -> None:
@@ -208,6 +179,7 @@ class MetricLearner(ModelEmbedder):
             for hook in ("training_step", "on_train_batch_start"):
                 self.trainer._results.reset(fx=hook)  # type: ignore[union-attr]
             return
+        self.divergence.read()
         self.log("loss", total, prog_bar=True)
         self.log("epoch", torch.tensor(float(self.epoch)))  # Lightning would send a float to the GPU.
         if len(terms) > 1:
@@ -233,13 +205,13 @@ class MetricLearner(ModelEmbedder):
 
     def on_validation_start(self) -> None:
         """Stop before a validation, or at the end, if weights were trained by a loss that was not finite."""
-        self.divergence.wait_for_all()
+        self.divergence.read()
 
     on_train_end = on_validation_start
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Stop before a checkpoint of weights that were trained by a loss that was not finite."""
-        self.divergence.wait_for_all()
+        self.divergence.read()
         checkpoint["optimizer_settings"] = self._optimizer_settings
         checkpoint["chosen_heads"] = [*self.model.chosen_heads]
 

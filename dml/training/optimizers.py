@@ -148,11 +148,7 @@ class SchedulePace:
         return step * self.batches_per_step // self.batches_per_epoch
 
     def schedule_length(self, max_steps: int) -> int:
-        """Return the number of intervals of a schedule that ends with a run of ``max_steps`` optimizer steps.
-
-        Raises:
-            InputError: if the warm-up takes the whole run.
-        """
+        """Return the number of intervals of a schedule that ends with a run of ``max_steps`` optimizer steps."""
         if max_steps <= self.warmup_steps:
             raise InputError(
                 f"scheduler.warmup_steps={self.warmup_steps}: leaves nothing of the run's {max_steps} steps for the "
@@ -162,13 +158,7 @@ class SchedulePace:
 
 
 def rebuild_schedule(make: Callable[[Optimizer], LRScheduler], optimizer: Optimizer, intervals: int) -> LRScheduler:
-    """Make a new schedule in place of an earlier one, and move it and the optimizer's learning rates forward.
-
-    Args:
-        make: function that makes the schedule from the optimizer.
-        optimizer: optimizer that has had a schedule before, so that its parameter groups have an ``initial_lr``.
-        intervals: number of intervals that have ended.
-    """
+    """Make a new schedule in place of an earlier one of the optimizer, and move it to where so many intervals ended."""
     for group in optimizer.param_groups:
         group["lr"] = group["initial_lr"]
     schedule = make(optimizer)

@@ -16,13 +16,11 @@ class Averaging(WeightAveraging):
 
         d = min(decay, n / (9 + n))
 
-    as in TensorFlow's ``ExponentialMovingAverage`` with ``num_updates``. So the weights of the first steps soon lose
-    their share; with a fixed decay of 0.999 they would dominate the average of a run of a few hundred steps. Buffers of
-    real numbers, such as running statistics, are averaged as well; other buffers, and those of losses, such as the
-    embeddings of a memory, are copied.
+    as in TensorFlow's ``ExponentialMovingAverage`` with ``num_updates``: with a fixed decay of 0.999 the first weights
+    would dominate the average of a run of a few hundred steps. Buffers of real numbers, such as running statistics, are
+    averaged as well; other buffers, and those of losses, such as the embeddings of a memory, are copied.
 
-    Checkpoints hold the average as their ``state_dict``, so that loading a model loads the average. They hold the
-    weights too, with which a resumed training continues.
+    Checkpoints hold the average as their ``state_dict``, and the weights too, with which a resumed training continues.
 
     Args:
         decay: d after many steps, between 0 and 1.

@@ -45,10 +45,6 @@ class LossSchedule(Callback):
         self.start = start
         self.end = end
 
-    def on_train_start(self, _trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check that the losses have the attribute."""
-        self.check_losses(self._losses(pl_module))
-
     def check_losses(self, losses: Iterable[nn.Module]) -> None:
         """Check that losses have the attribute.
 
@@ -70,13 +66,8 @@ class LossSchedule(Callback):
         """Set the value for the step."""
         value = self.start - trainer.global_step * (self.start - self.end) / trainer.max_steps
         owner, name = self.attribute.rpartition(".")[::2]
-        for loss in self._losses(pl_module):
+        for loss in pl_module.losses.values():  # type: ignore[operator, union-attr]
             setattr(attrgetter(owner)(loss) if owner else loss, name, value)
-
-    @staticmethod
-    def _losses(pl_module: LightningModule) -> list[nn.Module]:
-        losses: Any = pl_module.losses
-        return list(losses.values())
 
 
 def _list_numbers(loss: nn.Module) -> list[str]:
