@@ -92,7 +92,7 @@ _WANDB = frozenset(
 
 ARGUMENTS = {
     # Other arguments reach wandb's settings, which can name programs to run and servers to contact.
-    "dml.training.loggers.RunFolderWandbLogger": _WANDB | {"neighbors", "worst_queries"},
+    "dml.training.loggers.RunFolderWandbLogger": _WANDB,
     "pytorch_lightning.loggers.WandbLogger": _WANDB,
     # Others reach TensorBoard's writer, whose folder and names of files they set.
     "pytorch_lightning.loggers.TensorBoardLogger": {"default_hp_metric", "log_graph", "name", "save_dir", "version"},

@@ -23,15 +23,10 @@ Transform = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class LoaderSettings:
-    """Settings of the data loaders.
+    """Settings of the data loaders, the values of ``data`` with a value for each ``auto``.
 
-    Args:
-        num_workers: number of worker processes that decode images; 0 decodes in the main process.
-        on_corrupt: treatment of images that can't be read. "raise" ends the run. "skip" takes the next image of the
-            class in training; in an evaluation it excludes the image and counts it.
-        eval_batch_size: number of images in a batch of each process, outside training.
-        pin_memory: whether batches are in pinned memory, from which a GPU copies faster.
-        limits: largest image file, and largest image, that are read.
+    With ``on_corrupt="skip"`` a training takes the next image of the class in the place of one that can't be read, and
+    an evaluation excludes the image and counts it.
     """
 
     num_workers: int = 0
@@ -42,13 +37,10 @@ class LoaderSettings:
 
 
 class ImageLoader(DataLoader[Item | None]):
-    """A loader whose iterators can be ended before they have loaded all images, see `BatchStream.close`.
-
-    Attributes:
-        iterators: set that gets the iterators: they may outlive the loader, in the trace of an error; None for no set.
-    """
+    """A loader whose iterators can be ended before they have loaded all images, see `BatchStream.close`."""
 
     iterators: "weakref.WeakSet[Any] | None" = None
+    """Set that gets the iterators: they may outlive the loader, in the trace of an error; None for no set."""
 
     def _get_iterator(self) -> Any:
         if self.num_workers:
@@ -194,7 +186,7 @@ class DataModule(EvaluationData):
             self.stream.close()
 
     def on_exception(self, exception: BaseException) -> None:
-        """End the workers of a training that has failed, see `EvaluationData.on_exception`."""
+        """End the workers of a training that has failed."""
         super().on_exception(exception)
         if hasattr(self, "stream"):
             self.stream.close()

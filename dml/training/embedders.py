@@ -64,9 +64,7 @@ class Embedder(LightningModule):
         """Embed a batch; the embeddings of several views of an image become one."""
         images, _, rows = batch
         if len(rows):
-            has_views = (
-                isinstance(images, Tensor) and images.ndim > 4
-            )  # training.frozen has inputs by head in their place
+            has_views = isinstance(images, Tensor) and images.ndim > 4  # not head inputs, as with training.frozen
             embeddings = embed_views(self.embed_images, images) if has_views else self.embed_images(images)
             self._batches.append(self.keep_batch(embeddings, rows))
 

@@ -63,11 +63,8 @@ class FeatureCache:
             compute: function that computes the features which aren't stored.
 
         Returns:
-            Features (N, ...) float32 by name, on CPU, one for each row of the table. An image that can't be read has
-            NaN.
-
-        Raises:
-            InputError: if a link or a folder is in the place of a file.
+            Features (N, ...) float32 by name, on CPU, one for each row of the table; NaN for an image that can't be
+            read.
         """
         _, first_rows, image_of_row = np.unique(table.paths, return_index=True, return_inverse=True)
         images = table.take(first_rows.astype(np.int64))
@@ -196,11 +193,7 @@ class FeatureDataset(BatchDataset):
     Args:
         table: the table of the images.
         inputs: inputs (N, ...) of the images by head; NaN for images that can't be read.
-        on_corrupt: treatment of an image that can't be read, as in `ImageDataset`; it is "replace" or "drop" if there
-            is one.
-
-    Raises:
-        InputError: if "replace" finds no readable image of a class.
+        on_corrupt: "replace" or "drop" for images that can't be read, as in `ImageDataset`.
     """
 
     def __init__(self, table: ImageTable, inputs: Mapping[str, Tensor], on_corrupt: str) -> None:

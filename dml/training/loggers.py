@@ -10,22 +10,11 @@ from typing import Any
 
 from lightning_fabric.loggers.logger import rank_zero_experiment
 from lightning_fabric.utilities.apply_func import convert_tensors_to_scalars
-from PIL import Image
 from pytorch_lightning import Trainer
 from pytorch_lightning.loggers import WandbLogger
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities import rank_zero_only
 
-from dml.data.image_files.images import LIMITS, read_image
-from dml.data.image_files.limits import ImageLimits
-from dml.evaluation.per_query import (
-    QueryTable,
-    choose_lowest,
-    compare_classes,
-    describe_first_match,
-    read_queries,
-    score_queries,
-)
 from dml.runtime.checksums import rows_checksum
 from dml.runtime.errors import InputError
 from dml.runtime.files import replacing
@@ -43,10 +32,7 @@ class History(Logger):
     Args:
         path: path of ``metrics.csv``.
         resumed_at: step from which a run is resumed; 0 starts a new file.
-        checksum: value of `checksum` in the checkpoint of that step; "" if the checkpoint has none.
-
-    Raises:
-        InputError: if the file can't be read, or if its rows have another checksum than the checkpoint says.
+        checksum: value of `checksum` in the checkpoint of that step, which the rows must have; "" if it has none.
     """
 
     def __init__(self, path: Path, resumed_at: int = 0, checksum: str = "") -> None:
@@ -124,8 +110,6 @@ class History(Logger):
 
 
 ID_FILE = "wandb_id.txt"
-LARGEST_PICTURE = (160, 160)
-"""The largest width and height in pixels of a picture in the table of worst queries."""
 
 
 class RunFolderWandbLogger(WandbLogger):
@@ -134,29 +118,15 @@ class RunFolderWandbLogger(WandbLogger):
     Args:
         save_dir: the run folder. It keeps the W&B run's id in wandb_id.txt.
         id: id of the W&B run, in place of the one in wandb_id.txt.
-        worst_queries: number of rows in the table of worst queries.
-        neighbors: number of nearest images in each row of that table.
         **settings: arguments of Lightning's WandbLogger and of ``wandb.init``.
-
-    Raises:
-        InputError: if runs are to be sent at once, and W&B doesn't let this machine in.
     """
 
-    def __init__(
-        self,
-        save_dir: str,
-        *,
-        id: str | None = None,  # noqa: A002 (Lightning's name)
-        worst_queries: int = 16,
-        neighbors: int = 5,
-        **settings: Any,
-    ) -> None:
+    def __init__(self, save_dir: str, *, id: str | None = None, **settings: Any) -> None:  # noqa: A002 (Lightning's name)
         super().__init__(save_dir=save_dir, id=id, **settings)
         if not self._offline:
             _log_in()
         if self._wandb_init.get("anonymous") is None:
             self._wandb_init.pop("anonymous", None)  # W&B warns of this argument, even if it is None.
-        self.worst_queries, self.neighbors = worst_queries, neighbors
 
     @property
     @rank_zero_experiment
@@ -187,34 +157,14 @@ class RunFolderWandbLogger(WandbLogger):
         self._experiment = None
 
     @rank_zero_only
-    def log_retrieval(self, picture: Path | None, queries: QueryTable | None, limits: ImageLimits = LIMITS) -> None:
-        """Log the retrieval picture and the table of worst queries."""
+    def log_files(self, picture: Path, report: Path) -> None:
+        """Log the retrieval picture and the report of a test, whichever exists."""
         import wandb
 
-        if picture is not None:
+        if picture.exists():
             self.experiment.log({"retrieval": wandb.Image(str(picture))})
-        if queries is not None:
-            self.experiment.log({"worst_queries": self._tabulate_worst(queries, limits)})
-
-    def _tabulate_worst(self, queries: QueryTable, limits: ImageLimits) -> Any:
-        """Make the table of the worst queries and their nearest images, with at most one query of each class."""
-        import wandb
-
-        score, is_same = score_queries(queries), compare_classes(queries)
-        ranks = range(min(self.neighbors, queries.neighbors.shape[1]))
-        nearest = [f"neighbor {rank + 1}" for rank in ranks]
-        table = wandb.Table(columns=["query", "class", score.name, "first match", *nearest])
-        for row in choose_lowest(score.values, queries.labels[:, 0], self.worst_queries):
-            pictures = []
-            for rank in ranks:
-                name = queries.class_name(int(queries.neighbor_labels[row, rank, 0]))
-                relation = "same class" if is_same[row, rank] else "another class"
-                caption = f"{name} ({relation}, {queries.similarities[row, rank]:.2f})"
-                pictures.append(_make_picture(queries.neighbors[row, rank], caption, limits))
-            name, match = queries.class_name(int(queries.labels[row, 0])), describe_first_match(queries, row)
-            query = _make_picture(queries.paths[row], name, limits)
-            table.add_data(query, name, float(score.values[row]), match, *pictures)
-        return table
+        if report.exists():
+            self.experiment.log({"report": wandb.Html(report.read_text(encoding="utf-8"), inject=False)})
 
 
 @rank_zero_only
@@ -231,14 +181,6 @@ def _log_in() -> None:
         raise InputError(f"logger=wandb: {reason} logger.loggers.wandb.offline=true sends the run later") from error
 
 
-def _make_picture(path: str, caption: str, limits: ImageLimits) -> Any:
-    import wandb
-
-    picture = Image.fromarray(read_image(path, limits).permute(1, 2, 0).contiguous().numpy())
-    picture.thumbnail(LARGEST_PICTURE)
-    return wandb.Image(picture, caption=caption)
-
-
 @rank_zero_only
 def _read_or_create_id(folder: Path) -> str:
     path = folder / ID_FILE
@@ -250,12 +192,12 @@ def _read_or_create_id(folder: Path) -> str:
 
 @rank_zero_only
 def log_final_metrics(loggers: Iterable[Logger], metrics: Mapping[str, Any], folder: RunFolder) -> None:
-    """Log the metrics of a test, and the retrieved images to Weights & Biases, whose run ends here.
+    """Log the metrics of a test, and its report to Weights & Biases, whose run ends here.
 
     Args:
         loggers: loggers of the run. metrics.csv gets nothing, as it is a history.
         metrics: contents of metrics.json; they are logged as "test/level0/recall@1" and so on.
-        folder: folder of the run, with retrieval.png and per_query.parquet if the configuration names them.
+        folder: folder of the run, with retrieval.png and report.html if the configuration names them.
     """
     numbers = {
         f"{metrics['split']}/{name}": value
@@ -266,10 +208,5 @@ def log_final_metrics(loggers: Iterable[Logger], metrics: Mapping[str, Any], fol
         if not isinstance(logger, History):
             logger.log_metrics(numbers, metrics.get("step"))
         if isinstance(logger, RunFolderWandbLogger):
-            picture, queries = folder.picture_file, folder.queries_file
-            logger.log_retrieval(
-                picture if picture.exists() else None,
-                read_queries(queries) if queries.exists() else None,
-                ImageLimits.from_settings(folder.config.get("data") or {}),
-            )
+            logger.log_files(folder.picture_file, folder.report_file)
             logger.close()

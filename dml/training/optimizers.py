@@ -41,8 +41,7 @@ def optimizer_by_role(
         **settings: settings of all groups, such as weight_decay and momentum.
 
     Raises:
-        InputError: if no parameter requires a gradient, a setting is none that the optimizer takes, ``layer_decay`` is
-            not above 0 and at most 1, or the layers of the backbone are unknown.
+        InputError: if no parameter requires a gradient, or a setting can't be.
     """
     _check_rates({"lr": lr, "heads_lr_multiplier": heads_lr_multiplier, **settings}, "optimizer")
     _check_rates(loss or {}, "optimizer.loss")
@@ -98,14 +97,10 @@ def list_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 
 def change_settings(checkpoint: dict[str, Any], optimizer: Optimizer) -> None:
-    """Change those settings in a checkpoint, in place, that a resumed run has new values for, such as another lr.
+    """Change those settings in a checkpoint, in place, that the optimizer of a resumed run has new values for.
 
     PyTorch would restore the stored values. Settings that are the same as before stay as they are stored: a schedule or
-    a callback may have moved them.
-
-    Args:
-        checkpoint: contents of the checkpoint; "optimizer_settings" are those that its optimizer was made with.
-        optimizer: the optimizer as the resumed run makes it.
+    a callback may have moved them. The entry "optimizer_settings" has those that the optimizer was made with.
     """
     groups = checkpoint["optimizer_states"][0]["param_groups"]
     for group, old, new in zip(groups, checkpoint["optimizer_settings"], list_settings(optimizer), strict=True):
@@ -126,8 +121,7 @@ class SchedulePace:
     """Counts the intervals after each of which the schedule of the learning rates moves; the warm-up has none.
 
     Args:
-        interval: length of an interval: "step", an optimizer step, or "epoch", an epoch of the sampler. Both are
-            counted from the end of the warm-up.
+        interval: length of an interval: "step", an optimizer step, or "epoch", an epoch of the sampler.
         warmup_steps: number of optimizer steps at the beginning of the run that the schedule doesn't count.
         batches_per_step: number of batches whose gradients make one optimizer step.
         batches_per_epoch: number of batches in the sampler's epoch.

@@ -57,10 +57,7 @@ class RecurrentEmbedder(ModelEmbedder):
 
 
 class RecurrentLearner(RecurrentEmbedder, MetricLearner):
-    """Trains a `RecurrentModel` (chapter 4 of the thesis on local neighborhood sampling).
-
-    In training the neighbors of an image come from the embedding bank of the training set.
-    """
+    """Trains a `RecurrentModel` (chapter 4 of the thesis) with neighbors in the embedding bank of the training set."""
 
     model: RecurrentModel
     bank: HeadBank | None = None

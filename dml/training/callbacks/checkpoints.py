@@ -26,8 +26,7 @@ from dml.training.loggers import History
 class AtomicCheckpointIO(CheckpointIO):
     """Reads checkpoints, and writes them so that the path always has a complete one, even if the process is killed.
 
-    A checkpoint is written to a temporary file, which is then renamed. Weights that are NaN or infinite raise an error,
-    so that they never replace good ones. Reading unpickles tensors and plain values only.
+    Weights that are NaN or infinite raise an error, so that they never replace good ones.
 
     Args:
         model: model in training, which has the frozen weights that checkpoints lack.
@@ -64,7 +63,6 @@ class AtomicCheckpointIO(CheckpointIO):
 
 
 def _is_finite(value: Any) -> bool:
-    """Return whether a value holds no NaN and no infinity; a value without real numbers holds none."""
     return not isinstance(value, Tensor) or not value.is_floating_point() or bool(torch.isfinite(value).all())
 
 
@@ -77,8 +75,6 @@ class LastCheckpoint(Checkpoint):
 
     A training that ended before ``max_steps``, by ``max_time`` or an early stop, ends there again if the run is
     resumed with the same configuration. A training that a signal ended goes on.
-
-    Every checkpoint holds `MetricLearner.run_description` as "run", and the checksum of the history as "history".
 
     Args:
         every_n_steps: number of optimizer steps between two writes.

@@ -23,9 +23,7 @@ from dml.training.module import MetricLearner
 
 @dataclass(frozen=True)
 class HeadBank:
-    """The embedding bank of all heads: embeddings of all images of a split, and their neighbors, on the CPU.
-
-    It is Z of section 3.4, step 1, of the thesis on local neighborhood sampling.
+    """The embedding bank of all heads, Z in section 3.4 of the thesis on local neighborhood sampling, on the CPU.
 
     Args:
         embeddings: embeddings (N, D) of each head by its name, as the losses see them.
@@ -42,13 +40,7 @@ class HeadBank:
 
 
 def find_neighbors(model: AnyModel, embeddings: Mapping[str, Tensor], k: int) -> HeadBank:
-    """Find the k nearest neighbors of each image of a split, or all other images if there are fewer.
-
-    Args:
-        model: model that made the embeddings; it concatenates them for the search.
-        embeddings: embeddings (N, D) of each head by its name.
-        k: number of neighbors; 0 searches none.
-    """
+    """Find the k nearest neighbors of each image of a split by its model's embeddings (N, D) of all heads."""
     if not k:
         return HeadBank(dict(embeddings), torch.empty(len(next(iter(embeddings.values()))), 0).long())
     device = ranking_device(next(model.parameters()).device)

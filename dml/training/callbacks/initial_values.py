@@ -82,9 +82,6 @@ def begin_at_vectors(layer: nn.Linear, inputs: Tensor, vectors: Tensor) -> None:
         layer: linear layer from C inputs to D outputs.
         inputs: (N, C) inputs of the layer.
         vectors: (N, D) unit vectors; NaN for an image that has none.
-
-    Raises:
-        InputError: if all inputs are 0.
     """
     from sklearn.linear_model import RidgeCV  # late, as above
 

@@ -7,33 +7,26 @@ from torch import nn
 
 from dml.runtime.errors import InputError, check_number
 
-ARGUMENTS = ("attribute", "start", "end")
-"""The arguments of `LossSchedule`."""
-
 
 def make_loss_schedule(schedule: Mapping[str, Any] | None) -> "LossSchedule | None":
     """Make the callback of ``scheduler.loss``; return None if there is no schedule."""
     if not schedule:
         return None
-    if {*schedule} != {*ARGUMENTS}:
-        raise InputError(f"scheduler.loss={{{', '.join(map(str, schedule))}}}: takes {', '.join(ARGUMENTS)}")
+    if {*schedule} != {"attribute", "start", "end"}:
+        raise InputError(f"scheduler.loss={{{', '.join(map(str, schedule))}}}: takes attribute, start, end")
     return LossSchedule(**schedule)
 
 
 class LossSchedule(Callback):
     """Changes an attribute of the losses linearly over the run, such as the dynamic temperature of RLL (Eq. 15).
 
-    At step t of n the value is ``start - t (start - end) / n``. It doesn't depend on earlier values, so a resumed run
-    needs no state.
+    At step t of n the value is ``start - t (start - end) / n``, so a resumed run needs no state.
 
     Args:
         attribute: name of the attribute, such as "negative_temperature", or "terms.rll.negative_temperature" for an
             attribute of a term of the loss.
         start: value of the first step.
         end: value that the step after the last would have.
-
-    Raises:
-        InputError: if a value is no finite number, or the attribute no text.
     """
 
     def __init__(self, attribute: str, start: float, end: float) -> None:
@@ -46,11 +39,7 @@ class LossSchedule(Callback):
         self.end = end
 
     def check_losses(self, losses: Iterable[nn.Module]) -> None:
-        """Check that losses have the attribute.
-
-        Raises:
-            InputError: if the attribute of a loss doesn't exist or is no number.
-        """
+        """Check that losses have the attribute, and that it is a number."""
         for loss in losses:
             try:
                 value = attrgetter(self.attribute)(loss)
