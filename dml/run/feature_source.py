@@ -42,9 +42,7 @@ class FeatureSource:
     def load_raw(self, table: ImageTable, *, with_inputs: bool = False) -> Tensor:
         """Return the L2-normalized features (N, F) of the backbone; NaN for images that can't be read.
 
-        Args:
-            table: images of any splits.
-            with_inputs: whether the head inputs are computed in the same pass, to be loaded later.
+        ``with_inputs`` computes the head inputs in the same pass, to be loaded later.
         """
         heads = [*self.model.heads] if with_inputs and self.settings.evaluation.crops == 1 else []
         return self._load(table, [RAW, *heads])[RAW]

@@ -92,10 +92,9 @@ def choose_between_first_and_last(
 ) -> None:
     """Write the best of the weights of ``checkpoints.interpolation`` to best.ckpt, with the heads that are best.
 
-    A network that was trained on few classes tells those apart, and has forgotten some of what tells others apart. On
-    the straight line to where it began it often finds more than at both ends (Wortsman et al., Robust fine-tuning of
-    zero-shot models, 2022, section 4). The first and the last weights, and those of the best validation, are candidates
-    too; `choose_candidate` chooses.
+    A network that was trained on few classes has forgotten some of what tells others apart. On the straight line to
+    where it began it often finds more than at both ends (Wortsman et al., Robust fine-tuning of zero-shot models, 2022,
+    section 4). The first and the last weights, and those of the best validation, are candidates too.
 
     Args:
         settings: settings of the only stage of a run.

@@ -55,11 +55,12 @@ class Averaging(WeightAveraging):
     def _update(self, module: LightningModule) -> None:
         """Update the average as `AveragedModel.update_parameters` does, without waiting for the GPU."""
         assert self._average_model is not None
-        pairs = list(zip(_tensors(self._average_model.module), _tensors(module), strict=True))
-        is_moving = [bool(self._updates) and is_averaged for is_averaged in _list_averaged(module)]
-        moving = [pair for pair, moves in zip(pairs, is_moving, strict=True) if moves]
-        for (average, current), moves in zip(pairs, is_moving, strict=True):
-            if not moves:
+        averages_and_weights = zip(_tensors(self._average_model.module), _tensors(module), strict=True)
+        moving: list[tuple[Tensor, Tensor]] = []
+        for (average, current), is_averaged in zip(averages_and_weights, _list_averaged(module), strict=True):
+            if self._updates and is_averaged:
+                moving.append((average, current))
+            else:
                 average.copy_(current)
         if moving:
             averages, weights = zip(*moving, strict=True)
