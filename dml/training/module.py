@@ -179,7 +179,6 @@ class MetricLearner(ModelEmbedder):
             for hook in ("training_step", "on_train_batch_start"):
                 self.trainer._results.reset(fx=hook)  # type: ignore[union-attr]
             return
-        self.divergence.read()
         self.log("loss", total, prog_bar=True)
         self.log("epoch", torch.tensor(float(self.epoch)))  # Lightning would send a float to the GPU.
         if len(terms) > 1:
@@ -202,6 +201,11 @@ class MetricLearner(ModelEmbedder):
         if self.global_step < self.pace.warmup_steps:
             for parameter in self.model.backbone.parameters():
                 parameter.grad = None
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        """Stop in a step that is logged, whose loss the CPU waits for anyway, if a loss so far was not finite."""
+        if self.trainer._logger_connector.should_update_logs:
+            self.divergence.read()
 
     def on_validation_start(self) -> None:
         """Stop before a validation, or at the end, if weights were trained by a loss that was not finite."""

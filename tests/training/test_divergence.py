@@ -69,7 +69,7 @@ def test_a_step_never_waits_for_the_gpu(averaged: bool, tmp_path: Path) -> None:
         assert bool(seen) == (step % 5 == 0), (step, seen)
 
 
-@pytest.mark.parametrize(("every", "noticed_at"), [(1, 2), (4, 3), (100, 8)])
+@pytest.mark.parametrize(("every", "noticed_at"), [(1, 3), (4, 4), (100, 9)])
 def test_an_infinite_loss_stops_the_run_in_a_step_that_is_logged(every: int, noticed_at: int) -> None:
     module = infinite_learner(2)
     with pytest.raises(InputError, match=r"^step 2: the loss of head H became NaN or infinite under InfiniteAt; the l"):
