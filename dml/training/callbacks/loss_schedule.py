@@ -55,7 +55,7 @@ class LossSchedule(Callback):
         """Set the value for the step."""
         value = self.start - trainer.global_step * (self.start - self.end) / trainer.max_steps
         owner, name = self.attribute.rpartition(".")[::2]
-        for loss in pl_module.losses.values():  # type: ignore[operator, union-attr]
+        for loss in pl_module.losses.values():  # type: ignore[operator]
             setattr(attrgetter(owner)(loss) if owner else loss, name, value)
 
 
