@@ -168,6 +168,7 @@ def _print_choice(chosen: Candidate, first: Candidate, monitor: str) -> None:
     )
     if chosen.file:
         weights = "the weights of the best validation"
-    gain = (chosen.mean - first.mean) * (100 if metric.shown_in_percent else 1)
-    line = f"{weights}, heads {join_head_names(chosen.heads)}: {metric.label} {gain:+.3g} beside the first ones"
+    factor, unit = (100, " points") if metric.shown_in_percent else (1, "")
+    gain = f"{metric.label} {factor * (chosen.mean - first.mean):+.3g}{unit}"
+    line = f"{weights}, heads {join_head_names(chosen.heads)}: {gain} beside the first ones"
     console.print(f"[bold]chosen[/]   {in_markup(line)}, by the {len(chosen.by_class):,} classes of the validation")
