@@ -74,7 +74,7 @@ def test_the_keys_of_the_options_reach_the_callbacks() -> None:
     assert (schedule["attribute"], schedule["start"], schedule["end"]) == ("temperature", 1, 2)
     assert stored["every_n_steps"] == 7
     assert averaging["decay"] == 0.9
-    assert (best["metric"], best["mode"], last["every_n_steps"]) == ("h_ap", "max", 11)
+    assert (best["metric"], best["sign"], last["every_n_steps"]) == ("h_ap", 1, 11)
     assert last["every_n_seconds"] == 300
 
 
