@@ -99,7 +99,10 @@ def _describe_remedy(path: Path) -> str:
     if path == other or not other.is_file() or _describe_damage(other):
         return "there is no other one beside it that is whole; a new run is needed, or a copy of this file"
     test, beginning = (shlex.quote(f"{key}={other}") for key in ("checkpoint", "training.init"))
-    return f"{other} is whole: {test} tests it, {beginning} begins a new run with its weights"
+    line = f"{other} is whole: {test} tests it, {beginning} begins a new run with its weights"
+    if other.name == "last.ckpt":
+        line += f"; delete this one, and {shlex.quote(f'resume={path.parents[1]}')} goes on with its run"
+    return line
 
 
 @dataclass(frozen=True)
