@@ -70,7 +70,7 @@ def build_callbacks(settings: Settings) -> list[Callback]:
 
 
 def _build_users_callbacks(settings: Settings) -> list[Callback]:
-    callbacks: list[Any] = build(settings.trainer.callbacks, _convert_="all") or []
+    callbacks: list[Any] = [build(entry, _convert_="all") for entry in settings.trainer.callbacks or ()]
     for index, callback in enumerate(callbacks):
         if not isinstance(callback, Callback):
             raise InputError(

@@ -52,7 +52,10 @@ def read_checkpoint(path: str | Path, *, lazily: bool = False) -> dict[str, Any]
     path = Path(path)
     if not path.is_file():
         what = "a folder, not a file" if path.is_dir() else "no such file"
-        raise InputError(f"checkpoint={path}: {what}; a run keeps checkpoints/best.ckpt and last.ckpt")
+        best = path / ("best.ckpt" if path.name == "checkpoints" else "checkpoints/best.ckpt")
+        is_inside = f"{shlex.quote(f'checkpoint={best}')} is in it"
+        place = is_inside if best.is_file() else "a run keeps checkpoints/best.ckpt and last.ckpt"
+        raise InputError(f"checkpoint={path}: {what}; {place}")
     if damage := _describe_damage(path):
         raise InputError(f"checkpoint={path}: {damage}; {_describe_remedy(path)}")
     try:
