@@ -169,7 +169,6 @@ def _check_folder(config: DictConfig, settings: Settings, folder: RunFolder, ove
                 f"{shlex.quote(f'training.init={folder.last_checkpoint}')} begins a new run with its weights"
             )
         rank_zero_only(check_unchanged)(config, overrides, stored)
-        folder.check_resumed()
     elif folder.last_checkpoint.exists():
         resuming = shlex.quote(f"resume={folder.path}")
         raise InputError(f"hydra.run.dir={folder.path}: holds a run already; {resuming} goes on with it")

@@ -1,4 +1,4 @@
-"""Rows about damaged files: each file that a run or a preparation leaves, and the commands that read it."""
+"""Rows about damaged files: checkpoints, what a preparation leaves, and the commands that read it."""
 
 import shutil
 from collections.abc import Callable, Sequence
@@ -66,19 +66,6 @@ def resume(attempt: Try, copy: Path, damage: Callable[[], None]) -> str:
     return check_unchanged_or_told(ended, lambda: find_run_difference(Fixtures(attempt.fixtures).resumed, copy), copy)
 
 
-def compare(attempt: Try, copy: Path, damage: Callable[[], None]) -> str:
-    """Print the table of a finished run."""
-    table = attempt.folder / "table.csv"
-
-    def write() -> EndedCommand:
-        return run("scripts/compare.py", str(copy), "--csv", str(table), folder=attempt.folder)
-
-    check_done(write())
-    expected = table.read_bytes()
-    damage()
-    return check_unchanged_or_told(write(), lambda: "" if table.read_bytes() == expected else "another table", copy)
-
-
 def train(attempt: Try, copy: Path, damage: Callable[[], None]) -> str:
     """Train on the cache of a prepared data set."""
     damage()
@@ -112,14 +99,6 @@ TARGETS = {
     for target in (
         Target("best.ckpt", "run", "checkpoints/best.ckpt", [evaluate]),
         Target("last.ckpt", "interrupted", "checkpoints/last.ckpt", [resume]),
-        Target("metrics.json", "run", "metrics.json", [compare]),
-        Target("metrics.csv of an interrupted run", "interrupted", "metrics.csv", [resume]),
-        Target("per_query.parquet", "run", "per_query.parquet", [compare]),
-        Target(".hydra/config.yaml", "run", ".hydra/config.yaml", [compare]),
-        Target(".hydra/overrides.yaml", "run", ".hydra/overrides.yaml", [compare]),
-        Target(".hydra/hydra.yaml", "run", ".hydra/hydra.yaml", [compare]),
-        Target(".hydra/config.yaml of an interrupted run", "interrupted", ".hydra/config.yaml", [resume]),
-        Target(".hydra/overrides.yaml of an interrupted run", "interrupted", ".hydra/overrides.yaml", [resume]),
         Target("the cache's pixels", "prepared", ".dml/folder/warp-32.pixels", [train, prepare]),
         Target("the cache's index", "prepared", ".dml/folder/warp-32.parquet", [train, prepare]),
         Target("table.parquet", "prepared", ".dml/folder/table.parquet", [prepare]),
@@ -153,7 +132,7 @@ def _flip_fault(name: str, fault: str, now: str, *targets: str) -> Fault:
 DAMAGED = [name for name in TARGETS if name not in ("best.ckpt", "last.ckpt", "the cache's pixels")]
 
 
-def _damage_result_file(attempt: Try) -> str:
+def _damage_prepared_file(attempt: Try) -> str:
     target = TARGETS[DAMAGED[attempt.number % len(DAMAGED)]]
     turn = attempt.number // len(DAMAGED)
     return damage_and_read(attempt, target, [*KINDS.values()][turn % len(KINDS)], turn // len(KINDS))
@@ -185,7 +164,6 @@ def _damage_pixels(attempt: Try) -> str:
 
 
 CHECKPOINT = "A checksum tells; the error line names an intact checkpoint if there is one."
-RESULT = "A checksum tells; the error line names the file."
 TABLE = "A training compares the checksum of each image; prepare writes damaged files again."
 JOURNAL = "prepare reads images without a sound entry again."
 FAULTS = [
@@ -209,17 +187,12 @@ FAULTS = [
     ),
     Fault(
         "damaged",
-        "metrics.json, metrics.csv, per_query.parquet, .hydra/*.yaml, the cache's index, table.parquet or "
-        "verified.jsonl damaged or empty",
+        "the cache's index, table.parquet or verified.jsonl damaged or empty",
         len(DAMAGED) * len(KINDS) * 3,
         f"{RULE}; prepare may write the file again",
-        RESULT,
-        _damage_result_file,
+        TABLE,
+        _damage_prepared_file,
     ),
-    _flip_fault("flips-metrics", "metrics.json", RESULT, "metrics.json"),
-    _flip_fault("flips-history", "metrics.csv", RESULT, "metrics.csv of an interrupted run"),
-    _flip_fault("flips-queries", "per_query.parquet", RESULT, "per_query.parquet"),
-    _flip_fault("flips-yaml", ".hydra/*.yaml", RESULT, *(name for name in TARGETS if name.startswith(".hydra"))),
     Fault(
         "pixels",
         "the cache's pixels zeroed, overwritten or cut short",

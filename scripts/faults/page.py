@@ -28,7 +28,7 @@ kinds of faults happen to real commands, {tries:,} times in all, and writes this
   143. A second signal, at least a second later, ends it at once. Outside of training the first one does.
 - If one of several processes ends, or the process that started them, all end within 30 seconds.
 - After SIGKILL at any point, a run on a CPU can be resumed and ends bit for bit as if nobody had stopped it.
-- A damaged file, a full disk or hostile input changes no result silently: one line names the file.
+- A damaged checkpoint, a full disk or hostile input changes no result silently: one line names the file.
 
 ## How it is tried
 

@@ -18,7 +18,7 @@ _ORDER = (
         "moved",
         "damaged",
     ),
-    *("flips-last", "flips-metrics", "flips-history", "flips-queries", "flips-yaml"),
+    *("flips-last",),
     *("flips-pixels", "flips-index", "flips-table", "flips-journal"),
 )
 FAULTS = [_BY_NAME[name] for name in _ORDER]

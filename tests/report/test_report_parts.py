@@ -19,7 +19,6 @@ from dml.report.metrics import choose_headlines, format_metric, make_metric_tabl
 from dml.report.run import ReportedRun, collect_versions, read_run
 from dml.report.sheets import COLUMNS, Tiles, find_confusions, make_sheets
 from dml.runtime.errors import InputError
-from dml.runtime.run_files import write_sealed_text
 
 pytest_plugins = ("report_runs",)
 
@@ -243,7 +242,7 @@ def test_a_report_names_what_downloaded_weights_were_trained_on(make_run: MakeRu
     folder = make_run("run")
     config = yaml.safe_load((folder / ".hydra/config.yaml").read_text())
     config["model"] |= {"backbone": {"weights": weights}, "pretraining": {"data": "WebLI", "license": "mit", "lr": 0.1}}
-    write_sealed_text(folder / ".hydra/config.yaml", yaml.safe_dump(config))
+    (folder / ".hydra/config.yaml").write_text(yaml.safe_dump(config))
     assert read_run(folder).summarize().get("weights trained on") == ("WebLI (license: mit)" if weights else None)
 
 
@@ -254,7 +253,7 @@ def test_pictures_are_found_from_any_folder(make_run: MakeRun, tmp_path: Path, m
     Image.new("RGB", (4, 3), "red").save(tmp_path / "red.png")
     choices = yaml.safe_load((folder / ".hydra/hydra.yaml").read_text())
     choices["hydra"]["runtime"]["cwd"] = str(tmp_path)
-    write_sealed_text(folder / ".hydra/hydra.yaml", yaml.safe_dump(choices))
+    (folder / ".hydra/hydra.yaml").write_text(yaml.safe_dump(choices))
     for working_folder in (tmp_path, elsewhere):
         monkeypatch.chdir(working_folder)
         assert read_run(folder).read_picture("red.png").shape == (3, 3, 4)
