@@ -209,7 +209,7 @@ def read_description(path: Path) -> dict[str, Any]:
         next_id = description["next_id"]
         if certificate := description.setdefault("certificate", None):
             describe(certificate, [])  # values of other types raise an error here
-    except (AttributeError, DamageError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{printable(file)}: damaged ({printable(error)}); build the index again") from error
     are_kinds_right = all(isinstance(key, str) for key in (*keys, *names)) and isinstance(next_id, int)
     if not are_kinds_right or any(os.path.basename(name) != name for name in names):

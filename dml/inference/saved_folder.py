@@ -28,7 +28,7 @@ from dml.evaluation.threshold import describe_choice, find_calibration, find_nea
 from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.model_settings import ModelSettings
 from dml.report.provenance import name_dataset
-from dml.runtime.checksums import DamageError, check_files, file_checksum, read_manifest, write_manifest
+from dml.runtime.checksums import check_files, file_checksum, read_manifest, write_manifest
 from dml.runtime.errors import InputError
 from dml.runtime.files import replacing_folder
 from dml.runtime.paths import expand_home
@@ -102,7 +102,7 @@ def read_folder(path: Path, *, trust: bool = False) -> SavedModel:
         )
         # what is read of them later: a missing value, or one of another kind, raises an error here
         _ = settings.batch_size, settings.views, settings.limits, settings.decisive
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, DamageError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         line = " ".join(f"{type(error).__name__}: {error}".split())
         raise InputError(
             f"{printable(file)}: not as save_pretrained wrote it ({line}); save the model again"

@@ -16,7 +16,7 @@ CHECKSUMS = "sha256"
 ZIP_MAGIC = b"PK\x03\x04"
 
 
-class DamageError(Exception):
+class DamageError(ValueError):
     """An error for a file that isn't as it was written; the message describes the damage, but doesn't name the file."""
 
 
@@ -53,16 +53,16 @@ def read_manifest(path: Path, file_format: int) -> tuple[dict[str, Any], dict[st
     """Read the values and the checksums of the other files that `write_manifest` wrote.
 
     Raises:
-        DamageError: if the file isn't as it was written, or its value of "format" isn't ``file_format``.
+        ValueError: if the file isn't as it was written, or its value of "format" isn't ``file_format``.
         OSError: if there is no such file.
     """
+    values = parse_json(read_bounded(path))
     try:
-        values = parse_json(read_bounded(path))
         if (found := values.get("format")) != file_format:
             raise DamageError(f"of format {found!r}, not {file_format}")
         checksums = values.pop(CHECKSUMS)
         own = checksums.pop(path.name)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError) as error:
         raise DamageError(f"{type(error).__name__}: {error}") from error
     if own != _checksum({**values, CHECKSUMS: checksums}):
         raise DamageError(f"its {CHECKSUMS} is that of other values")

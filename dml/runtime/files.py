@@ -6,7 +6,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dml.runtime import signals
@@ -120,17 +120,18 @@ def clean_up(folder: Path, name: str = "") -> None:
     """Remove what processes were writing into a folder when they ended, and put back a folder that they replaced.
 
     Args:
-        folder: folder that needn't exist, or be one that may be written to.
+        folder: folder, which needn't exist.
         name: name of the one file or folder whose remains are meant; empty for all.
     """
-    for left in [*folder.iterdir()] if os.access(folder, os.W_OK) else ():
+    for left in [*folder.iterdir()] if folder.is_dir() else ():
         match = LEFT.fullmatch(left.name)
         if match is None or name not in ("", match["name"]) or _is_at_work(int(match["process"]), left):
             continue
-        if left.suffix == OLD and not (folder / match["name"]).exists():
-            left.rename(folder / match["name"])
-        else:
-            _delete(left)
+        with suppress(OSError):  # it stays if it is another user's, or the disk has become read-only
+            if left.suffix == OLD and not (folder / match["name"]).exists():
+                left.rename(folder / match["name"])
+            else:
+                _delete(left)
 
 
 def _is_at_work(process: int, left: Path) -> bool:

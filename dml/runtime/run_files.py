@@ -36,12 +36,12 @@ def read_yaml(path: Path, kind: type[T]) -> T:
     """Read the content of a YAML file, which must be of the type ``kind``.
 
     Raises:
-        DamageError: if the file can't be read, or its content is of another type.
+        ValueError: if the file can't be read, or its content is of another type.
     """
     try:
         content = parse_yaml(read_bounded(path).decode())
-    except (yaml.YAMLError, ValueError) as error:
-        raise DamageError(f"no YAML: {' '.join(str(error).split())}") from error
+    except yaml.YAMLError as error:
+        raise ValueError(f"no YAML: {error}") from error
     if not isinstance(content, kind):
         raise DamageError(f"it holds {type(content).__name__}, not {kind.__name__}")
     return content
@@ -51,13 +51,10 @@ def read_configuration(path: Path) -> dict[str, Any]:
     """Read the configuration of a run.
 
     Raises:
-        DamageError: if it can't be read, or no run has one of this kind.
+        ValueError: if it can't be read, or no run has one of this kind.
     """
     config = read_yaml(path, dict)
-    try:
-        check_parts(config)
-    except ValueError as error:
-        raise DamageError(str(error)) from error
+    check_parts(config)
     return config
 
 
@@ -65,26 +62,23 @@ def read_runtime(path: Path) -> tuple[dict[str, Any], str]:
     """Read from hydra.yaml the choice of each configuration group, and the working folder; {} and "" without Hydra.
 
     Raises:
-        DamageError: if the file can't be read, or names no choices.
+        ValueError: if the file can't be read, or names no choices.
     """
     content = read_yaml(path, dict)
     try:
         runtime = content["hydra"]["runtime"] if content else {"choices": {}}
         return {str(group): choice for group, choice in runtime["choices"].items()}, str(runtime.get("cwd", ""))
     except (AttributeError, KeyError, TypeError) as error:
-        raise DamageError("no hydra.runtime.choices in it") from error
+        raise ValueError("no hydra.runtime.choices in it") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON file that holds values by name.
 
     Raises:
-        DamageError: if it holds anything else.
+        ValueError: if it holds anything else.
     """
-    try:
-        content = parse_json(read_bounded(path))
-    except ValueError as error:
-        raise DamageError(f"no JSON: {error}") from error
+    content = parse_json(read_bounded(path))
     if not isinstance(content, dict):
         raise DamageError(f"it holds {type(content).__name__}, not values by name")
     return content
@@ -94,13 +88,10 @@ def read_metrics(path: Path) -> dict[str, Any]:
     """Read metrics and facts about a test by name, in which a null is NaN.
 
     Raises:
-        DamageError: if the file can't be read, or a metric isn't a number.
+        ValueError: if the file can't be read, or a metric isn't a number.
     """
     values = restore_nan(read_json(path))
-    try:
-        check_metrics(values)
-    except ValueError as error:
-        raise DamageError(str(error)) from error
+    check_metrics(values)
     return values
 
 
@@ -132,7 +123,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         The cells of each row by column, without the columns in which the row is empty.
 
     Raises:
-        DamageError: if a cell isn't a number, a row has too few or too many cells, or the steps don't increase.
+        ValueError: if a cell isn't a number, a row has too few or too many cells, or the steps don't increase.
     """
     rows: list[dict[str, str]] = []
     previous_step = -1
@@ -148,5 +139,5 @@ def read_rows(path: Path) -> list[dict[str, str]]:
                 rows.append(row)
                 previous_step = int(row["step"])
     except (csv.Error, ValueError, KeyError) as error:
-        raise DamageError(f"line {len(rows) + 2}: {' '.join(str(error).split())}") from error
+        raise ValueError(f"line {len(rows) + 2}: {error}") from error
     return rows

@@ -11,7 +11,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dml.runtime.checksums import DamageError
 from dml.runtime.errors import InputError
 from dml.runtime.files import clean_up, write_text
 from dml.runtime.locks import holding
@@ -238,8 +237,9 @@ class RunFolder:
         """Read a file of the folder with ``read``, and turn damage into an error line with a remedy."""
         try:
             return read(path)
-        except DamageError as error:
-            raise InputError(f"{path}: damaged ({error}); {remedy_for(path, self.path)}") from error
+        except ValueError as error:
+            damage = " ".join(str(error).split())
+            raise InputError(f"{path}: damaged ({damage}); {remedy_for(path, self.path)}") from error
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from PIL import Image
 from report_runs import MakeRun
 
-from dml.evaluation.names import describe_metric
+from dml.evaluation.names import describe_metric, format_value
 from dml.evaluation.per_query import QueryTable, choose_lowest, compare_classes, describe_first_match, score_queries
-from dml.report.metrics import choose_headlines, format_metric, make_metric_tables
+from dml.report.metrics import choose_headlines, make_metric_tables
 from dml.report.run import ReportedRun, collect_versions, read_run
 from dml.report.sheets import COLUMNS, Tiles, find_confusions, make_sheets
 from dml.runtime.errors import InputError
@@ -155,10 +155,10 @@ def test_tables_of_metrics(make_run: MakeRun) -> None:
     assert list(levels.groups) == ["shape", "family"]
     rows = levels.groups["shape"]
     assert list(rows) == ["before training", "head L", "head H", "all heads"]
-    assert rows["all heads"][levels.columns.index("AP")] == format_metric(
+    assert rows["all heads"][levels.columns.index("AP")] == format_value(
         run.metrics["level0/ap"], describe_metric("h_ap")
     )
-    assert rows["before training"][levels.columns.index("R@1")] == format_metric(
+    assert rows["before training"][levels.columns.index("R@1")] == format_value(
         run.metrics["raw/level0/recall@1"], describe_metric("h_ap")
     )
     assert rows["head L"][levels.columns.index("NMI")] == "–"
@@ -211,7 +211,7 @@ def test_words() -> None:
         "H-AP",
         "other",
     ]
-    assert [format_metric(value, describe_metric("h_ap")) for value in (0.12345, None, float("nan"), 1.0)] == [
+    assert [format_value(value, describe_metric("h_ap")) for value in (0.12345, None, float("nan"), 1.0)] == [
         "12.3",
         "–",
         "–",
