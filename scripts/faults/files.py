@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import torch
 
-from faults.commands import EndedCommand, run
+from faults.commands import run
 from faults.damage import KINDS, Damage, flip_bit, flip_thousandth, zero_block
 from faults.fixtures import Fixtures, cache_folder, prepare_arguments, train_arguments
 from faults.rows import FailedError, Fault, Try
-from faults.rules import check_done, check_unchanged_or_told, digest_values, find_run_difference, read_metrics
+from faults.rules import check_unchanged_or_told, digest_values, find_run_difference, read_metrics
 
 RULE = "the same results bit for bit, or one line and exit code 2"
 ReadCommand = Callable[[Try, Path, Callable[[], None]], str]
