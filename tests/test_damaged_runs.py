@@ -20,7 +20,7 @@ from dml.commands import main
 from dml.evaluation.per_query import read_queries
 from dml.evaluation.raw_features import FixedNeighbors
 from dml.report.run import read_run
-from dml.run.stored_configuration import read_checkpoint_configuration, read_stored_configuration
+from dml.run.stored import read_checkpoint_run, read_stored_run
 from dml.runtime.errors import InputError
 from dml.runtime.run_folder import RunFolder
 from dml.training.checkpoints import TrainingProgress, read_checkpoint
@@ -50,7 +50,7 @@ def run(finished: Path, tmp_path: Path) -> Path:
 def _checkpoint(name: str) -> Callable[[Path], Any]:
     def read(run: Path) -> Any:
         path = run / "checkpoints" / name
-        return read_checkpoint(path), TrainingProgress.read(path), read_checkpoint_configuration(path)
+        return read_checkpoint(path), TrainingProgress.read(path), read_checkpoint_run(path)
 
     return read
 
@@ -69,8 +69,8 @@ TABLES: dict[str, Callable[[Path], Any]] = {
     "metrics.csv": lambda run: RunFolder(run).history(),
     "threshold_curves.json": lambda run: RunFolder(run).threshold_curves(),
     "per_query.parquet": lambda run: read_queries(run / "per_query.parquet"),
-    ".hydra/config.yaml": lambda run: (read_stored_configuration(RunFolder(run)), RunFolder(run).config_text),
-    ".hydra/overrides.yaml": lambda run: read_stored_configuration(RunFolder(run)),
+    ".hydra/config.yaml": lambda run: (read_stored_run(RunFolder(run)), RunFolder(run).config_text),
+    ".hydra/overrides.yaml": lambda run: read_stored_run(RunFolder(run)),
     ".hydra/hydra.yaml": lambda run: RunFolder(run).choices,
 }
 """The same for each file without checksums, which people may edit."""
