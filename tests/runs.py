@@ -129,7 +129,7 @@ TWO = ["trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu"]
 
 
 def metrics(folder: Path) -> dict[str, Any]:
-    """The contents of metrics.json, without the checksums."""
+    """The contents of metrics.json."""
     return RunFolder(folder).metrics()
 
 

@@ -147,21 +147,16 @@ def _write_page(index: "Index", name: str, results: Sequence[dict[str, Any]], pa
     from dml.evaluation.names import format_percent
     from dml.evaluation.threshold import describe_choice
     from dml.report.page import search_report
-    from dml.report.sheets import FoundImage, ImageSearches
     from dml.runtime.files import write_text
 
-    searches = ImageSearches(
-        index=name,
-        size=len(index),
-        threshold=index.threshold,
-        prior=format_percent(calibration.prior, digits=2) if (calibration := index.calibration) else "",
-        choice=describe_choice(index.model.threshold_errors, of_nearest=True),
-        queries=[
-            (result["query"], [FoundImage(**{"same": None} | neighbor) for neighbor in result["neighbors"]])
-            for result in results
-        ],
-    )
-    write_text(path, search_report(searches, lambda image: _read(index, image)))
+    searches = {
+        "index": name,
+        "size": len(index),
+        "threshold": index.threshold,
+        "prior": format_percent(calibration.prior, digits=2) if (calibration := index.calibration) else "",
+        "choice": describe_choice(index.model.threshold_errors, of_nearest=True),
+    }
+    write_text(path, search_report(searches, results, lambda image: _read(index, image)))
 
 
 def _read(index: "Index", path: str) -> "Tensor":

@@ -144,7 +144,6 @@ def _check_folder(config: DictConfig, settings: Settings, folder: RunFolder) -> 
     if settings.resume:
         stored = read_stored_run(folder)
         check_new_values(config, folder, stored)
-        folder.check_resumed()
         return stored
     if folder.last_checkpoint.exists():
         resuming = shlex.quote(f"resume={folder.path}")

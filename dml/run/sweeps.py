@@ -80,9 +80,8 @@ def read_objective(settings: Settings, folder: RunFolder) -> float:
     The value is that of the validation at which the checkpoint was written.
 
     Raises:
-        InputError: if there was no validation, or metrics.csv has changed since the run was tested.
+        InputError: if there was no validation.
     """
-    folder.check_files()
     metric = monitored_metric(settings)
     values, tested_step = folder.values(metric), folder.metrics()["step"]
     steps = [step for step in values if step <= tested_step]

@@ -116,7 +116,7 @@ class Run:
     def train_arguments(self, data: Path) -> list[str]:
         """Return the arguments of ``train`` that begin the run, or resume it if it was interrupted."""
         paths = [f"{key}={path}" for key, path in find_input_paths(self.training, data).items()]
-        if RunFolder(self.folder).state in (RunState.INTERRUPTED, RunState.RUNNING):
+        if RunFolder(self.folder).state == RunState.INTERRUPTED:
             return [f"resume={self.folder}", "trust=true", *paths]
         overrides = [f"experiment={self.training.experiment}", *self.training.overrides]
         return [*overrides, f"seed={self.seed}", *paths, f"hydra.run.dir={self.folder}"]

@@ -45,7 +45,7 @@ class History(Logger):
             if checksum and self.checksum != checksum:
                 raise InputError(
                     f"{path}: damaged (its rows up to step {resumed_at} aren't those of checkpoints/last.ckpt); "
-                    f"{remedy_for(path, path.parent, is_resumable=True)}"
+                    f"{remedy_for(path, path.parent)}"
                 )
 
     @property
