@@ -6,7 +6,6 @@ from importlib import import_module
 from typing import NamedTuple
 
 from dml import __version__
-from dml.runtime.lean_imports import import_lean
 from dml.runtime.signals import handle_signals
 
 
@@ -67,7 +66,6 @@ def run_command(*leading_arguments: str) -> None:
             one command only.
     """
     handle_signals()  # before a command's imports, which take seconds
-    import_lean()
     dispatch([*leading_arguments, *sys.argv[1:]])
 
 

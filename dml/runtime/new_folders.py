@@ -9,9 +9,6 @@ from dml.runtime.errors import InputError
 from dml.runtime.files import DISK_ERRORS
 from dml.runtime.run_folder import RunFolder
 
-SWEEP_FILE = "multirun.yaml"
-"""The file that Hydra writes into the folder of a sweep before its first run."""
-
 _made_folders: dict[Path, list[Path]] = {}
 """The folders that this process made, each with itself and the parents that it made, the deepest first."""
 
@@ -32,13 +29,6 @@ def make_folder(folder: Path) -> bool:
     return True
 
 
-def remove_unused_sweeps() -> None:
-    """Remove each folder of a sweep of this process in which no run was begun."""
-    for folder in list(_made_folders):
-        if (folder / SWEEP_FILE).exists():
-            remove_unused_folder(RunFolder(folder), [SWEEP_FILE])
-
-
 def note_new_folder(folder: Path) -> None:
     """Note that a folder which doesn't exist yet, such as one that the user names, will be of this process."""
     if not folder.exists():
@@ -51,7 +41,7 @@ def _list_missing(folder: Path) -> list[Path]:
 
 
 def remove_unused_folder(folder: RunFolder, removable: Collection[str] = ()) -> None:
-    """Remove the folder of a run or a sweep that this process made, and its new parents, if nothing is in it.
+    """Remove the folder of a run that this process made, and its new parents, if nothing is in it.
 
     The file of the lock, an empty log that Hydra has opened, and what is named removable don't count. The caller holds
     the lock of a run.
