@@ -28,10 +28,10 @@ JOB = "dml.commands.hydra_command"
 ROOM = "dml.commands"
 
 COMMANDS = {
-    "train": Command(JOB, "run_job", "train a model, test it, and write its report"),
-    "evaluate": Command(JOB, "run_job", "test a checkpoint again, also on another data set"),
-    "prepare": Command(JOB, "run_job", "check a data set, and keep its images decoded"),
-    "inspect": Command(JOB, "run_job", "show what a data set holds, and what networks find"),
+    "train": Command(JOB, "main", "train a model, test it, and write its report"),
+    "evaluate": Command(JOB, "main", "test a checkpoint again, also on another data set"),
+    "prepare": Command(JOB, "main", "check a data set, and keep its images decoded"),
+    "inspect": Command(JOB, "main", "show what a data set holds, and what networks find"),
     "compare": Command(f"{ROOM}.compare", "compare_runs", "print a table of finished runs"),
     "embed": Command(f"{ROOM}.embed", "embed_images", "write the vectors of images to a file"),
     "index": Command(f"{ROOM}.index", "index_images", "make an index of images, or extend one"),

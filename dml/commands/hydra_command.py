@@ -70,12 +70,6 @@ WITHOUT_RUN_FOLDER = ("prepare", "inspect")
 """The commands that write to the data set's cache folder alone."""
 
 
-def run_job(command: str, arguments: Sequence[str]) -> None:
-    """Run one of `JOBS` with the arguments that follow its name, such as ["loss=rll", "--multirun", "seed=1,2"]."""
-    sys.argv[1:] = [command, *arguments]  # Hydra takes them from there
-    main(command, is_named=True)
-
-
 @dataclass
 class Outcome:
     """What a command in a Python session leaves behind: the folder of its run, and the exception that ended it."""
@@ -90,10 +84,9 @@ def run_from_python(command: str, words: Sequence[str]) -> Path:
     Raises:
         InputError: if the words can't be used, or the processes of a training on several devices fail.
     """
-    before, outcome = sys.argv, Outcome()
-    sys.argv = ["dml", command, *words]
+    before, outcome = [*sys.argv], Outcome()
     try:
-        main(command, is_named=True, outcome=outcome)
+        main(command, words, outcome=outcome)
     except SystemExit as end:
         if end.code not in (0, 128 + signal.SIGINT):
             raise InputError(f"dml {command}: ended with exit code {end.code}; the lines above say why") from end
@@ -108,18 +101,18 @@ def run_from_python(command: str, words: Sequence[str]) -> Path:
     return outcome.folder
 
 
-def main(command: str, *, is_named: bool = False, outcome: Outcome | None = None) -> None:
-    """Run one of `JOBS` with the overrides of the command line.
+def main(command: str, words: Sequence[str] | None = None, *, outcome: Outcome | None = None) -> None:
+    """Run one of `JOBS` with overrides and options, such as ["loss=rll", "--multirun", "seed=1,2"].
 
     A user's error ends with one line on stderr and exit code 2; ``debug=true`` shows its trace, as any other exception
     does. At SIGINT or SIGTERM it ends with one line and exit code 128 + the signal; see `dml.runtime.signals`.
 
     Args:
         command: one of `JOBS`.
-        is_named: whether the command line names the command before the overrides, as ``dml train loss=rll`` does.
+        words: overrides and options; None means those of this process.
         outcome: object that gets the folder and the error of the run, for a caller in Python.
     """
-    words = sys.argv[2 if is_named else 1 :]
+    words = sys.argv[1:] if words is None else words
     is_debugged = "debug=true" in map(str.lower, words)
     # set before torch is loaded: threads that spin while they wait keep the loader's workers, or any other program,
     # from the cores that they in turn wait for; on two busy cores a step then takes ten times as long
@@ -136,7 +129,7 @@ def main(command: str, *, is_named: bool = False, outcome: Outcome | None = None
         if not {"-h", "--help"}.isdisjoint(typed):
             print_line(format_help(command))
             return
-        arguments = sys.argv[1:] = follow(_with_stored_overrides(typed))
+        arguments = sys.argv[1:] = follow(_with_stored_overrides(typed))  # Hydra takes them from there
         if (folder := find_path(arguments, "hydra.run.dir")) and "${" not in str(folder):
             note_new_folder(folder)
         task = Task(command, typed, is_debugged, os.getpid(), outcome)

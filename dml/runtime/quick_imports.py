@@ -5,22 +5,26 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+MANY = 200
+"""The number of new modules that pays for `gc.freeze`; after fewer, garbage of an earlier run would stay for good."""
+
 
 @contextmanager
 def quick_imports() -> Iterator[None]:
     """Collect no garbage in the ``with`` body, which imports large libraries; commands call it, ``import dml`` doesn't.
 
-    An import makes a million objects that stay. Collections in the meantime take a tenth of its time. Later ones pass
-    over what the first body of a process has made (`gc.freeze`; in a later one, garbage of a run would stay for good).
+    An import makes a million objects that stay. Collections in the meantime take a tenth of its time, and later ones
+    pass over these objects (`gc.freeze`).
     """
     if not gc.isenabled():
         yield
         return
+    before = len(sys.modules)
     gc.disable()
     try:
         yield
     finally:
-        if not gc.get_freeze_count():
+        if len(sys.modules) - before >= MANY:
             gc.freeze()
         gc.enable()
 
