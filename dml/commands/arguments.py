@@ -10,7 +10,6 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from dml.run.config_folders import CONF, GROUPS, format_value
-from dml.run.settings import list_keys
 from dml.runtime.errors import InputError
 from dml.runtime.paths import expand_home
 from dml.runtime.run_folder import RUN_KEYS, newest_runs
@@ -25,6 +24,11 @@ OPTIONS = (
     *("--config-path", "--config-name", "--config-dir", "--experimental-rerun", "--info"),
 )
 """Hydra's options; it also takes the beginning of a name."""
+PATHS = (
+    *("data.cache", "dataset.root", "distill.teacher", "training.init", "resume", "checkpoint"),
+    *("model.backbone.weights", "hydra.run.dir", "hydra.sweep.dir"),
+)
+"""The keys that hold paths."""
 
 
 def read_arguments(words: Sequence[str]) -> list[str]:
@@ -119,7 +123,7 @@ def quote_paths(arguments: Sequence[str]) -> list[str]:
 def _quote_value(argument: str, is_sweep: bool) -> str:
     key, equals, value = argument.partition("=")
     is_listed = value[:1] in ("[", "{")
-    is_path = key.lstrip("+") in list_keys("is_path") or ("." in key and "/" in value and not is_listed)
+    is_path = key.lstrip("+") in PATHS or ("." in key and "/" in value and not is_listed)
     is_text = is_path or not (is_listed or value.isascii())
     if not equals or not is_text or key[:1] in "-~" or "${" in value or value == "null":
         return argument
