@@ -181,7 +181,7 @@ class Task:
         folder = RunFolder(hydra_config.runtime.output_dir)
         if self.outcome is not None:
             self.outcome.folder = folder.path
-        overrides = list_overrides(hydra_config, config)
+        overrides = list_overrides(hydra_config)
         is_test = self.command == "evaluate" and self.stored is not None
         began_in = RunFolder.from_checkpoint(expand_home(config.checkpoint)) if is_test else folder
         if self.stored is not None:
