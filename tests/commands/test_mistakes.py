@@ -32,7 +32,6 @@ def test_a_mistake_leaves_no_folder(
         ("loss.margin=abc", "hydra.run.dir=mine/run"),  # a folder that the user names
         ("checkpoints.monitor=foo",),
         ("callbacks.last_checkpoint=null",),  # found after the configuration is written
-        ("-m", "seed=1,2", "foo=1"),
     ],
 )
 def test_mistakes_leave_nothing(
