@@ -1,9 +1,10 @@
 """The runs of a sweep: one that is finished is skipped, one that was interrupted goes on where it stopped."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from dml.run.config_folders import quote
@@ -15,9 +16,6 @@ from dml.runtime.errors import InputError
 from dml.runtime.processes import python_command
 from dml.runtime.run_folder import HELD_FOLDER, RunFolder
 from dml.runtime.text import in_markup
-
-if TYPE_CHECKING:
-    pass
 
 
 def finish_run(config: DictConfig, folder: RunFolder, overrides: list[str], train: Callable[[], Any]) -> float | None:
@@ -50,8 +48,13 @@ def finish_run(config: DictConfig, folder: RunFolder, overrides: list[str], trai
             _train_in_processes(count, folder, [*overrides, *([f"resume={folder.path}"] if has_checkpoint else [])])
         else:
             train()
-    is_grid = HydraConfig.get().runtime.choices["hydra/sweeper"] == "basic"
-    return None if is_grid else read_objective(read_settings(config, Settings), folder)
+    return read_objective(read_settings(config, Settings), folder) if is_search() else None
+
+
+def is_search() -> bool:
+    """Return whether Hydra runs a sweep that searches for good values, instead of all that are given."""
+    hydra = HydraConfig.get()
+    return hydra.mode == RunMode.MULTIRUN and hydra.runtime.choices["hydra/sweeper"] != "basic"
 
 
 def _is_folder_chosen() -> bool:

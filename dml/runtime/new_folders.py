@@ -60,8 +60,7 @@ def remove_unused_folder(folder: RunFolder, removable: Collection[str] = ()) -> 
         parent.rmdir()
 
 
-def remove_unused_sweeps() -> None:
-    """Remove each folder of a sweep of this process in which no run was begun."""
+def remove_unused_folders() -> None:
+    """Remove each folder of this process in which no run was begun, as that of a sweep before its first run."""
     for path in _new_folders:
-        if (path / SWEEP_FILE).exists():
-            remove_unused_folder(RunFolder(path), [SWEEP_FILE])
+        remove_unused_folder(RunFolder(path), [SWEEP_FILE])

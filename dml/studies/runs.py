@@ -5,7 +5,6 @@ import os
 import shlex
 import shutil
 import signal
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -288,8 +287,7 @@ def run_forks(commands: Sequence[Sequence[str]], jobs: int = 1) -> bool:
 def _run_command(arguments: Sequence[str]) -> None:
     signals.handle_signals()
     signals.state.is_silent = True
-    sys.argv = ["dml", *arguments]
-    main(arguments[0], is_named=True)
+    main(arguments[0], arguments[1:])
 
 
 def _run_at_a_time(run: Callable[[Sequence[str]], int | None], commands: Sequence[Sequence[str]], jobs: int) -> bool:

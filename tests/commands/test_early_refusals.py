@@ -187,6 +187,8 @@ def test_the_folder_that_is_meant_is_named(refused: Refused, tmp_path: Path) -> 
         (["--loss=triplet"], "--loss=triplet: no such option; loss=triplet, without hyphens, sets a value"),
         (["--epochs", "10"], "--epochs: no such option; values are given as KEY=VALUE"),
         (["--max-steps=3"], "max_steps=3, without hyphens, sets a value"),
+        (["--"], "--: no such option; values are given as"),
+        (["-m", "sweep=optuna", "loss=glob(*)"], "loss=glob(*): sweep=optuna takes choice(A,B)"),
     ],
 )
 def test_an_option_that_hydra_does_not_have(refused: Refused, arguments: list[str], expected: str) -> None:

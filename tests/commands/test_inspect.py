@@ -282,7 +282,6 @@ def test_a_linear_map_says_whether_a_training_pays(inspect: Callable[..., str], 
     printed = " ".join(inspect("sheet=null").split())
     line = r"small_cnn: a linear map that was learned from other classes changes MAP@R by [+-]\S+ ± \S+ points, by 10 "
     assert re.search(line, printed)
-    assert "400 steps with 64 images take less than a minute on this processor." in printed
 
 
 def test_gains_are_those_of_classes_that_the_map_does_not_know() -> None:
