@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from functools import partial
 from ipaddress import ip_address
 from socket import socket
+from time import sleep
 
 from dml.commands.command_parser import CommandParser, add_trust
 from dml.commands.error_lines import one_line_errors, print_line
+from dml.runtime import signals
 from dml.runtime.errors import InputError, check_installed
 from dml.runtime.paths import expand_home
 from dml.runtime.text import printable
@@ -72,9 +74,11 @@ def serve_index(arguments: Sequence[str]) -> None:
                 raise InputError(f"{printable(options.index)}: built of vectors alone; --model MODEL embeds queries")
             page_hosts, pages = _list_pages(listener, options.allow_host)
             app = create_app(served, [*hosts, *page_hosts])  # --host may name another address
-            with running_server(app, listener) as server:
+            with signals.deferring("stopping"), running_server(app, listener) as server:
                 print_line(f"{printable(options.index)}: {len(index):,} images at {pages}; Ctrl-C ends it")
-                server.result()
+                while not (signals.is_requested() or server.done()):
+                    sleep(0.1)
+            server.result()
 
 
 def _list_hosts(host: str, allowed: Sequence[str]) -> list[str]:

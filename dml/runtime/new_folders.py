@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
+from dml.runtime import signals
 from dml.runtime.errors import InputError
 from dml.runtime.files import DISK_ERRORS
 from dml.runtime.run_folder import RunFolder
@@ -32,11 +33,13 @@ def make_folder(folder: Path) -> bool:
     return True
 
 
-def remove_unused_sweeps() -> None:
-    """Remove each folder of a sweep of this process in which no run was begun."""
+def remove_unused_folders() -> None:
+    """Remove each folder that this process made in which no run was begun."""
     for folder in list(_made_folders):
-        if (folder / SWEEP_FILE).exists():
-            remove_unused_folder(RunFolder(folder), [SWEEP_FILE])
+        remove_unused_folder(RunFolder(folder), [SWEEP_FILE])
+
+
+signals.before_end.append(remove_unused_folders)
 
 
 def note_new_folder(folder: Path) -> None:
