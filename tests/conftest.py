@@ -16,6 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from quick_hydra import remembering
 
 from dml.commands import main
+from dml.runtime import signals
 from dml.runtime.quick_imports import quick_imports
 
 # many small jobs: threads would only wait for each other; set before torch is imported. Milvus leaves threads of gRPC
@@ -132,12 +133,13 @@ def device(pytestconfig: pytest.Config) -> str:
 
 @pytest.fixture(autouse=True)
 def _without_hydra() -> Iterator[None]:
-    """Undo Hydra's logging, whose handler writes to a file that pytest closes, and forget its last configurations."""
+    """Undo Hydra's logging, whose handler writes to a file that pytest closes; forget what it and signals leave."""
     yield
     HydraConfig.instance().cfg = None  # a sweep leaves it
     registered = ConfigStore.instance().repo
     for name in [name for name in registered if name.startswith(STORED)]:
         del registered[name]
+    signals.forget()
     for handler in [handler for handler in logging.root.handlers if type(handler) is logging.StreamHandler]:
         logging.root.removeHandler(handler)
     logging.root.setLevel(logging.WARNING)

@@ -71,6 +71,7 @@ def stop_at(
         if again is not None:
             Thread(target=send_again, daemon=True).start()
         sys.argv = [f"{command}.py", *arguments]
+        signals.handle_signals()
         main(command)
 
     with tempfile.TemporaryFile("w+") as errors:
@@ -111,6 +112,7 @@ def run_ranks(folder: Path, *arguments: str, signaled: dict[int, tuple[str, int,
             point, occurrence, signum = signaled[rank]
             die_at(point, occurrence, signum=signum)
         sys.argv = ["train.py", *arguments]
+        signals.handle_signals()
         main("train")
 
     paths = [folder / f"errors_{rank}" for rank in range(2)]

@@ -51,14 +51,13 @@ def one_line_errors(debug: bool = False, *, raises: bool = False) -> Iterator[No
     """End with one line on stderr and exit code 2 at a user's error, unless ``debug`` or ``raises``; a bug keeps its
     trace.
 
-    A signal ends it with a line, too, and exit code 128 + the signal. Of several processes that train together one
-    prints the line for all.
+    A deferred signal ends it with a line, too, and exit code 128 + the signal. Of several processes that train together
+    one prints the line for all.
     """
-    signals.start_raising()
     try:
         yield
-    except signals.Stopped as stopped:
-        _end_by_signal(debug, stopped.__context__)
+    except signals.Stopped:
+        _end_by_signal()
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _is_output_closed():
             if ranks.is_joined():
@@ -67,7 +66,7 @@ def one_line_errors(debug: bool = False, *, raises: bool = False) -> Iterator[No
             sys.exit(CLOSED_PIPE_CODE)
         line = _explained(error)
         if line is None and signals.is_requested():
-            _end_by_signal(debug, error)  # or a process that was waited for has ended as well
+            _end_by_signal()  # or a process that was waited for has ended as well
         if debug or raises or line is None:
             if ranks.is_joined():
                 ranks.fail(1, format_exc(), is_explained=line is not None)
@@ -79,12 +78,8 @@ def one_line_errors(debug: bool = False, *, raises: bool = False) -> Iterator[No
         sys.exit(2)
 
 
-def _end_by_signal(debug: bool, error: BaseException | None) -> NoReturn:
-    if debug:
-        sys.stderr.write(format_exc())
-    if isinstance(error, RuntimeError) and ranks.is_joined() and signals.state.signum == signal.SIGTERM:
-        signals.state.is_silent = True  # the connection to a process that died was lost; the launcher tells of it
-    console.write_log(signals.state.format_line(), markup=False, end="")
+def _end_by_signal() -> NoReturn:
+    console.write_log(signals.format_line(), markup=False, end="")
     sys.exit(signals.report())
 
 
@@ -110,11 +105,8 @@ def print_line(line: str) -> None:
 
 
 def _explained(error: BaseException) -> str | None:
-    """Return the line as a terminal may show it: names out of files and arguments are in it.
-
-    It is None, as for a bug, after the exception of a signal: the error is one of a library's cleanup, and hides it.
-    """
-    line = None if signals.state.was_raised else explain(error)
+    """Return the line as a terminal may show it: names out of files and arguments are in it."""
+    line = explain(error)
     return None if line is None else printable(line)
 
 

@@ -44,7 +44,7 @@ from dml.runtime import processes, ranks, signals
 from dml.runtime.configuration import key_of
 from dml.runtime.console import console
 from dml.runtime.errors import InputError
-from dml.runtime.new_folders import note_new_folder, remove_unused_folder
+from dml.runtime.new_folders import note_new_folder, remove_unused_folder, remove_unused_folders
 from dml.runtime.paths import expand_home
 from dml.runtime.quick_imports import quick_imports
 from dml.runtime.run_folder import RunFolder
@@ -78,6 +78,7 @@ def run_from_python(command: str, words: Sequence[str]) -> Path:
     Raises:
         InputError: if the words can't be used, or the processes of a training on several devices fail.
     """
+    signals.forget()
     before, outcome = [*sys.argv], Outcome()
     try:
         main(command, words, outcome=outcome)
@@ -113,11 +114,7 @@ def main(command: str, words: Sequence[str] | None = None, *, outcome: Outcome |
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     quiet()  # what is read of a checkpoint imports Lightning before Hydra has called the job
     # Hydra is told to raise: it would print its own shortened trace and exit with 1
-    with (
-        signals.handling(),
-        one_line_errors(is_debugged, raises=outcome is not None),
-        _environment("HYDRA_FULL_ERROR", "1"),
-    ):
+    with one_line_errors(is_debugged, raises=outcome is not None), _environment("HYDRA_FULL_ERROR", "1"):
         import_from_working_folder()
         typed = read_arguments(words)
         if not {"-h", "--help"}.isdisjoint(typed):
@@ -128,7 +125,7 @@ def main(command: str, words: Sequence[str] | None = None, *, outcome: Outcome |
         if (folder := find_path(arguments, "hydra.run.dir")) and "${" not in str(folder):
             note_new_folder(folder)
         task = Task(command, typed, is_debugged, os.getpid(), stored, outcome)
-        with stopping_workers(arguments):
+        with stopping_workers(arguments), _removing_unused_folders():
             hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(task.run)()
 
 
@@ -245,8 +242,8 @@ class Task:
                     "see docs/training.md"
                 )
         command = [*processes.python_command(self.command), *self.typed, f"hydra.run.dir={quote(folder.path)}"]
-        code = ranks.launch(command, ranks.count_processes(trainer))
-        remove_unused_folder(folder, PREPARED if code == 2 else ())
+        if (code := ranks.launch(command, ranks.count_processes(trainer))) == 2:
+            remove_unused_folder(folder, PREPARED)
         sys.exit(code)
 
 
@@ -263,6 +260,16 @@ def _hold(folder: RunFolder, *, wait: bool) -> Iterator[None]:
             removable = PREPARED if not wait and is_users_mistake(error) else ()
             remove_unused_folder(folder, removable)
             raise
+
+
+@contextmanager
+def _removing_unused_folders() -> Iterator[None]:
+    """Remove the folders of a command that fails before it has written anything, as a sweep before its first run."""
+    try:
+        yield
+    except BaseException:
+        remove_unused_folders()
+        raise
 
 
 def _hint(command: str, folder: RunFolder) -> str:
@@ -339,7 +346,8 @@ def stopping_workers(arguments: Sequence[str]) -> Iterator[None]:
     if is_sweep:
         signals.state.hint = sweep_hint
     if is_sweep and {"launcher=joblib", "hydra/launcher=joblib"} & set(arguments):
-        with _environment(signals.SILENT, "1"), processes.waiting_for_processes(_stop_workers):  # of the workers
+        notice = "stopping the runs under way after their steps"
+        with _environment(signals.SILENT, "1"), signals.deferring(notice, _stop_workers):
             yield
     else:
         yield
@@ -353,11 +361,9 @@ def _stop_workers() -> None:
 def run_in_worker(run: Callable[[], Any]) -> Any:
     """Do a run in a worker of joblib, unless the sweep is stopping; the process that waits for it tells the user."""
     signals.handle_signals()
-    signals.start_raising()
-    if signals.is_requested():
-        return None
+    signals.state.notice = "stopping"  # for good: joblib kills the other workers if one ends
     try:
+        signals.check()
         return run()
     except signals.Stopped:
-        signals.report()
         return None

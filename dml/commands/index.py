@@ -6,9 +6,9 @@ from typing import Any
 
 from dml.commands.command_parser import CommandParser, embedding_options, load_for_many_images
 from dml.commands.error_lines import one_line_errors, print_line
+from dml.runtime import signals
 from dml.runtime.errors import InputError
 from dml.runtime.paths import expand_home
-from dml.runtime.signals import continuing
 from dml.runtime.text import printable
 
 DESCRIPTION = """\
@@ -59,7 +59,8 @@ def index_images(arguments: Sequence[str]) -> None:
             _refuse(options, ("recall",), "only with --check")
             _write_index(options)
     else:
-        with continuing(), one_line_errors():
+        signals.state.hint = lambda: "the same command goes on"
+        with one_line_errors():
             _refuse(options, ("output", "factory", "parameters"), "not with --to")
             _upload(options)
 

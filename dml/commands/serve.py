@@ -4,9 +4,11 @@ import argparse
 from collections.abc import Sequence
 from functools import partial
 from ipaddress import ip_address
+from time import sleep
 
 from dml.commands.command_parser import CommandParser
 from dml.commands.error_lines import one_line_errors, print_line
+from dml.runtime import signals
 from dml.runtime.errors import InputError, check_installed
 from dml.runtime.paths import expand_home
 from dml.runtime.quick_imports import quick_imports
@@ -72,10 +74,12 @@ def serve_index(arguments: Sequence[str]) -> None:
             if not index.model.fingerprint:
                 raise InputError(f"{printable(options.index)}: built of vectors alone; --model MODEL embeds queries")
             app = create_app(served, [*OWN_HOSTS, _bracket(options.host), *map(_bracket, options.allow_host), *names])
-            with running_server(app, listener) as server:
-                pages = " and ".join(f"http://{name}:{port}" for name in names)
+            pages = " and ".join(f"http://{name}:{port}" for name in names)
+            with signals.deferring("stopping"), running_server(app, listener) as server:
                 print_line(f"{printable(options.index)}: {len(index):,} images at {pages}; Ctrl-C ends it")
-                server.result()
+                while not (signals.is_requested() or server.done()):
+                    sleep(0.1)
+            server.result()
 
 
 def _list_names(host: str, address: str, allowed: Sequence[str]) -> list[str]:

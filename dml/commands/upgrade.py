@@ -7,10 +7,10 @@ from pathlib import Path
 
 from dml.commands.command_parser import CommandParser, embedding_options, load_for_many_images
 from dml.commands.error_lines import one_line_errors, print_line
+from dml.runtime import signals
 from dml.runtime.errors import InputError
 from dml.runtime.paths import expand_home
 from dml.runtime.quick_imports import quick_imports
-from dml.runtime.signals import continuing
 from dml.runtime.text import printable
 
 DESCRIPTION = """\
@@ -43,7 +43,8 @@ def upgrade(arguments: Sequence[str]) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print the table alone")
     parser.add_embedding()
     options = parser.parse_args(arguments)
-    with continuing(), one_line_errors():
+    signals.state.hint = lambda: "the same command goes on"
+    with one_line_errors():
         from dml.inference.index_folder import hold_folder, read_description
 
         path = expand_home(options.index).absolute()

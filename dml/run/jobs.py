@@ -268,12 +268,8 @@ def _fit(parts: StageParts, folder: RunFolder, run: dict[str, Any], progress: Tr
     # what loggers count from; Lightning has no other way to say it, and restores it itself when a stage is resumed
     trainer.fit_loop.epoch_loop._batches_that_stepped = progress.first_step
     started = time.perf_counter()
-    try:
+    with signals.deferring("stopping after this step or validation"):
         trainer.fit(parts.learner, datamodule=images, ckpt_path=folder.last_checkpoint if progress.step else None)
-    finally:
-        signals.stop_deferring()
-    signals.check()  # one that came after the last step
-    signals.state.checkpoint_note = ""
     print_training(trainer, images, time.perf_counter() - started)
     return trainer
 

@@ -10,11 +10,12 @@ from omegaconf import DictConfig, OmegaConf
 from dml.run.config_folders import quote
 from dml.run.settings import Settings, read_settings
 from dml.run.stored import plain_config, write_configuration
-from dml.runtime import ranks, signals
+from dml.runtime import ranks
 from dml.runtime.console import console
 from dml.runtime.errors import InputError
 from dml.runtime.processes import python_command
 from dml.runtime.run_folder import HELD_FOLDER, RunFolder
+from dml.runtime.signals import SILENT
 from dml.runtime.text import in_markup
 
 
@@ -71,8 +72,7 @@ def _train_in_processes(count: int, folder: RunFolder, overrides: list[str]) -> 
     """
     folders = [f"hydra.run.dir={quote(folder.path)}", f"hydra.sweep.dir={quote(HydraConfig.get().sweep.dir)}"]
     command = [*python_command("train"), *overrides, *folders]
-    code = ranks.launch(command, count, **{signals.SILENT: "1", HELD_FOLDER: str(folder.path)})
-    signals.check()
+    code = ranks.launch(command, count, **{SILENT: "1", HELD_FOLDER: str(folder.path)})
     if code:
         raise InputError(f"its processes ended with exit code {code}; the lines above say why")
 

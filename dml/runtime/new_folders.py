@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
+from dml.runtime import signals
 from dml.runtime.errors import InputError
 from dml.runtime.files import DISK_ERRORS
 from dml.runtime.run_folder import RunFolder
@@ -64,3 +65,6 @@ def remove_unused_folders() -> None:
     """Remove each folder of this process in which no run was begun, as that of a sweep before its first run."""
     for path in _new_folders:
         remove_unused_folder(RunFolder(path), [SWEEP_FILE])
+
+
+signals.before_end.append(remove_unused_folders)

@@ -90,10 +90,7 @@ class LastCheckpoint(Checkpoint):
         self._ended_with: dict[str, Any] | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """End a training that had ended early; from now on a signal ends the training after a whole step."""
-        saved = f"the last checkpoint is of step {trainer.global_step:,}" if trainer.global_step else ""
-        signals.state.checkpoint_note = saved or "there is no checkpoint of this training yet"
-        signals.defer("stopping after this step")
+        """End a training that had ended early."""
         self._last_write = monotonic()
         if self._ended_with is not None and self._ended_with == _describe_run(pl_module).get("config"):
             trainer.should_stop = True
@@ -134,15 +131,8 @@ class LastCheckpoint(Checkpoint):
         is_logged = trainer.global_step % trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
         return is_logged and bool(trainer.strategy.broadcast(is_long_ago))
 
-    def on_validation_start(self, *_: Any) -> None:
-        """Set the line that a signal prints: the training ends after the validation."""
-        if signals.state.notice:
-            signals.defer("stopping after this validation")
-
     def on_validation_end(self, trainer: Trainer, *_: Any) -> None:
         """Write the checkpoint, unless no step has been taken."""
-        if signals.state.notice:
-            signals.defer("stopping after this step")
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking and trainer.global_step:
             self._save(trainer)
 
@@ -152,12 +142,10 @@ class LastCheckpoint(Checkpoint):
             self._ended_with = description.get("config")
         trainer.save_checkpoint(RunFolder(trainer.default_root_dir).last_checkpoint)
         self._last_write = monotonic()
-        signals.state.checkpoint_note = f"the last checkpoint is of step {trainer.global_step:,}"
         if self._is_stopped or _is_signaled(trainer):
             name = description.get("stage")
             stage = f" of stage {name}" if name else ""
-            signals.state.position = f"at step {trainer.global_step:,} of {trainer.max_steps:,}{stage}"
-            signals.check()
+            signals.check(f"at step {trainer.global_step:,} of {trainer.max_steps:,}{stage}")
 
     def state_dict(self) -> dict[str, Any]:
         """Return the configuration with which the training ended early, if it did."""
