@@ -15,8 +15,10 @@ from typing import Any, NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from dml.commands import trust
 from dml.commands.arguments import (
@@ -32,8 +34,7 @@ from dml.commands.arguments import (
     split_help,
 )
 from dml.commands.command_help import format_help
-from dml.commands.error_lines import explain, is_users_mistake, one_line_errors, print_line, told_errors
-from dml.commands.required_values import check_parts, check_values, select_used_parts
+from dml.commands.error_lines import explain, one_line_errors, print_line, told_errors
 from dml.commands.start import follow, import_from_working_folder, quiet
 from dml.commands.sweep_start import check_point, make_composable
 from dml.run import building, sweeps
@@ -52,7 +53,6 @@ from dml.run.stored_configuration import (
     read_checkpoint_configuration,
     read_stored_configuration,
 )
-from dml.run.value_types import check_types
 from dml.runtime import processes, ranks, signals
 from dml.runtime.configuration import is_below, key_of
 from dml.runtime.console import console
@@ -232,25 +232,15 @@ class Task:
         with errors, lock, _environment("HYDRA_FULL_ERROR", self.full_error):
             if in_sweep:
                 check_point(self.typed, [*search_path_overrides(hydra_config), *hydra_config.overrides.task])
-            check_parts(self.command, config, hydra_config.runtime)
-            check_values(self.command, config)
             ranks.name_folder(str(folder.path))
             if is_first and not in_sweep:
                 announce_start(self.command, config, hydra_config.runtime.choices, folder.path)
             with building.trusting(trust.check_targets(self.command, config, self.typed)):
-                self._check(config)
+                from dml.run.checks import check  # late: it imports torch
+
+                quiet()  # Lightning sets its own level when it is imported
+                check(self.command, config)
                 return sweeps.finish_run(config, folder, overrides, do_job) if in_sweep else do_job()
-
-    def _check(self, config: DictConfig) -> None:
-        """Check the values of a configuration, and write each as the job takes it: 1e3 steps as 1000, for example."""
-        check_types(select_used_parts(self.command, config), config, command=self.command)  # it imports the targets
-        from dml.commands.training_checks import check_job  # late: it imports torch
-        from dml.run.evaluators import complete_metric_names
-
-        quiet()  # Lightning sets its own level when it is imported
-        if self.command == "train":
-            complete_metric_names(config)
-        check_job(self.command, config)
 
     def _launch(self, trainer: DictConfig, folder: RunFolder) -> NoReturn:
         """Run the command in a process for each device, and exit as they do."""
@@ -280,7 +270,8 @@ def _hold(folder: RunFolder, *, wait: bool) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
-            removable = PREPARED if not wait and is_users_mistake(error) else ()
+            is_users = isinstance(error, InputError | HydraException | OmegaConfBaseException)
+            removable = PREPARED if not wait and is_users else ()
             remove_unused_folder(folder, removable)
             raise
 
@@ -361,7 +352,7 @@ def announce_start(command: str, config: DictConfig, choices: Mapping[str, Any],
         model, loss = (_name_choice(group, config, choices) for group in ("model", "loss"))
         summary = f"{model} with loss {loss} on {data}"
     else:
-        summary = f"{config.checkpoint} on {data}"
+        summary = f"{config.get('checkpoint')} on {data}"
     console.print(f"[bold]{command:9}[/]{in_markup(summary)}; results in {in_markup(folder)}")
 
 

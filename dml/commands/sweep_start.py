@@ -40,7 +40,7 @@ class SweepStart(Callback):
                 if library in LIBRARIES:
                     check_installed(library, extra=library)
             if "optuna" in str(config.hydra.sweeper._target_) and config.hydra.job.config_name == "train":
-                from dml.commands.training_checks import check_search  # it imports torch
+                from dml.run.checks import check_search  # it imports torch
 
                 overrides = [*search_path_overrides(config.hydra), *list_first_values(config.hydra)]
                 first = compose("train", overrides=overrides)

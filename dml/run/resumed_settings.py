@@ -12,6 +12,7 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from dml.data.split_overview import SplitSummary, describe_changes, summarize_data
 from dml.data.table import TEST_SPLITS, ImageTable
+from dml.run.checks import iterate_nodes
 from dml.run.settings import BEGINNING, CHOICE, STEPS, list_fixed, what_fixes
 from dml.run.stages import Stage, find_stage
 from dml.run.stored_configuration import (
@@ -22,7 +23,6 @@ from dml.run.stored_configuration import (
     resolve_values,
     without_unset,
 )
-from dml.run.value_types import iterate_nodes
 from dml.runtime.configuration import flat
 from dml.runtime.errors import InputError
 from dml.runtime.paths import expand_home
