@@ -200,6 +200,8 @@ def _explain_target(error: InstantiationException) -> str | None:
     cause, key = error.__cause__, str(error).rpartition("full_key: ")[2]
     if isinstance(cause, InstantiationException):
         return _explain_target(cause)
+    if cause is None:  # the target is no function or class
+        return _join_lines(error)
     is_refusal = isinstance(cause, ValueError | TypeError | ImportError | AttributeError)
     if is_refusal or type(cause).__name__ == "MisconfigurationException":  # Lightning's, whose import takes a second
         return f"{key}: {' '.join(str(cause).split())}; debug=true shows where"

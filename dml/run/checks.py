@@ -132,18 +132,14 @@ def check_values(command: str, config: DictConfig, *also: DictConfig | None) -> 
     for key, value, annotation in [*declared, *_list_parameters(used)]:
         if isinstance(value, str) and ("${" in value or value == "???"):  # known later
             continue
-        checked = check_value(key, value, annotation)
+        checked = _check_value(key, value, annotation)
         for part in (config, *also) if type(checked) is int and type(value) is float else ():
             if part is not None and OmegaConf.select(part, key) == value:
                 OmegaConf.update(part, key, checked)
 
 
-def check_value(key: str, value: Any, annotation: Any) -> Any:
-    """Return a value as its annotation has it, such as 1000 for 1e3.
-
-    Raises:
-        InputError: naming the key, the value and what would be right.
-    """
+def _check_value(key: str, value: Any, annotation: Any) -> Any:
+    """Return a value as its annotation has it, such as 1000 for 1e3."""
     adapter = _make_adapter(annotation)
     if isinstance(value, float) and value.is_integer():
         is_share = abs(value) <= 1 and adapter.validator.isinstance_python(value)  # 1.0 may be all of the batches
@@ -282,7 +278,7 @@ def _check_training(settings: Settings) -> None:
     build_trainer(settings, callbacks=[], logger=False)
     make_loss_schedule(settings.scheduler.loss)
     check_frozen(settings)
-    check_optimizer(settings)
+    _check_optimizer(settings)
     build(settings.adapter)
     if trainer.sync_batchnorm and settings.model.backbone.get("fold_batchnorm"):
         raise InputError(
@@ -298,18 +294,11 @@ def _check_training(settings: Settings) -> None:
         )
 
 
-def check_optimizer(settings: Settings) -> None:
-    """Make the optimizer and the schedule for three parameters of one value each, and move them by one step.
-
-    An optimizer of the user's own that is no `optimizer_by_role`, and a schedule that isn't PyTorch's, are left alone:
-    they may need the parameters of the real model.
-
-    Raises:
-        InputError: if they refuse a setting.
-    """
+def _check_optimizer(settings: Settings) -> None:
+    """Make the optimizer and the schedule for three parameters of one value each, and move them by one step."""
     make_optimizer, schedule = build(settings.optimizer), settings.scheduler.schedule
     if not isinstance(make_optimizer, partial) or make_optimizer.func is not optimizer_by_role:
-        return
+        return  # one of the user's own may need the parameters of the real model, as a schedule that isn't PyTorch's
     # two dimensions: some optimizers take matrices alone
     groups = {name: LayeredParameters([nn.Parameter(torch.zeros(1, 1))], [0]) for name in ("backbone", "heads", "loss")}
     optimizer = make_optimizer(groups)
@@ -331,9 +320,8 @@ def check_optimizer(settings: Settings) -> None:
 def check_crops(transform: DictConfig) -> None:
     """Refuse a crop that is larger than the image is resized to before, and log a warning if it is less than half.
 
-    Such a crop comes from a ``transform.size`` that the file's Resize doesn't follow: transform=rll resizes to 256, as
-    the paper does. With transform.size=64 the test would see a sixteenth of each image, and with transform.size=336 a
-    black frame around it.
+    Such a crop comes from a ``transform.size`` that the file's Resize doesn't follow: transform=rll always resizes to
+    256. With transform.size=64 a test would see a sixteenth of each image, and with 336 a black frame around it.
 
     Raises:
         InputError: if a crop is larger than the resized image.
