@@ -38,7 +38,7 @@ from dml.run.evaluators import (
 )
 from dml.run.feature_source import check_frozen
 from dml.run.loop import build_trainer, make_loggers
-from dml.run.settings import SETTINGS, Settings, find_group, list_declared, read_settings
+from dml.run.settings import SETTINGS, TRAINED, Settings, find_group, list_declared, read_settings
 from dml.run.stages import check_stages, list_stages
 from dml.run.sweeps import monitored_metric
 from dml.runtime.configuration import flat, is_below
@@ -51,8 +51,6 @@ logger = logging.getLogger(__name__)
 
 BUILT = ("loss", "model", "optimizer", "sampler", "trainer")
 """The parts of which a run builds an object, so that each needs a ``_target_``."""
-TRAINED = ("callbacks", "checkpoints", "distill", "logger", "loss", "optimizer", "sampler", "scheduler", "sweep")
-"""The parts that only a training uses."""
 FILLED_IN = ("num_classes", "embedding_dim", "teacher_dim")
 """The values of a loss that the run fills in."""
 EXAMPLES = {
@@ -202,21 +200,21 @@ def _make_missing_error(key: str) -> InputError:
     return InputError(f"{key}: no value; give {key}=..." + (f", such as {example}" if example else ""))
 
 
-def iterate_nodes(node: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+def _iterate_nodes(node: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each node of plain values that has a ``_target_``, with its dotted path."""
     if isinstance(node, dict):
         if _has_target(node):
             yield path, node
         for key, value in node.items():
-            yield from iterate_nodes(value, f"{path}.{key}" if path else str(key))
+            yield from _iterate_nodes(value, f"{path}.{key}" if path else str(key))
     elif isinstance(node, list):
         for index, value in enumerate(node):
-            yield from iterate_nodes(value, f"{path}[{index}]")
+            yield from _iterate_nodes(value, f"{path}[{index}]")
 
 
 def _list_parameters(plain: Any) -> Iterator[tuple[str, Any, Any]]:
     """Yield the key, the value and the annotation of each value below a ``_target_`` whose type is known."""
-    for path, node in iterate_nodes(plain):
+    for path, node in _iterate_nodes(plain):
         parameters, takes_any = _find_parameters(node["_target_"])
         for name, value in node.items():
             if name not in parameters:
