@@ -16,8 +16,10 @@ from typing import Any, NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from dml.commands.arguments import (
     asks_for_sweep,
@@ -27,8 +29,7 @@ from dml.commands.arguments import (
     read_arguments,
     replace_latest,
 )
-from dml.commands.error_lines import explain, is_users_mistake, one_line_errors, print_line, told_errors
-from dml.commands.required_values import check_parts, check_values, select_used_parts
+from dml.commands.error_lines import explain, one_line_errors, print_line, told_errors
 from dml.commands.start import follow, import_from_working_folder, quiet
 from dml.run import building, sweeps
 from dml.run.config_folders import (
@@ -39,7 +40,6 @@ from dml.run.config_folders import (
     quote,
 )
 from dml.run.stored import StoredRun, check_foreign, name_choices, offer, read_checkpoint_run, read_stored_run
-from dml.run.value_types import check_types
 from dml.runtime import processes, ranks, signals
 from dml.runtime.configuration import key_of
 from dml.runtime.console import console
@@ -201,30 +201,26 @@ class Task:
             if trainer and ranks.count_processes(trainer) > 1 and not ranks.is_launched(trainer):
                 self._launch(trainer, folder)
             # a sweeper may propose the same values twice at a time: the second waits for the first, and is skipped
-            with _hold(folder, wait=in_sweep) if is_first else nullcontext():
-                check_parts(self.command, config, hydra_config.runtime)
-                check_values(self.command, config)
+            with (
+                _hold(folder, wait=in_sweep) if is_first else nullcontext(),
+                building.trusting(True),  # what is typed, and a file's values after `check_foreign`
+            ):
+                if self.stored is not None:
+                    check_foreign(self.command, config, self.typed)
                 ranks.name_folder(str(folder.path))
                 if is_first and not in_sweep:
                     choices = name_choices(hydra_config.runtime.choices, began_in)
                     announce_start(self.command, config, choices, folder.path)
-                with building.trusting(True):  # what is typed, and a file's values after `check_foreign`
-                    if self.stored is not None:
-                        check_foreign(self.command, config, self.typed)
-                    self._check(config)
-                    return sweeps.finish_run(config, folder, overrides, do_job) if in_sweep else do_job()
+                self._check(config)
+                return sweeps.finish_run(config, folder, overrides, do_job) if in_sweep else do_job()
 
     def _check(self, config: DictConfig) -> None:
         """Check the values of a configuration, and write each as the job takes it: 1e3 steps as 1000, for example."""
         with quick_imports():
-            check_types(select_used_parts(self.command, config), config, command=self.command)  # it imports the targets
-            from dml.commands.training_checks import check_job, check_search  # late: it imports torch
-            from dml.run.evaluators import complete_metric_names
+            from dml.run.checks import check, check_search  # late: it imports torch
 
-        quiet()  # Lightning sets its own level when it is imported
-        if self.command == "train":
-            complete_metric_names(config)
-        check_job(self.command, config)
+            quiet()  # Lightning sets its own level when it is imported
+            check(self.command, config)  # it imports the targets
         if self.command == "train" and sweeps.is_search():
             with one_line_errors(self.is_debugged):  # it ends the search: no other run would fare better
                 check_search(config)
@@ -257,7 +253,8 @@ def _hold(folder: RunFolder, *, wait: bool) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
-            removable = PREPARED if not wait and is_users_mistake(error) else ()
+            is_users = isinstance(error, InputError | HydraException | OmegaConfBaseException)
+            removable = PREPARED if not wait and is_users else ()
             remove_unused_folder(folder, removable)
             raise
 
@@ -325,7 +322,7 @@ def announce_start(command: str, config: DictConfig, choices: Mapping[str, Any],
         model, loss = (_name_choice(group, config, choices) for group in ("model", "loss"))
         summary = f"{model} with loss {loss} on {data}"
     else:
-        summary = f"{config.checkpoint} on {data}"
+        summary = f"{config.get('checkpoint')} on {data}"
     console.print(f"[bold]{command:9}[/]{in_markup(summary)}; results in {in_markup(folder)}")
 
 

@@ -25,7 +25,8 @@ from dml.models.recurrent import AnyModel
 from dml.report.console import QUICK
 from dml.report.provenance import name_dataset
 from dml.run import builders, loop
-from dml.run.evaluators import check_evaluation, check_share, choose_selection, choose_tested_split
+from dml.run.checks import check_evaluation, check_share
+from dml.run.evaluators import choose_selection, choose_tested_split
 from dml.run.feature_source import FeatureSource, build_feature_source
 from dml.run.final_test import run_test
 from dml.run.initial_weights import load_beginning

@@ -19,8 +19,8 @@ from dml.data.copies import count_queries_in_gallery
 from dml.data.table import ImageTable
 from dml.evaluation import Evaluator, evaluate
 from dml.run import builders, loop
+from dml.run.checks import check_values
 from dml.run.evaluators import build_metric_config
-from dml.run.value_types import check_types
 from dml.runtime.errors import InputError
 from dml.training.callbacks.checkpoints import AtomicCheckpointIO
 from dml.training.callbacks.process_state import Float32Precision, StepSeed
@@ -64,7 +64,7 @@ def test_the_length_follows_the_data_set(
     overrides: list[str], batches_per_epoch: int, expected: tuple[int, int]
 ) -> None:
     config = composed(*overrides)
-    check_types(config)
+    check_values("train", config)
     builders.count_in_steps(config, batches_per_epoch)
     assert (config.trainer.max_steps, config.trainer.val_check_interval) == expected
 
