@@ -14,7 +14,6 @@
 #     SEEDS=5 runs of each training, PRESET=smoke small on the embedded data, SET='trainer.precision=bf16-mixed'
 # make leaderboard   every loss after the same search, in half an hour for each data set: docs/leaderboard.md. PHOTOGRAPHS=CSV adds a
 #     second data set, KIND=whole trains whole networks (KIND=long for 1,200 steps), LOSSES=rll,circle some losses alone
-# make reliability   makes faults happen to real commands, in three quarters of an hour: writes docs/reliability.md
 # make emoji   rebuilds the embedded data set from its sources (needs npm)
 PYTHON ?= python3
 VENV ?= .venv
@@ -22,7 +21,7 @@ BIN := $(VENV)/bin
 CORE := $(VENV)/.core
 SETUP := $(VENV)/.set-up
 
-.PHONY: demo setup test test-all test-fast test-gpu test-oldest check format docs bench bench-peers tables tables-list leaderboard reliability emoji clean
+.PHONY: demo setup test test-all test-fast test-gpu test-oldest check format docs bench bench-peers tables tables-list leaderboard emoji clean
 
 demo: $(CORE)
 	$(BIN)/python train.py
@@ -116,9 +115,6 @@ tables-list: setup
 
 leaderboard: setup
 	+$(STUDY) leaderboard run $(STUDY_OPTIONS) $(PHOTOGRAPHS_OPTION) $(addprefix conditions=,$(KIND)) $(addprefix rows=,$(LOSSES))
-
-reliability: setup
-	$(BIN)/python scripts/inject_faults.py $(addprefix --jobs ,$(JOBS)) $(addprefix --rows ,$(ROWS))
 
 emoji: setup
 	$(BIN)/python scripts/build_emoji.py --output dml/data/assets/emoji.zip

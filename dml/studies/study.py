@@ -133,7 +133,7 @@ class Study:
 
 
 def read_study(path: Path, settings: Sequence[str] = (), data: Path | None = None) -> Study:
-    """Read a study from its file; docs/studies.md describes its keys.
+    """Read a study from its file; docs/sweeps.md describes its keys.
 
     Args:
         path: path of the YAML file.
