@@ -11,6 +11,7 @@ import configurations
 import examples  # noqa: F401  loads the Hypothesis profile
 import pytest
 from forks import ROOT, run_forked
+from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from quick_hydra import remembering
 
@@ -26,6 +27,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from small_emoji import slice_of_emoji
 
 from dml.run.building import trusting
+from dml.run.stored import STORED
 from dml.studies import experiments
 from dml.studies.study_command import run_study
 
@@ -130,9 +132,12 @@ def device(pytestconfig: pytest.Config) -> str:
 
 @pytest.fixture(autouse=True)
 def _without_hydra() -> Iterator[None]:
-    """Undo Hydra's logging, whose handler writes to a file that pytest closes, and forget its last configuration."""
+    """Undo Hydra's logging, whose handler writes to a file that pytest closes, and forget its last configurations."""
     yield
     HydraConfig.instance().cfg = None  # a sweep leaves it
+    registered = ConfigStore.instance().repo
+    for name in [name for name in registered if name.startswith(STORED)]:
+        del registered[name]
     for handler in [handler for handler in logging.root.handlers if type(handler) is logging.StreamHandler]:
         logging.root.removeHandler(handler)
     logging.root.setLevel(logging.WARNING)
@@ -186,7 +191,7 @@ def refused(here: Here, capfd: pytest.CaptureFixture[str]) -> Refused:
 @pytest.fixture
 def own_code() -> Iterator[None]:
     """Build objects that dml doesn't know, as a run does that nothing but the command line describes."""
-    with trusting(None):
+    with trusting(True):
         yield
 
 

@@ -22,6 +22,8 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.default_element import InputDefault, ResultDefault
 from hydra.core.override_parser.types import Override
 
+from dml.run.stored import STORED
+
 OWN_FOLDERS = ("command-line", "hydra.searchpath")
 """How the providers of folders begin that a test has made, and may change."""
 
@@ -35,7 +37,9 @@ def _sources(repository: IConfigRepository) -> tuple[tuple[str, str], ...] | Non
     """Return where configurations are searched; None if a test's own folders or configurations are among it."""
     found = tuple((source.provider, source.path) for source in repository.get_sources())
     is_own = any(provider.startswith(OWN_FOLDERS) for provider, _ in found)
-    return None if is_own or ConfigStore.instance().repo is not INSTALLED else found
+    registered = ConfigStore.instance().repo
+    is_own |= registered is not INSTALLED or any(name.startswith(STORED) for name in registered)
+    return None if is_own else found
 
 
 def _recall(

@@ -23,7 +23,7 @@ from dml.evaluation.per_query import read_queries
 from dml.evaluation.raw_features import FixedNeighbors
 from dml.report.comparison import find_runs
 from dml.report.run import read_run
-from dml.run.stored_configuration import read_checkpoint_configuration, read_stored_configuration
+from dml.run.stored import read_checkpoint_run, read_stored_run
 from dml.run.sweeps import read_objective
 from dml.runtime.checksums import CHECKSUMS
 from dml.runtime.errors import InputError
@@ -55,7 +55,7 @@ def run(finished: Path, tmp_path: Path) -> Path:
 def _checkpoint(name: str) -> Callable[[Path], Any]:
     def read(run: Path) -> Any:
         path = run / "checkpoints" / name
-        return read_checkpoint(path), TrainingProgress.read(path), read_checkpoint_configuration(path)
+        return read_checkpoint(path), TrainingProgress.read(path), read_checkpoint_run(path)
 
     return read
 
@@ -70,8 +70,8 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "per_query.parquet": read_run,
     "threshold_curves.json": read_run,
     "fixed_neighbors.npz": lambda run: FixedNeighbors.read(run / "fixed_neighbors.npz"),
-    ".hydra/config.yaml": lambda run: (read_stored_configuration(RunFolder(run)), RunFolder(run).config_text),
-    ".hydra/overrides.yaml": lambda run: read_stored_configuration(RunFolder(run)),
+    ".hydra/config.yaml": lambda run: (read_stored_run(RunFolder(run)), RunFolder(run).config_text),
+    ".hydra/overrides.yaml": lambda run: read_stored_run(RunFolder(run)),
     ".hydra/hydra.yaml": lambda run: RunFolder(run).choices,
 }
 """For each file of a run the values that those who read it get from it."""

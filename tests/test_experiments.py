@@ -19,7 +19,7 @@ from small_networks import TWO_CONVOLUTIONS
 from dml.commands.start import quiet
 from dml.run import builders, jobs
 from dml.run.config_folders import CONF
-from dml.run.stored_configuration import plain_config
+from dml.run.stored import plain_config
 from dml.runtime.configuration import flat, is_below, key_of
 from dml.runtime.run_folder import RunFolder
 from dml.studies.experiments import compose, shrink

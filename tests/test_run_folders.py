@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from configurations import compose
 from conftest import ONE_HEAD, PLAIN, Here, Refused
 from forks import ForkedScript
 from pytorch_lightning.callbacks import Timer
@@ -15,12 +14,7 @@ from runs import assert_same_run, kill_at, last, metrics
 
 from dml.commands import main
 from dml.report.comparison import find_unfinished
-from dml.run.resumed_settings import check_resumed_settings, check_trained_settings
-from dml.run.stages import Stage
-from dml.run.stored_configuration import read_stored_configuration
-from dml.runtime.errors import InputError
 from dml.runtime.run_folder import RunFolder, RunState
-from dml.training.checkpoints import TrainingProgress
 from dml.training.embedders import RawFeatures
 
 
@@ -71,101 +65,42 @@ def test_a_finished_run_resumed_with_other_values_and_killed_is_not_finished(
     assert metrics(folder) == metrics(whole)
 
 
-IMPOSSIBLE = {
-    "optimizer=sgd": "optimizer.optimizer=SGD: the run was trained with ",
-    "optimizer.layer_decay=0.9": "the order of this network's layers is unknown",
-    "adapter=bitfit": "resume: the run trained other parameters, ",
-    "optimizer.optimizer._target_=torch.optim.Adamax": "optimizer.optimizer=Adamax: the run was trained with AdamW",
-    "training.init=other.ckpt": "training.init=other.ckpt: the run has trained 1 steps with None so far; ",
-    "scheduler.loss={attribute:marge,start:1,end:2}": "scheduler.loss.attribute=marge: RankedListLoss has none",
-}
-
-
-FIXED = {
-    "loss=proxy_anchor": "resume: the run was trained with another loss, loss._target_=dml.losses.rll.RankedListLoss, ",
-    "loss=multi_similarity": "resume: the run was trained with another loss, loss._target_=dml.losses.rll.Ranked",
-    "checkpoints.monitor=level0/recall@2": "level0/recall@2: the run has chosen its best checkpoint with level0/",
-    "checkpoints.tie_breaker=null": "checkpoints.tie_breaker=None: the run has chosen its best checkpoint with ",
-    "heads.choose=true": "heads.choose=True: the run has chosen its best checkpoint with False so far; ",
-    "trainer.accumulate_grad_batches=2": "trainer.accumulate_grad_batches=2: the run has counted its steps and epochs",
-    "evaluation.selection=test": "evaluation.selection=test: the run has chosen its best checkpoint with val so far; ",
-    "seed=9": "seed=9: the run has trained 1 steps with 0 so far; training.init=",
-    "heads.initial=principal_components": "heads.initial=principal_components: the run has trained 1 steps with ",
-    "training.proxies=null": "training.proxies=None: the run has trained 1 steps with auto so far; ",
-}
-"""Values that what a run has done so far depends on."""
-
-
-WITHOUT_EFFECT = {
-    "loss.margin=0.1": "loss.margin=0.1: the run has trained all of its 2 steps with 0.4; a larger trainer.max_steps ",
-    "transform.size=48": "transform.size=48: the run has trained all of its 2 steps with 32; ",
-    "trainer.gradient_clip_val=5": "trainer.gradient_clip_val=5: the run has trained all of its 2 steps with None; ",
-    "trainer.precision=bf16-mixed": "trainer.precision=bf16-mixed: the run has trained all of its 2 steps with 32",
-    "callbacks.averaging=null": "callbacks.averaging._target_=None: the run has trained all of its 2 ",
-    "callbacks.loss_schedule=null": "callbacks.loss_schedule._target_=None: the run has trained all of its 2 ",
-    "training.gradient_cache=4": "training.gradient_cache=4: the run has trained all of its 2 steps with None; ",
-    "training.bank_every_n_steps=1": "training.bank_every_n_steps=1: the run has trained all of its 2 steps with ",
-    "model.normalize=false": "model.normalize=False: the run has trained all of its 2 steps with True; ",
-    "trainer.max_steps=1": "trainer.max_steps=1: the run has 2 steps already; a shorter one is a new run",
-}
-"""Values that a finished run would have in its configuration, and no step of its training."""
-
-
-HARMLESS = [
-    *(
-        "callbacks.progress=null",
-        "callbacks.first_validation=null",
-        "checkpoints.every_n_steps=9",
-        "checkpoints.patience=3",
-    ),
-    *("trainer.gradient_clip_val=null", "trainer.val_check_interval=5", "trainer.max_time=00:12:00:00"),
-    *("trainer.log_every_n_steps=5", "trainer.devices=auto", "trainer.accelerator=cpu", "data.eval_batch_size=7"),
-    *("training.shard_loss=false", "logger=csv", "model.concatenation=raw", "evaluation.recall_at=[1]"),
+REFUSED = [
+    *("optimizer=sgd", "adapter=bitfit", "training.init=other.ckpt", "loss=proxy_anchor", "loss.margin=0.1", "seed=9"),
+    *("checkpoints.monitor=level0/recall@2", "heads.choose=true", "evaluation.selection=test", "transform.size=48"),
+    *("trainer.accumulate_grad_batches=2", "trainer.precision=bf16-mixed", "training.gradient_cache=4"),
 ]
-"""Values that no step of a training depends on, or that the run has already."""
+
+TAKEN = [
+    *("checkpoints.every_n_steps=9", "checkpoints.patience=3", "trainer.max_time=00:12:00:00", "logger=csv"),
+    *("trainer.log_every_n_steps=5", "trainer.devices=auto", "trainer.accelerator=cpu", "data.eval_batch_size=7"),
+    *("evaluation.recall_at=[1]", "loss.margin=0.4"),  # the latter is as it was
+]
 
 
-def test_a_run_stays_as_it_is_if_new_values_are_impossible(
-    refused: Refused, small_emoji: Path, here: Here, tmp_path: Path
-) -> None:
-    arguments = [f"dataset.root={small_emoji}", *ONE_HEAD, "trainer.max_steps=1", f"hydra.run.dir={tmp_path}"]
-    here("train", *arguments)
-    for override, line in {**IMPOSSIBLE, "seed=9": FIXED["seed=9"]}.items():
-        assert line in refused(f"resume={tmp_path}", override, "trainer.max_steps=2")
+def test_a_resumed_run_goes_on_as_it_began(refused: Refused, small_emoji: Path, here: Here, tmp_path: Path) -> None:
+    here("train", f"dataset.root={small_emoji}", *ONE_HEAD, "trainer.max_steps=1", f"hydra.run.dir={tmp_path}")
+    for override in REFUSED:
+        line = refused(f"resume={tmp_path}", override, "trainer.max_steps=2")
+        assert line.startswith(f"error: {override.partition('=')[0]}"), line
+        assert f"training.init={tmp_path / 'checkpoints' / 'last.ckpt'}" in line
         assert RunFolder(tmp_path).state == RunState.FINISHED
-    folder = RunFolder(tmp_path)
-    stored, progress = read_stored_configuration(folder).config, TrainingProgress.read(folder.last_checkpoint)
-    for override, line in FIXED.items():
-        with pytest.raises(InputError) as raised:
-            check_resumed_settings(compose(*arguments, override), stored, folder, progress)
-        assert line in str(raised.value)
-    check_resumed_settings(compose(*arguments, "trainer.max_steps=2"), stored, folder, progress)
-    here("train", f"resume={tmp_path}", "trainer.max_steps=2")
-    assert metrics(tmp_path)["step"] == 2
-    override, line = next(iter(WITHOUT_EFFECT.items()))
-    assert line in refused(f"resume={tmp_path}", override)
-    stored, progress = read_stored_configuration(folder).config, TrainingProgress.read(folder.last_checkpoint)
-    for override, line in WITHOUT_EFFECT.items():
-        config = compose(*arguments, "trainer.max_steps=2", override)
-        with pytest.raises(InputError) as raised:
-            check_trained_settings(config, stored, Stage(progress.stage, config), progress)
-        assert line in str(raised.value)
-    assert "margin: 0.4" in RunFolder(tmp_path).config_text
-    here("train", f"resume={tmp_path}", *HARMLESS)  # the test alone
+    line = refused(f"resume={tmp_path}", "optimizer.lr=0.1")
+    assert "optimizer.lr=0.1: the run has trained all of its 1 steps" in line
+    here("train", f"resume={tmp_path}", "trainer.max_steps=2", "optimizer.lr=0.1")
+    assert last(tmp_path)["global_step"] == 2
+    assert last(tmp_path)["run"]["config"]["optimizer"]["lr"] == 0.1
+    line = refused(f"resume={tmp_path}", "trainer.max_steps=1")
+    assert "trainer.max_steps=1: the run has 2 steps already; a shorter one is a new run" in line
+    here("train", f"resume={tmp_path}", *TAKEN)  # the test alone
     assert "level0/recall@4" not in metrics(tmp_path)
-    config, *others = RunFolder(tmp_path).read_configuration()
-    older = "".join(
-        line for line in config.splitlines(True) if not line.lstrip().startswith(("ema:", "gradient_cache:"))
-    )
-    RunFolder(tmp_path).write_configuration(older, *others)
-    here("train", f"resume={tmp_path}")
 
 
 def test_a_finished_stage_stays_as_it_is(here: Here, refused: Refused, small_emoji: Path, tmp_path: Path) -> None:
     stages = "+stages={a:{trainer:{max_steps:1}},b:{trainer:{max_steps:2}}}"
     here("train", f"dataset.root={small_emoji}", *ONE_HEAD, stages, f"hydra.run.dir={tmp_path}")
     line = refused(f"resume={tmp_path}", "stages.a.trainer.max_steps=9")
-    assert "stages.a: the run has finished its stages up to b, and can't change them; a new run is needed" in line
+    assert "stages.a: the run has finished this stage; a new run can have another one" in line
     here("train", f"resume={tmp_path}", "stages.b.trainer.max_steps=3")
     assert last(tmp_path)["global_step"] == 3
 
@@ -325,7 +260,7 @@ def test_an_early_end_is_tested_where_it_is(
     here("train", f"resume={tmp_path}")
     assert all(torch.equal(weights[name], value) for name, value in last(tmp_path)["state_dict"].items())
     monkeypatch.undo()
-    here("train", f"resume={tmp_path}", "+trainer.max_time=00:02:00:00")
+    here("train", f"resume={tmp_path}", "trainer.max_time=00:02:00:00")
     assert metrics(tmp_path)["step"] == 5
     assert "ended_early" not in metrics(tmp_path)
 

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from runs import last, metrics
 from trees.tree import write_images
 
-from dml.run.settings import list_keys
+from dml.run.stored import PROCESSES
 from dml.runtime.configuration import flat, is_below
 from dml.runtime.run_folder import RunFolder
 
@@ -57,17 +57,17 @@ def best(run: Path) -> str:
     return f"checkpoint={run / 'checkpoints' / 'best.ckpt'}"
 
 
-def copy_with(run: Path, copy: Path, *overrides: str, test_transform: dict[str, Any] | None = None) -> Path:
-    """A copy of a run whose files hold more, as whoever passes them on might have written them."""
+def copy_with(run: Path, copy: Path, **values: Any) -> Path:
+    """A copy of a run whose files hold other values by dotted key, as whoever passes them on might write them."""
     shutil.copytree(run, copy)
     for path in (copy / "checkpoints").iterdir():
         checkpoint: dict[str, Any] = torch.load(path, weights_only=True)
-        checkpoint["run"]["overrides"] += overrides
-        checkpoint["run"]["config"]["transform"]["test"] |= test_transform or {}
+        config = OmegaConf.create(checkpoint["run"]["config"])
+        for key, value in values.items():
+            OmegaConf.update(config, key, value, force_add=True)
+        checkpoint["run"]["config"] = OmegaConf.to_container(config, resolve=False)
         torch.save(checkpoint, path)
-    hydra = copy / ".hydra"
-    (hydra / "overrides.yaml").write_text(yaml.safe_dump(checkpoint["run"]["overrides"]))
-    (hydra / "config.yaml").write_text(yaml.safe_dump(checkpoint["run"]["config"]))
+    (copy / ".hydra" / "config.yaml").write_text(yaml.safe_dump(checkpoint["run"]["config"]))
     return copy
 
 
@@ -102,15 +102,15 @@ def test_a_test_needs_no_training_classes(here: Here, finished: Path, tmp_path: 
 def test_another_data_set_has_none_of_the_options_of_the_runs(
     here: Here, refused: Refused, finished: Path, tmp_path: Path, other_data: list[str]
 ) -> None:
-    run = copy_with(finished, tmp_path / "run", "dataset.counts={test:{images:1}}")
+    run = copy_with(finished, tmp_path / "run", **{"dataset.counts": {"test": {"images": 1}}})
     again = f"hydra.run.dir={tmp_path / 'test'}"
     assert "published 1" in refused(best(run), again, command="evaluate")
     here("evaluate", best(run), *other_data, again)
 
 
 def test_a_test_builds_no_loss_sampler_or_optimizer(here: Here, finished: Path, tmp_path: Path) -> None:
-    missing = [f"{part}._target_=not_installed.Anything" for part in ("loss", "sampler", "optimizer")]
-    run = copy_with(finished, tmp_path / "run", *missing)
+    missing = {f"{part}._target_": "not_installed.Anything" for part in ("loss", "sampler", "optimizer")}
+    run = copy_with(finished, tmp_path / "run", **missing)
     here("evaluate", best(run), f"hydra.run.dir={tmp_path / 'test'}")
     assert metrics(tmp_path / "test")["level0/recall@1"] == metrics(finished)["level0/recall@1"]
 
@@ -140,8 +140,7 @@ def test_a_checkpoint_runs_no_code(refused: Refused, finished: Path, tmp_path: P
     made = tmp_path / "made"
     (tmp_path / "evil.pickle").write_bytes(pickle.dumps(Evil(made)))
     load = {"_target_": "torch.load", "weights_only": False, "f": str(tmp_path / "evil.pickle")}
-    text = ", ".join(f"{key}: {value}" for key, value in load.items())
-    run = copy_with(finished, tmp_path / "run", f"+transform.test.x={{{text}}}", test_transform={"x": load})
+    run = copy_with(finished, tmp_path / "run", **{"transform.test.x": load})
     source = best(run) if command == "evaluate" else f"resume={run}"
     try:
         line = refused(source, f"hydra.run.dir={tmp_path / 'test'}", command=command)
@@ -150,22 +149,19 @@ def test_a_checkpoint_runs_no_code(refused: Refused, finished: Path, tmp_path: P
     assert f"{source}: transform.test.x._target_=torch.load comes from this file" in line
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
-        "--experimental-rerun={evil}",
-        "--config-dir={evil}",
-        "hydra.searchpath=[file://{evil}]",
-        "+hydra.callbacks.x={{_target_: os.mkdir, path: {evil}}}",
-        "dataset=../../../../../../../..{evil}",
-    ],
-)
-def test_neither_does_hydra_for_it(refused: Refused, finished: Path, tmp_path: Path, override: str) -> None:
-    run = copy_with(finished, tmp_path / "run", override.format(evil=tmp_path / "evil"))
-    line = refused(best(run), f"hydra.run.dir={tmp_path / 'test'}", command="evaluate")
-    assert "its override " in line
-    assert line.endswith("trust=true if you trust this file")
-    assert not (tmp_path / "evil").exists()
+def test_what_a_file_says_of_hydra_is_ignored(here: Here, finished: Path, tmp_path: Path) -> None:
+    """Values of the configuration alone are taken, and none of the files that a part names."""
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    checkpoint: dict[str, Any] = torch.load(run / "checkpoints" / "best.ckpt", weights_only=True)
+    make = {"_target_": "os.mkdir", "path": str(tmp_path / "made")}
+    config = checkpoint["run"]["config"]
+    config |= {"hydra": {"callbacks": {"x": make}}, "defaults": [{"override hydra/launcher": "joblib"}], "x": make}
+    config["evaluation"]["defaults"] = [{"/loss@_global_.hydra.callbacks.x": "rll"}]
+    torch.save(checkpoint, run / "checkpoints" / "best.ckpt")
+    here("evaluate", best(run), f"hydra.run.dir={tmp_path / 'test'}")
+    assert metrics(tmp_path / "test")["level0/recall@1"] == metrics(finished)["level0/recall@1"]
+    assert not (tmp_path / "made").exists()
 
 
 def test_a_folder_does_not_read_the_environment(
@@ -175,36 +171,12 @@ def test_a_folder_does_not_read_the_environment(
     run = tmp_path / "run"
     shutil.copytree(finished, run)
     shutil.rmtree(run / "checkpoints")
-    overrides = [*RunFolder(run).overrides, "+loss.x=${oc.env:DML_TEST_SECRET}"]
-    (run / ".hydra" / "overrides.yaml").write_text(yaml.safe_dump(overrides))
+    config = RunFolder(run).config
+    config["loss"]["margin"] = "${oc.decode:${oc.env:DML_TEST_SECRET}}"
+    (run / ".hydra" / "config.yaml").write_text(yaml.safe_dump(config))
     line = refused(f"resume={run}")
-    assert "${oc.env:DML_TEST_SECRET}" in line
+    assert "loss.margin" in line
     assert "hunter2" not in line
-
-
-@pytest.mark.parametrize("trainer", ["default", "ddp", "slurm"])
-def test_another_trainer_changes_the_processes_of_a_resumed_run_alone(
-    here: Here, tmp_path: Path, capfd: pytest.CaptureFixture[str], trainer: str
-) -> None:
-    training = ["trainer.max_steps=6", "trainer.gradient_clip_val=5", "trainer.precision=bf16-mixed"]
-    training += ["trainer.accelerator=cpu", "trainer.max_time=00:12:00:00"]
-    processes = ["trainer=ddp" if trainer == "default" else "trainer=default", "trainer.devices=3"]
-    processes += ["trainer.sync_batchnorm=true", "+trainer.strategy.static_graph=true"]
-    RunFolder(tmp_path).write_configuration("{}", "{}", yaml.safe_dump([*training, *processes]))
-    here("train", f"resume={tmp_path}", f"trainer={trainer}", "trainer.max_time=null", "--cfg", "job")
-    resumed = yaml.safe_load(capfd.readouterr().out)["trainer"]
-    composed: Any = compose(f"trainer={trainer}", *training[:-1]).trainer
-    assert resumed == OmegaConf.to_container(composed, resolve=False)
-
-
-@pytest.mark.parametrize(("optimizer", "lr"), [("adamw", 0.02), ("sgd", 0.01)])
-def test_the_choice_that_a_resumed_run_has_keeps_its_values(
-    here: Here, tmp_path: Path, capfd: pytest.CaptureFixture[str], optimizer: str, lr: float
-) -> None:
-    choices = {"hydra": {"runtime": {"choices": {"optimizer": "adamw"}}}}
-    RunFolder(tmp_path).write_configuration("{}", yaml.safe_dump(choices), "[optimizer.lr=0.02]")
-    here("train", f"resume={tmp_path}", f"optimizer={optimizer}", "--cfg", "job")
-    assert OmegaConf.create(capfd.readouterr().out).optimizer.lr == lr
 
 
 def test_trainers_differ_in_their_processes_alone() -> None:
@@ -212,7 +184,7 @@ def test_trainers_differ_in_their_processes_alone() -> None:
     for path in (CONF / "trainer").glob("*.yaml"):
         other = flat(OmegaConf.to_container(compose(f"trainer={path.stem}").trainer, resolve=False), "trainer")
         changed = [key for key in {**default, **other} if default.get(key) != other.get(key)]
-        assert all(is_below(key, list_keys("is_process")) for key in changed), changed
+        assert all(is_below(key, [f"trainer.{name}" for name in PROCESSES]) for key in changed), changed
 
 
 def test_a_loss_of_ones_own_is_resumed_if_the_run_is_trusted(
@@ -240,5 +212,5 @@ def test_a_loss_of_ones_own_is_resumed_if_the_run_is_trusted(
     assert last(run)["global_step"] == 4
 
     # the command line names it, so nothing of the file's is left to trust
-    here("train", f"resume={run}", "trainer.max_steps=6", "+loss._target_=own_package.OwnLoss")
+    here("train", f"resume={run}", "trainer.max_steps=6", "loss._target_=own_package.OwnLoss")
     assert last(run)["global_step"] == 6

@@ -9,7 +9,6 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from dml.run.config_folders import CONF, GROUPS, format_value, quote
-from dml.run.settings import list_keys
 from dml.runtime.errors import InputError
 from dml.runtime.paths import expand_home
 from dml.runtime.run_folder import RUN_KEYS, newest_runs
@@ -24,6 +23,11 @@ OPTIONS = (
     *("--config-path", "--config-name", "--config-dir", "--experimental-rerun", "--info"),
 )
 """Hydra's options; it also takes the beginning of a name."""
+PATHS = (
+    *("data.cache", "dataset.root", "distill.teacher", "training.init", "resume", "checkpoint"),
+    *("model.backbone.weights", "hydra.run.dir", "hydra.sweep.dir"),
+)
+"""The keys that hold paths."""
 WORDS = re.compile(r"""'(?:\\.|[^'])*'|"(?:\\.|[^"])*"|[^\s\[\]{},:'"](?:[^\[\]{},:]|:(?=//))*""")
 """The words in a list or a mapping, with the quotes that some of them have."""
 
@@ -154,7 +158,7 @@ def _quote_value(argument: str, is_sweep: bool) -> str:
     if not equals or key[:1] in "-~" or "${" in value or value == "null":
         return argument
     is_listed = value[:1] in ("[", "{")
-    is_path = key.lstrip("+") in list_keys("is_path") or ("." in key and "/" in value and not is_listed)
+    is_path = key.lstrip("+") in PATHS or ("." in key and "/" in value and not is_listed)
     if not (is_path or is_listed) and value.isascii():
         return argument
     is_sweep &= not key.startswith("hydra.")  # Hydra's own keys have one value

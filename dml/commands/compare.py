@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Sequence
-from functools import partial
 
 from dml.commands.command_parser import CommandParser
 from dml.commands.error_lines import one_line_errors
@@ -34,7 +33,6 @@ def compare_runs(arguments: Sequence[str]) -> None:
     options = _parser().parse_args(arguments)
     from dml.evaluation.names import full_metric_name
     from dml.report.comparison import (
-        SEED,
         compare,
         csv_lines,
         describe_differences,
@@ -43,10 +41,9 @@ def compare_runs(arguments: Sequence[str]) -> None:
         find_unfinished,
         markdown,
     )
-    from dml.run.stored_configuration import resolve_values
 
     with one_line_errors():
-        rows = compare(find_runs(options.runs, resolve=partial(resolve_values, unresolved=SEED)))
+        rows = compare(find_runs(options.runs))
         custom = {name.removeprefix("level0/") for row in rows for name in row.metrics if name.startswith("level0/")}
         metrics = [full_metric_name(name, custom) for name in options.metrics]
         notes = (describe_facts(rows), describe_differences(rows, metrics[0]))

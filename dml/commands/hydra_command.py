@@ -18,7 +18,6 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from dml.commands import trust
 from dml.commands.arguments import (
     asks_for_sweep,
     check_choices,
@@ -39,26 +38,21 @@ from dml.commands.sweep_start import check_point, make_composable
 from dml.run import building, sweeps
 from dml.run.config_folders import (
     CONF,
-    GROUPS,
     list_network_overrides,
     list_overrides,
     pretrained_name,
     quote,
     search_path_overrides,
 )
-from dml.run.settings import list_keys
-from dml.run.stored_configuration import (
-    keep_choices,
-    read_checkpoint_configuration,
-    read_stored_configuration,
-)
+from dml.run.stored import StoredRun, check_foreign, name_choices, offer, read_checkpoint_run, read_stored_run
 from dml.run.value_types import check_types
 from dml.runtime import processes, ranks, signals
-from dml.runtime.configuration import is_below, key_of
+from dml.runtime.configuration import key_of
 from dml.runtime.console import console
 from dml.runtime.errors import InputError
 from dml.runtime.lean_imports import import_lean
 from dml.runtime.new_folders import note_new_folder, remove_unused_folder, remove_unused_sweeps
+from dml.runtime.paths import expand_home
 from dml.runtime.run_folder import RunFolder
 from dml.runtime.text import in_markup, printable
 
@@ -158,13 +152,14 @@ def main(command: str, *, is_named: bool = False, outcome: Outcome | None = None
         check_run_folders(typed)
         if asks_for_sweep(typed) and (shown := {"--cfg", "-c", "--info", "-i"}.intersection(typed)):
             raise InputError(f"{min(shown)}: shows one configuration, and a sweep has many; leave out --multirun")
-        arguments = follow(_with_stored_overrides(typed))
+        name, words, stored = _offer_stored(command, typed)
+        arguments = follow(put_options_first(words))
         sys.argv[1:] = make_composable(arguments)
-        task = Task(command, typed, is_debugged, full_error, os.getpid(), outcome)
+        task = Task(command, typed, is_debugged, full_error, os.getpid(), stored, outcome)
         if (folder := find_path(arguments, "hydra.run.dir")) and "${" not in str(folder):
             note_new_folder(folder)
         with stopping_workers(arguments), _removing_unused_sweeps():
-            hydra.main(version_base="1.3", config_path=str(CONF), config_name=command)(task.run)()
+            hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(task.run)()
 
 
 @dataclass(frozen=True)
@@ -177,6 +172,7 @@ class Task:
         is_debugged: whether the user asks for the trace of an error.
         full_error: value of HYDRA_FULL_ERROR in the environment; None if it isn't set.
         process: id of the process that the user has started.
+        stored: what the run that is resumed or tested stored; None for a new run.
         outcome: object that gets the folder and the error of the run, for a caller in Python; None on the command line.
     """
 
@@ -185,6 +181,7 @@ class Task:
     is_debugged: bool
     full_error: str | None
     process: int
+    stored: StoredRun | None = None
     outcome: Outcome | None = None
 
     def run(self, config: DictConfig) -> Any:
@@ -209,6 +206,11 @@ class Task:
         if self.outcome is not None:
             self.outcome.folder = folder.path
         overrides = list_overrides(hydra_config, config)
+        is_test = self.command == "evaluate" and self.stored is not None
+        began_in = RunFolder.from_checkpoint(expand_home(config.checkpoint)) if is_test else folder
+        if self.stored is not None:
+            keys = {key_of(override) for override in overrides}
+            overrides = [*(word for word in self.stored.overrides if key_of(word) not in keys), *overrides]
         in_sweep = self.command == "train" and hydra_config.mode == RunMode.MULTIRUN
         signals.state.hint = sweep_hint if in_sweep else partial(_hint, self.command, folder)
 
@@ -236,8 +238,10 @@ class Task:
             check_values(self.command, config)
             ranks.name_folder(str(folder.path))
             if is_first and not in_sweep:
-                announce_start(self.command, config, hydra_config.runtime.choices, folder.path)
-            with building.trusting(trust.check_targets(self.command, config, self.typed)):
+                announce_start(self.command, config, name_choices(hydra_config.runtime.choices, began_in), folder.path)
+            with building.trusting(True):  # what is typed, and a file's values after `check_foreign`
+                if self.stored is not None:
+                    check_foreign(self.command, config, self.typed)
                 self._check(config)
                 return sweeps.finish_run(config, folder, overrides, do_job) if in_sweep else do_job()
 
@@ -316,40 +320,27 @@ def _environment(name: str, value: str | None) -> Iterator[None]:
             os.environ[name] = before
 
 
-def _with_stored_overrides(arguments: Sequence[str]) -> list[str]:
-    """Put the overrides of the run that ``resume=`` or ``checkpoint=`` names before those of the command line."""
-    arguments = quote_paths([*map(replace_latest, arguments)])
-    if folder := find_path(arguments, "resume"):
-        if asks_for_sweep(arguments):
-            raise InputError(f"resume={folder}: goes on with one run, without --multirun")
-        run = RunFolder(folder)
-        merged = _merge(read_stored_configuration(run).overrides, arguments, run.choices)
-        return put_options_first([*merged, f"hydra.run.dir={quote(folder)}"])
-    if checkpoint := find_path(arguments, "checkpoint"):
-        if (name := pretrained_name(checkpoint)) is not None:
-            return put_options_first(_merge(["transform=imagenet", *list_network_overrides(name)], arguments, {}))
-        stored = read_checkpoint_configuration(checkpoint)
-        return put_options_first([*_merge(stored.overrides, arguments, {}), *keep_choices(stored, arguments)])
-    return list(arguments)
+def _offer_stored(command: str, typed: Sequence[str]) -> tuple[str, list[str], StoredRun | None]:
+    """Let Hydra compose the values of the run that ``resume=`` or ``checkpoint=`` names.
 
-
-def _merge(stored: Sequence[str], arguments: Sequence[str], choices: Mapping[str, Any]) -> list[str]:
-    """Return the stored overrides that the arguments leave as they are, and then the arguments.
-
-    An argument takes the place of the stored override of its key. One that chooses another configuration of a group,
-    such as ``dataset=csv``, takes the place of all stored overrides in the group: they were made for another choice.
-    Of the trainer it replaces the keys of its processes alone, since the others mean the same for every choice.
-
-    Raises:
-        InputError: if a stored override may do harm, and the arguments don't trust the file.
+    Returns:
+        The name of the configuration to compose, the arguments of the command line, and what the run stored.
     """
-    keys = {key_of(argument) for argument in arguments}
-    new = {key_of(argument): argument.partition("=")[2] for argument in arguments if argument not in stored}
-    replaced = {key for key in new.keys() & GROUPS - {"trainer"} if new[key] != choices.get(key)}
-    replaced |= set(list_keys("is_process")) if "trainer" in new else set()
-    remaining = [o for o in stored if key_of(o) not in keys and not is_below(key_of(o), replaced)]
-    trust.check_overrides(remaining, arguments)
-    return remaining + list(arguments)
+    words = quote_paths([*map(replace_latest, typed)])
+    if folder := find_path(words, "resume"):
+        if asks_for_sweep(words):
+            raise InputError(f"resume={folder}: goes on with one run, without --multirun")
+        stored = read_stored_run(RunFolder(folder))
+        return offer(command, stored, words), [*words, f"hydra.run.dir={quote(folder)}"], stored
+    checkpoint = find_path(words, "checkpoint")
+    if checkpoint and (name := pretrained_name(checkpoint)) is not None:
+        keys = {key_of(word) for word in words}
+        defaults = [word for word in ("transform=imagenet", *list_network_overrides(name)) if key_of(word) not in keys]
+        return command, put_options_first([*defaults, *words]), None
+    if checkpoint:
+        stored = read_checkpoint_run(checkpoint)
+        return offer(command, stored, words), words, stored
+    return command, words, None
 
 
 def announce_start(command: str, config: DictConfig, choices: Mapping[str, Any], folder: Path) -> None:

@@ -8,7 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from dml.commands.remedies import explain_missing
 from dml.run.config_folders import CONF
-from dml.run.settings import list_keys
+from dml.run.settings import TRAINED
 from dml.run.stages import list_stages
 from dml.runtime.configuration import flat
 from dml.runtime.errors import InputError
@@ -19,16 +19,20 @@ LEAVE = "leave it in"
 """What to do about a top-level key that holds several values."""
 
 
+PREPARED = ("data", "dataset", "processes")
+BUILT = ("sampler", "model", "loss", "optimizer", "trainer")
+
+
 def select_used_parts(command: str, config: DictConfig) -> DictConfig:
     """Return the parts of a configuration that a command builds objects of.
 
     The targets of other parts are not imported: a test of a checkpoint from somebody else doesn't need them, and
-    `dml.commands.trust` hasn't looked at them.
+    nothing has looked at them.
     """
     if command == "train":
         return config
-    unused = (*list_keys("is_trained"), "stages")
-    keys = list_keys("is_prepared") if command == "prepare" else [key for key in map(str, config) if key not in unused]
+    unused = (*TRAINED, "stages")
+    keys = PREPARED if command == "prepare" else [key for key in map(str, config) if key not in unused]
     used: DictConfig = OmegaConf.masked_copy(config, list(keys))
     return used
 
@@ -42,14 +46,14 @@ def check_parts(command: str, config: DictConfig, runtime: RuntimeConf) -> None:
         InputError: naming the first group or key that is missing, and its default, or a file without a ``_target_``.
     """
     for key, remedy in _list_defaults().items():
-        is_used = command == "train" or key not in list_keys("is_trained")
-        is_needed = key in list_keys("is_prepared") if command == "prepare" else is_used
+        is_used = command == "train" or key not in TRAINED
+        is_needed = key in PREPARED if command == "prepare" else is_used
         if is_needed and key not in config:
             raise InputError(f"~{key}: {command} needs {key}; {remedy}")
         if is_needed and remedy == LEAVE and not OmegaConf.is_dict(config[key]):
             raise InputError(f"{key}={'null' if config[key] is None else config[key]}: must be a mapping; {remedy}")
         has_target = OmegaConf.is_dict(config.get(key)) and "_target_" in config[key]
-        if is_needed and key in list_keys("is_built") and not has_target:
+        if is_needed and key in BUILT and not has_target:
             raise InputError(f"{_describe_choice(key, runtime)} has no _target_, which names the class to build")
 
 

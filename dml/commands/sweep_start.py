@@ -45,7 +45,7 @@ class SweepStart(Callback):
                 overrides = [*search_path_overrides(config.hydra), *list_first_values(config.hydra)]
                 first = compose("train", overrides=overrides)
                 _check_rate(config.hydra, first)
-                with trusting(None):  # the command line alone says what a sweep is
+                with trusting(True):  # the command line alone says what a sweep is
                     check_search(first)
 
 

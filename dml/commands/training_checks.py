@@ -19,7 +19,7 @@ from dml.run.building import build
 from dml.run.evaluators import check_evaluation, choose_tested_split, complete_metric_names
 from dml.run.feature_source import check_frozen
 from dml.run.loop import make_loggers
-from dml.run.settings import Settings, list_keys, read_settings
+from dml.run.settings import Settings, read_settings
 from dml.run.stages import check_stages, list_stages
 from dml.run.sweeps import monitored_metric
 from dml.run.value_types import check_types
@@ -175,6 +175,9 @@ def _find_crops(transform: DictConfig) -> Iterator[tuple[str, int, int]]:
                 yield split, size, side
 
 
+FINITE = ("transform", "sampler", "model", "adapter", "recurrent", "loss", "distill", "optimizer", "scheduler")
+
+
 def check_finite(config: DictConfig) -> None:
     """Refuse the first number that is NaN, or that is infinite below a key whose numbers are finite.
 
@@ -186,7 +189,7 @@ def check_finite(config: DictConfig) -> None:
     plain: Any = OmegaConf.to_container(config, resolve=False)
     for part, content in plain.items():
         for path, value, package in _list_floats(content, str(part), "dml"):
-            is_finite = part in list_keys("is_finite") and package in PACKAGES
+            is_finite = part in FINITE and package in PACKAGES
             if math.isnan(value) or (is_finite and math.isinf(value)):
                 raise InputError(f"{path}={value}: must be a finite number")
 

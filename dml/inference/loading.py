@@ -20,9 +20,8 @@ from dml.models.adapters import merge_updates
 from dml.run import resolvers  # noqa: F401 (it registers the resolvers that configurations call)
 from dml.run.config_folders import pretrained_name
 from dml.run.given import giving
-from dml.run.settings import list_keys
 from dml.run.stages import find_stage, resolve_parts
-from dml.run.stored_configuration import extract_configuration, open_stored
+from dml.run.stored import extract_run, open_stored
 from dml.runtime.checksums import rows_checksum
 from dml.runtime.errors import InputError
 from dml.runtime.files import clean_up
@@ -40,6 +39,24 @@ from dml.training.checkpoints import (
 
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 """The name of a repository on the Hugging Face hub, unless the part before the slash is a folder here."""
+
+SAVED = (
+    *(
+        "seed",
+        "data",
+        "dataset",
+        "transform",
+        "sampler",
+        "model",
+        "adapter",
+        "loss",
+        "optimizer",
+        "scheduler",
+        "evaluation",
+    ),
+    "trainer",
+)
+"""The parts of a run's configuration that a saved model keeps."""
 
 logger = logging.getLogger(__name__)
 
@@ -163,9 +180,9 @@ def read_settings(path: Path, *, trust: bool = False) -> ModelSettings:
     """
     checkpoint = read_checkpoint(path, lazily=True)
     progress = TrainingProgress.from_checkpoint(checkpoint)
-    stored = open_stored(extract_configuration(checkpoint).config)
+    stored = open_stored(extract_run(checkpoint).config)
     stage = find_stage(stored, progress.stage).config
-    unused = [str(key) for key in stage if key not in (*list_keys("is_saved"), "recurrent")]
+    unused = [str(key) for key in stage if key not in (*SAVED, "recurrent")]
     config = resolve_parts(stage, unused)
     if config.pop("recurrent") is not None:
         raise InputError(

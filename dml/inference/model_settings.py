@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from dml.data.image_files.limits import ImageLimits
 from dml.data.transforms import Pipeline
 from dml.models.embedding import EmbeddingModel
-from dml.run.building import build, check_targets, trusting
+from dml.run.building import build, check_values, trusting
 from dml.run.model_builders import build_crops_transform, build_embedding_model, list_decisive, without_weights
 from dml.run.settings import Settings, read_settings
 from dml.runtime.errors import InputError
@@ -123,8 +123,8 @@ class ModelSettings:
         if not self.is_trusted and "${" in json.dumps(self.config, default=str):
             raise InputError(f"{place}: its settings hold an interpolation, which dml resolves before it saves them")
         try:
-            with trusting(None if self.is_trusted else ()):
-                check_targets(parts, "")
+            with trusting(self.is_trusted):
+                check_values(parts)
         except InputError as error:
             raise InputError(
                 f"{place}: {error}; trust=True, or --trust of a command, if you trust these files"
@@ -136,7 +136,7 @@ class ModelSettings:
     @contextmanager
     def building(self) -> Iterator[None]:
         """Build the objects of a file in the ``with`` statement; what they refuse is one line, unless it is trusted."""
-        with trusting(None if self.is_trusted else ()):
+        with trusting(self.is_trusted):
             try:
                 yield
             except InstantiationException as error:

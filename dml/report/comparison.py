@@ -4,7 +4,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,8 +26,6 @@ logger = logging.getLogger(__name__)
 SEED = "seed"
 NOT_METRICS = ("epoch", "step")
 """Names of numbers in metrics.json that are no results."""
-
-Resolve = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -82,13 +80,11 @@ class ConfigurationResult:
         return _escape(self.name)
 
 
-def find_runs(folders: Iterable[Path], resolve: Resolve | None = None) -> list[FinishedRun]:
+def find_runs(folders: Iterable[Path]) -> list[FinishedRun]:
     """Read the finished runs in some folders, at any depth.
 
     Args:
         folders: folders of runs, or folders that hold those of runs, such as a sweep's.
-        resolve: replaces the interpolations of a run's configuration, all but those that follow from the seed, so that
-            a run whose overrides name a default value is like one that leaves it out; None replaces none.
 
     Raises:
         InputError: if a folder holds no run, or none is finished.
@@ -102,7 +98,7 @@ def find_runs(folders: Iterable[Path], resolve: Resolve | None = None) -> list[F
         for run in runs:
             try:
                 if _is_compared(run, folder) and run.is_finished:
-                    finished.append(_read(run, resolve))
+                    finished.append(_read(run))
             except InputError as error:
                 if run.path == folder:
                     raise
@@ -129,8 +125,8 @@ def _is_compared(run: RunFolder, folder: Path) -> bool:
     return run.path == folder or not run.is_evaluation
 
 
-def _read(folder: RunFolder, resolve: Resolve | None) -> FinishedRun:
-    values = flat(folder.config if resolve is None else resolve(folder.config))
+def _read(folder: RunFolder) -> FinishedRun:
+    values = flat(folder.config)
     choices = {group: choice for group, choice in folder.choices.items() if group not in RUN_KEYS}
     overridden = {key_of(override) for override in folder.overrides}
     metrics = folder.metrics()

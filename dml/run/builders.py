@@ -23,7 +23,7 @@ from dml.losses.matryoshka import MatryoshkaLoss, choose_sizes
 from dml.losses.proxies import check_beginning, count_classes
 from dml.models.recurrent import AnyModel, RecurrentModel
 from dml.ops.training_protocols import UsesHierarchy
-from dml.run.building import build
+from dml.run.building import build, import_object
 from dml.run.evaluators import build_metric_config, choose_selection
 from dml.run.model_builders import build_crops_transform as build_crops_transform
 from dml.run.model_builders import build_model as build_model
@@ -31,7 +31,6 @@ from dml.run.settings import DatasetSettings, Settings, read_settings
 from dml.run.stages import QUICK_CLASSES, QUICK_IMAGES
 from dml.run.table_reading import read_table
 from dml.runtime.errors import InputError
-from dml.runtime.targets import import_object
 from dml.training.callbacks.loss_schedule import make_loss_schedule
 from dml.training.checkpoints import FrozenWeights
 from dml.training.data import DataModule, EvaluationData

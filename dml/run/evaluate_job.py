@@ -17,15 +17,10 @@ from dml.run.config_folders import pretrained_name
 from dml.run.evaluators import check_tested_settings, choose_tested_split
 from dml.run.final_test import run_test
 from dml.run.model_builders import count_features, use_features
-from dml.run.resumed_settings import check_tested_data
 from dml.run.settings import EvaluateSettings, Settings, read_settings
 from dml.run.stages import Stage, find_stage, make_evaluation_config
-from dml.run.stored_configuration import (
-    StoredConfiguration,
-    check_unchanged,
-    extract_configuration,
-    write_configuration,
-)
+from dml.run.stored import StoredRun, extract_run, write_configuration
+from dml.run.table_reading import check_tested_data
 from dml.runtime.configuration import key_of
 from dml.runtime.console import console
 from dml.runtime.errors import InputError
@@ -72,7 +67,8 @@ def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> dic
     model = builders.build_model(settings)
     if stored is not None:
         load_model(model, path)
-    rank_zero_only(write_configuration)(folder, config, overrides)
+    run = folder if stored is None else RunFolder.from_checkpoint(path)
+    rank_zero_only(write_configuration)(folder, config, overrides, began_in=run)
     trainer = loop.build_testing_trainer(settings, default_root_dir=folder.path)
     return run_test(
         stage,
@@ -82,18 +78,14 @@ def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> dic
         folder,
         split=split,
         description=description,
-        run=folder if stored is None else RunFolder.from_checkpoint(path),
+        run=run,
     )
 
 
-def _read_stage(
-    path: Path, config: DictConfig, overrides: list[str]
-) -> tuple[Stage, StoredConfiguration, dict[str, Any]]:
+def _read_stage(path: Path, config: DictConfig, overrides: list[str]) -> tuple[Stage, StoredRun, dict[str, Any]]:
     """Return the stage whose checkpoint is tested, what its run stored, and what describes it in metrics.json."""
-    parts = ("dataset", "transform", "model", "adapter", "recurrent", "stages", "evaluation")
     checkpoint = read_checkpoint(path, lazily=True)
-    stored = extract_configuration(checkpoint)
-    check_unchanged(config, overrides, stored, parts=parts)
+    stored = extract_run(checkpoint)
     progress = TrainingProgress.from_checkpoint(checkpoint)
     description: dict[str, Any] = progress.describe(checkpoint["run"])
     is_slim = lacks_weights(checkpoint)
@@ -107,7 +99,7 @@ def _read_stage(
     return stage, stored, description
 
 
-def _take_other_data_whole(config: DictConfig, overrides: list[str], stored: StoredConfiguration) -> None:
+def _take_other_data_whole(config: DictConfig, overrides: list[str], stored: StoredRun) -> None:
     """Let a test of other data than the run's be of all classes that are in no split, as none is trained.
 
     The command line may say otherwise. Data that was moved, so that its former place is empty, is the run's.
@@ -128,7 +120,7 @@ def _take_other_data_whole(config: DictConfig, overrides: list[str], stored: Sto
             reader.test_fraction = test_fraction
 
 
-def _find_selection(path: Path, stored: StoredConfiguration) -> str | None:
+def _find_selection(path: Path, stored: StoredRun) -> str | None:
     """Return what chose a checkpoint, as ``evaluation.selection``, by the name of its file; None for another name."""
     run_folder = RunFolder.from_checkpoint(path)
     by_validation = "test" if stored.config["evaluation"]["selection"] == "test" else "val"

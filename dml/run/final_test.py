@@ -29,7 +29,7 @@ from dml.run import builders
 from dml.run.evaluators import build_metric_config, build_threshold_settings
 from dml.run.settings import Settings
 from dml.run.stages import Stage
-from dml.run.stored_configuration import plain_config
+from dml.run.stored import plain_config
 from dml.runtime.errors import InputError
 from dml.runtime.run_folder import RunFolder
 from dml.training.data import EvaluationData

@@ -13,7 +13,7 @@ from dml.models.recurrent import AnyModel
 from dml.run import builders, building
 from dml.run.settings import Settings
 from dml.run.stages import find_stage
-from dml.run.stored_configuration import extract_configuration, open_stored
+from dml.run.stored import extract_run, open_stored
 from dml.runtime.errors import InputError
 from dml.training.checkpoints import (
     TrainingProgress,
@@ -53,7 +53,7 @@ def load_beginning(settings: Settings, model: nn.Module, path: Path) -> None:
 
 def read_stage(checkpoint: dict[str, Any]) -> DictConfig:
     """Return the configuration of the stage that a checkpoint was written in."""
-    stored = open_stored(extract_configuration(checkpoint).config)
+    stored = open_stored(extract_run(checkpoint).config)
     return find_stage(stored, TrainingProgress.from_checkpoint(checkpoint).stage).config
 
 
@@ -65,8 +65,8 @@ def _build_as_trained(settings: Settings, stage: DictConfig, path: Path) -> AnyM
     """
     foreign: Any = OmegaConf.to_container(OmegaConf.masked_copy(stage, ["adapter", "recurrent"]), resolve=True)
     try:
-        with building.trusting(None if settings.trust else ()):
-            building.check_targets(foreign, "")
+        with building.trusting(settings.trust):
+            building.check_values(foreign)
     except InputError as error:
         raise InputError(f"training.init={path}: {error}; trust=true if you trust this file") from error
     parts = OmegaConf.create(foreign)

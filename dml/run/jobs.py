@@ -30,20 +30,17 @@ from dml.run.feature_source import FeatureSource, build_feature_source
 from dml.run.final_test import run_test
 from dml.run.initial_weights import load_beginning
 from dml.run.interpolation import choose_between_first_and_last
-from dml.run.resumed_settings import (
-    check_resumed_data,
-    check_resumed_settings,
-    check_trained_settings,
-    restoring_configuration,
-)
 from dml.run.settings import Settings, read_settings
 from dml.run.stages import Stage, find_stage, list_stages, shorten
-from dml.run.stored_configuration import (
-    check_unchanged,
+from dml.run.stored import (
+    StoredRun,
+    check_new_values,
+    check_trained,
     plain_config,
-    read_stored_configuration,
+    read_stored_run,
     write_configuration,
 )
+from dml.run.table_reading import check_resumed_data
 from dml.run.teachers import add_teacher
 from dml.run.untrained_model import evaluate_raw_features, store_fixed_neighbors
 from dml.runtime import signals
@@ -97,40 +94,37 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
     """Train, choose a checkpoint on the validation split and test it once -> the contents of metrics.json."""
     settings = read_settings(config, Settings)
     check_accelerator(settings.trainer.accelerator)
-    _check_folder(config, settings, folder, overrides)
+    stored = _check_folder(config, settings, folder)
     run: dict[str, Any] = {"overrides": overrides, "config": plain_config(config)}
     composed = config.copy()  # building a stage turns epochs into steps
     table, stages = builders.build_table(settings), _list_stages(config, is_quick=settings.quick)
     splits = summarize_data(table, settings.dataset.root)
-    if settings.resume:
-        rank_zero_only(check_resumed_data)(config, splits, folder, read_stored_configuration(folder))
+    if stored is not None:
+        rank_zero_only(check_resumed_data)(config, splits, folder)
     _check_data(settings, stages, table)
     _try_stages(stages[1:], table)
     parts = _build_parts(stages[0], table)
     loop.build_callbacks(parts.settings)  # a mistake in one is told before anything is computed
     progress = _read_progress(stages[-1].settings, folder, table)
-    if settings.resume and progress is not None:
-        stored = read_stored_configuration(folder).config
-        rank_zero_only(check_resumed_settings)(config, stored, folder, progress)
-        rank_zero_only(check_trained_settings)(composed, stored, stages[-1], progress)
+    if stored is not None and progress is not None:
+        check_trained(composed, stored, stages[-1].settings.trainer.max_steps, progress)
     rank_zero_only(folder.write_splits)(splits)
     raw: Metrics = {}
     first = [stage.name for stage in stages].index(find_stage(config, progress.stage).name) if progress else 0
-    with restoring_configuration(folder):
-        rank_zero_only(write_configuration)(folder, composed, overrides)
-        if settings.evaluation.raw:
-            raw = evaluate_raw_features(parts.stage, parts.images, parts.model, folder, parts.source)
-        for stage in stages[first:]:
-            if stage is not stages[0]:
-                parts = _build_parts(stage, table)
-            progress = _load_weights(parts, folder.last_checkpoint, progress)
-            _connect_features(parts)
-            if stage is stages[-1] and (count := parts.settings.evaluation.fixed_neighbors):
-                file = folder.fixed_neighbors_file
-                store_fixed_neighbors(parts.settings, parts.learner, parts.images, file, count)
-            print_setup(parts.settings, parts.images, parts.learner, folder.path, stage.name)
-            trainer = _fit(parts, folder, run, progress)
-            progress = TrainingProgress.read(folder.last_checkpoint)
+    rank_zero_only(write_configuration)(folder, composed, overrides, began_in=folder)
+    if settings.evaluation.raw:
+        raw = evaluate_raw_features(parts.stage, parts.images, parts.model, folder, parts.source)
+    for stage in stages[first:]:
+        if stage is not stages[0]:
+            parts = _build_parts(stage, table)
+        progress = _load_weights(parts, folder.last_checkpoint, progress)
+        _connect_features(parts)
+        if stage is stages[-1] and (count := parts.settings.evaluation.fixed_neighbors):
+            file = folder.fixed_neighbors_file
+            store_fixed_neighbors(parts.settings, parts.learner, parts.images, file, count)
+        print_setup(parts.settings, parts.images, parts.learner, folder.path, stage.name)
+        trainer = _fit(parts, folder, run, progress)
+        progress = TrainingProgress.read(folder.last_checkpoint)
     assert progress is not None  # a run has a stage at least
     if len(stages) == 1 and choose_selection(settings, table) == "val":
         choose_between_first_and_last(parts.settings, trainer, parts.learner, parts.images, parts.frozen)
@@ -152,29 +146,26 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
     )
 
 
-def _check_folder(config: DictConfig, settings: Settings, folder: RunFolder, overrides: list[str]) -> None:
-    """Make sure that the folder holds the run that is resumed, or no run, and that the run's first weights exist.
+def _check_folder(config: DictConfig, settings: Settings, folder: RunFolder) -> StoredRun | None:
+    """Return what the run that is resumed has stored; for a new run make sure that nothing is in the way.
 
     Raises:
-        InputError: if the folder holds another run, or there is no checkpoint ``training.init``.
+        InputError: if a resumed run can't have the new values, the folder holds a run, or ``training.init`` is missing.
     """
-    init, frozen = settings.training.init, settings.training.frozen
+    init = settings.training.init
     if init and not settings.resume and not expand_home(init).is_file():
         raise InputError(f"training.init={init}: no such file; a checkpoint of another run, such as its best.ckpt")
     if settings.resume:
-        stored = read_stored_configuration(folder)
-        if frozen != stored.config["training"].get("frozen", False):
-            raise InputError(
-                f"training.frozen={frozen}: the run has trained otherwise so far; "
-                f"{shlex.quote(f'training.init={folder.last_checkpoint}')} begins a new run with its weights"
-            )
-        rank_zero_only(check_unchanged)(config, overrides, stored)
+        stored = read_stored_run(folder)
+        check_new_values(config, folder, stored)
         folder.check_resumed()
-    elif folder.last_checkpoint.exists():
+        return stored
+    if folder.last_checkpoint.exists():
         resuming = shlex.quote(f"resume={folder.path}")
         raise InputError(f"hydra.run.dir={folder.path}: holds a run already; {resuming} goes on with it")
-    elif folder.is_finished:
+    if folder.is_finished:
         raise InputError(f"hydra.run.dir={folder.path}: holds a finished run; choose another folder, or delete it")
+    return None
 
 
 def _list_stages(config: DictConfig, *, is_quick: bool) -> list[Stage]:

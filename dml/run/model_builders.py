@@ -13,10 +13,9 @@ from dml.data.transforms import Crops, Pipeline, and_mirrored
 from dml.models.embedding import EmbeddingModel
 from dml.models.recurrent import AnyModel
 from dml.models.weights import add_tensors
-from dml.run.building import build
+from dml.run.building import build, import_object
 from dml.run.settings import Settings
 from dml.runtime.errors import InputError
-from dml.runtime.targets import import_object
 
 CROPS = {5: "torchvision.transforms.v2.FiveCrop", 10: "torchvision.transforms.v2.TenCrop"}
 

@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from dml.run.config_folders import list_overrides
-from dml.run.stored_configuration import plain_config
+from dml.run.stored import plain_config
 from dml.runtime.configuration import flat
 from dml.runtime.errors import InputError
 from dml.runtime.new_folders import make_folder

@@ -1,72 +1,21 @@
-"""Every key of a configuration, declared once: its type, its choices and bounds, and what else depends on it.
+"""Every key of a configuration, declared once: its type, its choices and bounds.
 
 Defaults and explanations are in ``conf/``. The parameters of an object with a ``_target_`` are declared by its
-signature; `PART_KEYS` has what depends on some of them.
+signature.
 """
 
-from collections.abc import Iterator
 from dataclasses import MISSING as NO_DEFAULT
-from dataclasses import Field, dataclass, field, fields, is_dataclass
-from functools import cache
+from dataclasses import Field, dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
 from annotated_types import Ge, Gt, Interval
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 if TYPE_CHECKING:
     from dml.data.image_files.limits import ImageLimits
 
-BEGINNING, STEPS, CHOICE, NOTHING = "beginning", "steps", "choice", "nothing"
-"""What fixes a value in a resumed run: its first step, each step, the choice of a checkpoint, or nothing."""
-
-
-@dataclass(frozen=True)
-class Key:
-    """What depends on a key, beside its type.
-
-    Args:
-        fixed: the part of a run that fixes the value of the key and of those below it: `BEGINNING`, `STEPS`, `CHOICE`
-            or `NOTHING`; None as for the key above.
-        is_path: whether the key holds a path.
-        is_trained: whether only a training uses it, and no test of a checkpoint.
-        is_shared: whether all stages of a run share it.
-        is_saved: whether a saved model keeps it.
-        is_prepared: whether ``dml prepare`` needs it.
-        is_built: whether a run builds one object of it, so that it needs a ``_target_``.
-        is_finite: whether the numbers below it have to be finite; elsewhere an infinite one may stand for no limit.
-        is_ignored: whether another value is another run, or another machine, of the same training.
-        is_process: whether the key sets how many processes train, and how they train together.
-        keeps_environment: whether a run stores the variables of the environment that it names, and not their values.
-        decides_raw: whether the metrics of the features before the training depend on it.
-        needs: key right below it without which, or with null, the part counts as missing; None for no such key.
-        unset: value with which a run counts as one of a version that lacked the key; `MISSING` if there is none.
-    """
-
-    fixed: str | None = None
-    is_path: bool = False
-    is_trained: bool = False
-    is_shared: bool = False
-    is_saved: bool = False
-    is_prepared: bool = False
-    is_built: bool = False
-    is_finite: bool = False
-    is_ignored: bool = False
-    is_process: bool = False
-    keeps_environment: bool = False
-    decides_raw: bool = False
-    needs: str | None = None
-    unset: Any = MISSING
-
-
-def key(**facts: Any) -> Any:
-    """Declare a key that has to be in a configuration, whose default is in ``conf/``; see `Key` for the facts."""
-    return field(metadata={"key": Key(**facts)}, kw_only=True)
-
-
-def added_key(default: Any, **facts: Any) -> Any:
-    """Declare a key that a run of an older version, or a file of ``conf/dataset`` of the user's own, may lack."""
-    return field(default=default, metadata={"key": Key(**facts)}, kw_only=True)
-
+TRAINED = ("sampler", "loss", "distill", "optimizer", "scheduler", "checkpoints", "callbacks", "logger", "sweep")
+"""The parts that only a training uses, and no test of a checkpoint."""
 
 Count = Annotated[int, Ge(1)]
 Natural = Annotated[int, Ge(0)]
@@ -74,20 +23,20 @@ WhitenedHeads = Literal["auto", "half_whitened_components", "principal_component
 Seed = Annotated[int, Interval(ge=0, lt=2**32)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DataSettings:
     """``data``: how images are read."""
 
-    num_workers: Natural | Literal["auto"] = key()
-    on_corrupt: Literal["raise", "skip"] = key()
-    check_images: Natural = key()
-    max_image_bytes: Count = key()
-    max_pixels: Count = key()
-    max_list_bytes: Count = key()
-    background: str = key()
-    eval_batch_size: Count = key()
-    pin_memory: bool | Literal["auto"] = key()
-    cache: str | None = key(is_path=True)
+    num_workers: Natural | Literal["auto"]
+    on_corrupt: Literal["raise", "skip"]
+    check_images: Natural
+    max_image_bytes: Count
+    max_pixels: Count
+    max_list_bytes: Count
+    background: str
+    eval_batch_size: Count
+    pin_memory: bool | Literal["auto"]
+    cache: str | None
 
     @property
     def limits(self) -> "ImageLimits":
@@ -97,225 +46,225 @@ class DataSettings:
         return ImageLimits.from_settings({name: value for name, value in vars(self).items() if value is not None})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DatasetSettings:
     """``dataset``: the images with their labels and splits."""
 
-    name: str = key()
-    reader: Any = key()
-    root: str | None = key(is_path=True, is_ignored=True)
-    folds: int | None = key()
-    fold: int = key()
-    disjoint: bool = key()
-    queries_in_gallery: bool | None = added_key(None)
-    verify: bool = key()
-    counts: dict[Any, Any] | None = key()
+    name: str
+    reader: Any
+    root: str | None
+    folds: int | None
+    fold: int
+    disjoint: bool
+    queries_in_gallery: bool | None = None
+    verify: bool
+    counts: dict[Any, Any] | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TransformSettings:
     """``transform``: what is done to an image before the network sees it."""
 
-    size: int = key(fixed=STEPS)
-    resize: int | None = added_key(None)
-    train: dict[Any, Any] = key(fixed=STEPS)
-    test: dict[Any, Any] = key()
+    size: int
+    resize: int | None = None
+    train: dict[Any, Any]
+    test: dict[Any, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DistillSettings:
     """``distill``: a model whose embeddings the training learns from."""
 
-    teacher: str | None = key(is_path=True)
-    weight: Annotated[float, Ge(0)] = key()
-    labels: bool = key()
-    loss: Any = key()
+    teacher: str | None
+    weight: Annotated[float, Ge(0)]
+    labels: bool
+    loss: Any
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SchedulerSettings:
     """``scheduler``: how the learning rates change."""
 
-    warmup_steps: Natural = key()
-    warmup_epochs: Annotated[float, Ge(0)] | None = key()
-    interval: Literal["step", "epoch"] = key()
-    schedule: Any = key()
-    loss: dict[Any, Any] | None = key()
+    warmup_steps: Natural
+    warmup_epochs: Annotated[float, Ge(0)] | None
+    interval: Literal["step", "epoch"]
+    schedule: Any
+    loss: dict[Any, Any] | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
     """``training``: how the network is trained."""
 
-    frozen: bool = key(unset=False)
-    init: str | None = key(fixed=BEGINNING, is_path=True)
-    proxies: Literal["auto", "class_means"] | None = key(fixed=BEGINNING)
-    bank_every_n_steps: Count | None = key(fixed=STEPS)
-    gradient_cache: Count | None = key(fixed=STEPS)
-    shard_loss: bool = key(unset=True)
-    compile: bool | dict[Any, Any] | None = key()
-    matmul_precision: Literal["highest", "high", "medium"] | None = key(fixed=STEPS)
-    ema: Annotated[float, Interval(gt=0, lt=1)] | None = key(fixed=STEPS)
+    frozen: bool
+    init: str | None
+    proxies: Literal["auto", "class_means"] | None
+    bank_every_n_steps: Count | None
+    gradient_cache: Count | None
+    shard_loss: bool
+    compile: bool | dict[Any, Any] | None
+    matmul_precision: Literal["highest", "high", "medium"] | None
+    ema: Annotated[float, Interval(gt=0, lt=1)] | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class HeadSettings:
     """``heads``: how the heads begin, and which of them are concatenated."""
 
-    initial: WhitenedHeads | None = key(fixed=BEGINNING)
-    choose: bool = key(fixed=CHOICE)
+    initial: WhitenedHeads | None
+    choose: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CheckpointSettings:
     """``checkpoints``: when checkpoints are written, and which one is the best."""
 
-    every_n_steps: Count = key()
-    every_n_seconds: Annotated[float, Gt(0)] | None = key()
-    monitor: str = key(fixed=CHOICE)
-    mode: Literal["max", "min"] = key(fixed=CHOICE)
-    tie_breaker: str | None = key(fixed=CHOICE)
-    patience: Count | None = key()
-    beginning: bool = key()
-    interpolation: list[Any] | None = key(fixed=CHOICE, unset=None)
+    every_n_steps: Count
+    every_n_seconds: Annotated[float, Gt(0)] | None
+    monitor: str
+    mode: Literal["max", "min"]
+    tie_breaker: str | None
+    patience: Count | None
+    beginning: bool
+    interpolation: list[Any] | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ThresholdSettings:
     """``evaluation.threshold``: the similarity from which on two images are of one class."""
 
-    wrong_share: Annotated[float, Interval(gt=0, lt=1)] = key()
-    fmr: Annotated[float, Interval(gt=0, lt=1)] | None = key()
+    wrong_share: Annotated[float, Interval(gt=0, lt=1)]
+    fmr: Annotated[float, Interval(gt=0, lt=1)] | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PictureSettings:
     """``evaluation.sheet``: a picture of some queries."""
 
-    queries: Count = key()
-    neighbors: Count = key()
-    seed: Natural = key()
+    queries: Count
+    neighbors: Count
+    seed: Natural
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ReportSettings:
     """``evaluation.report``: the page about a test."""
 
-    neighbors: Count = key()
-    map: bool = key()
-    seed: Natural = added_key(0)  # the map alone is drawn with it
+    neighbors: Count
+    map: bool
+    seed: Natural = 0  # the map alone is drawn with it
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EvaluationSettings:
     """``evaluation``: what a test computes."""
 
-    selection: Literal["val", "last", "test"] = key()
-    split: Literal["val"] | None = key()
-    recall_at: list[Any] = key()
-    metrics: list[Any] = key()
-    validation_metrics: list[Any] | Literal["auto"] = key()
-    crops: Literal[1, 2, 5, 10] = key()
-    alpha: float = key()
-    count_query: bool = key()
-    level_weights: list[Any] | None = key()
-    exclude: Literal["nearest"] | None = key()
-    clustering: bool = key()
-    fixed_neighbors: Count | None = key()
-    other_labels: dict[Any, Any] = key()
-    heads: bool = key()
-    head_sets: list[Any] | None = key()
-    raw: bool = key()
-    threshold: ThresholdSettings | None = key()
-    reranking: Literal["alpha_qe", "k_reciprocal"] | None = key()
-    sheet: PictureSettings | None = key()
-    report: ReportSettings | None = key()
+    selection: Literal["val", "last", "test"]
+    split: Literal["val"] | None
+    recall_at: list[Any]
+    metrics: list[Any]
+    validation_metrics: list[Any] | Literal["auto"]
+    crops: Literal[1, 2, 5, 10]
+    alpha: float
+    count_query: bool
+    level_weights: list[Any] | None
+    exclude: Literal["nearest"] | None
+    clustering: bool
+    fixed_neighbors: Count | None
+    other_labels: dict[Any, Any]
+    heads: bool
+    head_sets: list[Any] | None
+    raw: bool
+    threshold: ThresholdSettings | None
+    reranking: Literal["alpha_qe", "k_reciprocal"] | None
+    sheet: PictureSettings | None
+    report: ReportSettings | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LoggerSettings:
     """``logger``: what logs a training beside metrics.csv."""
 
-    loggers: dict[Any, Any] = key()
+    loggers: dict[Any, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """The configuration of ``dml train``."""
 
-    seed: Seed = key(fixed=BEGINNING, is_ignored=True, is_saved=True, decides_raw=True)
-    quick: bool = key(is_shared=True)
-    resume: str | None = key(is_path=True, is_shared=True)
-    trust: bool = key()
-    accept_changed_data: bool = key(is_shared=True)
-    debug: bool = key()
-    stages: dict[Any, Any] = key(is_shared=True)
+    seed: Seed
+    quick: bool
+    resume: str | None
+    trust: bool
+    accept_changed_data: bool
+    debug: bool
+    stages: dict[Any, Any]
 
-    data: DataSettings = key(is_prepared=True, is_ignored=True, is_saved=True, decides_raw=True)
-    dataset: DatasetSettings = key(is_prepared=True, is_shared=True, is_saved=True, decides_raw=True)
-    transform: TransformSettings = key(is_saved=True, is_finite=True, decides_raw=True)
-    sampler: Any = key(fixed=STEPS, is_trained=True, is_saved=True, is_built=True, is_finite=True)
-    model: Any = key(fixed=STEPS, is_saved=True, is_built=True, is_finite=True, decides_raw=True)
-    adapter: Any = key(fixed=STEPS, is_saved=True, is_finite=True, unset=None)
-    recurrent: Any = key(fixed=STEPS, is_finite=True, decides_raw=True)
-    loss: Any = key(fixed=STEPS, is_trained=True, is_saved=True, is_built=True, is_finite=True)
-    distill: DistillSettings = key(fixed=STEPS, is_trained=True, is_finite=True, needs="teacher")
-    optimizer: Any = key(fixed=STEPS, is_trained=True, is_saved=True, is_built=True, is_finite=True)
-    scheduler: SchedulerSettings = key(fixed=STEPS, is_trained=True, is_saved=True, is_finite=True)
-    training: TrainingSettings = key()
-    heads: HeadSettings = key()
-    checkpoints: CheckpointSettings = key(is_trained=True)
-    evaluation: EvaluationSettings = key(is_saved=True, decides_raw=True)
-    trainer: Any = key(is_saved=True, is_built=True)
-    callbacks: dict[Any, Any] = key(fixed=STEPS, is_trained=True)
-    logger: LoggerSettings = key(is_trained=True, is_ignored=True, keeps_environment=True)
-    sweep: dict[Any, Any] = key(is_trained=True, is_ignored=True)
+    data: DataSettings
+    dataset: DatasetSettings
+    transform: TransformSettings
+    sampler: Any
+    model: Any
+    adapter: Any
+    recurrent: Any
+    loss: Any
+    distill: DistillSettings
+    optimizer: Any
+    scheduler: SchedulerSettings
+    training: TrainingSettings
+    heads: HeadSettings
+    checkpoints: CheckpointSettings
+    evaluation: EvaluationSettings
+    trainer: Any
+    callbacks: dict[Any, Any]
+    logger: LoggerSettings
+    sweep: dict[Any, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EvaluateSettings(Settings):
     """The configuration of ``dml evaluate``."""
 
-    checkpoint: str = key(is_path=True)
-    split: Literal["test", "val", "train"] | None = key()
+    checkpoint: str
+    split: Literal["test", "val", "train"] | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ContactSheetSettings:
     """``sheet``: the contact sheets of ``dml prepare`` and ``dml inspect``."""
 
-    classes: Count = key()
-    pictures: Count = key()
-    seed: Natural = key()
+    classes: Count
+    pictures: Count
+    seed: Natural
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FindingsSheetSettings(ContactSheetSettings):
     """``sheet`` of ``dml inspect``."""
 
-    findings: Natural = key()
+    findings: Natural
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PrepareSettings(Settings):
     """The configuration of ``dml prepare``."""
 
-    resize: int | None = key()
-    mode: Literal["warp", "shorter", "longer"] = key()
-    verify: Literal["stamp", "content"] = key()
-    processes: Count | None = key(is_prepared=True)
-    sheet: ContactSheetSettings | None = key()
+    resize: int | None
+    mode: Literal["warp", "shorter", "longer"]
+    verify: Literal["stamp", "content"]
+    processes: Count | None
+    sheet: ContactSheetSettings | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class InspectSettings(Settings):
     """The configuration of ``dml inspect``."""
 
-    backbones: list[str] | None = key()
-    max_images: Count | None = key()
-    components: Count | None = key()
-    processes: Count | None = key(is_prepared=True)
-    sheet: FindingsSheetSettings | None = key()
+    backbones: list[str] | None
+    max_images: Count | None
+    components: Count | None
+    processes: Count | None
+    sheet: FindingsSheetSettings | None
 
 
 SETTINGS: dict[str, type[Settings]] = {
@@ -326,26 +275,6 @@ SETTINGS: dict[str, type[Settings]] = {
 }
 """The settings of each command."""
 
-PART_KEYS = {
-    "model.backbone.weights": Key(fixed=NOTHING, is_path=True),  # a file of weights may have been moved
-    "model.concatenation": Key(fixed=NOTHING),
-    **{f"callbacks.{name}": Key(fixed=NOTHING) for name in ("progress", "first_validation", "final_validation")},
-    **{f"callbacks.{name}": Key(fixed=NOTHING) for name in ("best_checkpoint", "last_checkpoint")},
-    **{f"trainer.gradient_clip_{name}": Key(fixed=STEPS) for name in ("val", "algorithm")},
-    "trainer.precision": Key(fixed=STEPS),
-    "trainer.callbacks": Key(fixed=STEPS),
-    "trainer.accelerator": Key(is_ignored=True),
-    "trainer.devices": Key(is_ignored=True, is_process=True, keeps_environment=True),
-    "trainer.num_nodes": Key(is_process=True, keeps_environment=True),
-    "trainer.strategy": Key(is_ignored=True, is_process=True),
-    "trainer.sync_batchnorm": Key(is_process=True),
-    "hydra": Key(keeps_environment=True),
-    "hydra.run.dir": Key(is_path=True),
-    "hydra.sweep.dir": Key(is_path=True),
-}
-"""What depends on keys that are parameters of an object with a ``_target_``, or Hydra's."""
-
-
 SettingsOf = TypeVar("SettingsOf")
 
 
@@ -354,7 +283,7 @@ def read_settings(config: DictConfig, kind: type[SettingsOf]) -> SettingsOf:
 
     What holds a ``_target_``, and mappings and lists whose keys are the user's, stay nodes of the configuration, which
     `dml.run.building.build` takes. A key that the configuration lacks is None, or has the default of its declaration:
-    a test lacks the parts that only a training uses, and a saved model those that older versions had not.
+    a test lacks the parts that only a training uses.
 
     Args:
         config: configuration of a command, of a stage of a run, or of a part of it; later changes to it don't show.
@@ -373,44 +302,7 @@ def list_declared(kind: Any) -> dict[str, Field[Any]]:
     return {declared.name: declared for declared in fields(kind)}
 
 
-def _list_fields(kind: Any, prefix: str = "") -> Iterator[tuple[str, Key]]:
-    for key_name, declared in list_declared(kind).items():
-        name = f"{prefix}{key_name}"
-        yield name, declared.metadata["key"]
-        if (group := find_group(declared.type)) is not None:
-            yield from _list_fields(group, f"{name}.")
-
-
 def find_group(annotation: Any) -> Any:
     """Return the dataclass of a key's annotation, such as that of ``SheetSettings | None``; None without one."""
     kinds = (annotation, *get_args(annotation))
     return next((kind for kind in kinds if isinstance(kind, type) and is_dataclass(kind)), None)
-
-
-@cache
-def all_keys() -> dict[str, Key]:
-    """Return what depends on each key of all commands, by its dotted name."""
-    return {name: facts for kind in SETTINGS.values() for name, facts in _list_fields(kind)} | PART_KEYS
-
-
-@cache
-def list_keys(fact: str) -> tuple[str, ...]:
-    """Return the keys of which a fact of `Key` is true, such as those that hold paths for "is_path"."""
-    return tuple(name for name, facts in all_keys().items() if getattr(facts, fact))
-
-
-def what_fixes(path: str) -> str | None:
-    """Return what fixes a value in a resumed run; the nearest key at or above it that has a fact `fixed` decides.
-
-    >>> what_fixes("loss.margin"), what_fixes("model.backbone.weights"), what_fixes("data.cache")
-    ('steps', 'nothing', None)
-    """
-    names = path.split(".")
-    above = (all_keys().get(".".join(names[:count])) for count in range(len(names), 0, -1))
-    return next((facts.fixed for facts in above if facts is not None and facts.fixed), None)
-
-
-@cache
-def list_fixed(fixed_by: str) -> tuple[str, ...]:
-    """Return the keys that something fixes in a resumed run, such as `CHOICE`, without those below them."""
-    return tuple(name for name, facts in all_keys().items() if facts.fixed == fixed_by)

@@ -7,8 +7,11 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from dml.run.config_folders import CONF
-from dml.run.settings import Settings, list_keys, read_settings
+from dml.run.settings import TRAINED, Settings, read_settings
 from dml.runtime.errors import InputError
+
+SHARED = ("quick", "resume", "accept_changed_data", "stages", "dataset")
+"""The keys that all stages of a run share."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ def check_stages(config: DictConfig, first: Stage) -> None:
     """
     for number, (name, changes) in enumerate(_list_changes(config).items()):
         for key in changes:
-            if key in list_keys("is_shared"):
+            if key in SHARED:
                 raise InputError(f"stages.{name}.{key}: all stages share the run's {key}; give {key} without stages")
             if number and key == "training" and "init" in changes[key]:
                 raise InputError(
@@ -120,7 +123,7 @@ def make_evaluation_config(config: DictConfig, *, lacks_weights: bool = False) -
         config: configuration of the stage.
         lacks_weights: whether the checkpoint lacks weights, which an adapter left as they were.
     """
-    parts = resolve_parts(config, list_keys("is_trained"))
+    parts = resolve_parts(config, TRAINED)
     parts["trainer"] |= {
         "max_epochs": None,
         "max_steps": 1,

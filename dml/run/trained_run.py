@@ -61,8 +61,8 @@ def open_run(place: str, *, trust: bool) -> TrainedRun:
     plain: Any = OmegaConf.to_container(config, resolve=True)
     parts = {part: plain.get(part) for part in ("model", "adapter", "recurrent")}
     try:
-        with building.trusting(None if trust else ()):
-            building.check_targets(parts | {"transform": {"test": plain["transform"]["test"]}}, "")
+        with building.trusting(trust):
+            building.check_values(parts | {"transform": {"test": plain["transform"]["test"]}})
     except InputError as error:
         raise InputError(f"{KEY}={printable(place)}: {error}; trust=true if you trust this file") from error
     decisive, settings = list_decisive(plain), read_settings(config, Settings)

@@ -20,9 +20,9 @@ from dml.retrieval.search import nearest_neighbors
 from dml.run import builders, loop
 from dml.run.evaluators import build_metric_config, choose_tested_split
 from dml.run.feature_source import FeatureSource
-from dml.run.settings import Settings, list_keys
+from dml.run.settings import Settings
 from dml.run.stages import Stage
-from dml.run.stored_configuration import plain_config
+from dml.run.stored import plain_config
 from dml.runtime.console import console
 from dml.runtime.errors import InputError
 from dml.runtime.run_folder import RunFolder, configuration_id
@@ -31,6 +31,9 @@ from dml.training.embedders import CHOSEN_HEADS, RawFeatures
 from dml.training.module import MetricLearner
 
 Metrics = dict[str, Any]
+
+DECISIVE = ("seed", "data", "dataset", "transform", "model", "recurrent", "evaluation")
+"""The parts of a configuration that the metrics of the features before the training depend on."""
 
 PCA_IMAGES = 5_000
 """The largest number of training images whose principal components the features of the test are projected onto."""
@@ -53,7 +56,7 @@ def evaluate_raw_features(
         source: source of the backbone's features; None computes them.
     """
     settings = stage.settings
-    parts = {part: value for part, value in plain_config(stage.config).items() if part in list_keys("decides_raw")}
+    parts = {part: value for part, value in plain_config(stage.config).items() if part in DECISIVE}
     configuration = configuration_id(parts | {"precision": settings.trainer.precision})
     metrics = folder.raw_metrics(configuration)
     if metrics is None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dml.runtime.checksums import DamageError, file_checksum
+from dml.runtime.configuration import flat, is_below
 from dml.runtime.errors import InputError
 from dml.runtime.files import remove_partial_files
 from dml.runtime.locks import holding, is_held
@@ -38,6 +39,12 @@ CONFIGURATION = "configuration"
 RUN_KEYS = ("resume", "checkpoint", "debug", "sweep", "launcher", "trust", "accept_changed_data")
 """Keys of a configuration that don't change the result of a run, only how it is started."""
 
+UNIDENTIFIED = (
+    *("logger", "data.cache", "data.check_images", "data.eval_batch_size", "data.num_workers", "data.pin_memory"),
+    *("trainer.accelerator", "trainer.devices", "trainer.num_nodes", "trainer.strategy"),
+    *("trainer.enable_progress_bar", "trainer.log_every_n_steps"),
+)
+"""Keys that say how a run loads, logs and is spread over devices: runs that differ in them alone are one training."""
 
 HELD_FOLDER = "DML_HELD_FOLDER"
 """The environment variable that names a run folder whose lock the process that started this one holds."""
@@ -293,9 +300,9 @@ class RunFolder:
 
 
 def configuration_id(config: Mapping[str, Any]) -> str:
-    """Compute a short identifier of a configuration; it doesn't depend on the order of the keys, nor on `RUN_KEYS`."""
-    plain = json.dumps(without_run_keys(config), sort_keys=True, default=str)
-    return sha256(plain.encode()).hexdigest()[:16]
+    """Compute a short identifier of what a configuration trains: of all values but `RUN_KEYS` and `UNIDENTIFIED`."""
+    values = {key: value for key, value in flat(without_run_keys(config)).items() if not is_below(key, UNIDENTIFIED)}
+    return sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def without_run_keys(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """The experiments of `conf/experiment`: composed, identified, described, and made small."""
 
-import hashlib
-import json
 import pickle
 from collections.abc import Iterator
 from functools import cache
@@ -15,10 +13,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from dml.report.provenance import describe_configuration
 from dml.run.config_folders import CONF
-from dml.run.settings import list_keys
-from dml.run.stored_configuration import plain_config
+from dml.run.stored import plain_config
 from dml.runtime.configuration import flat, is_below, key_of
 from dml.runtime.errors import InputError
+from dml.runtime.run_folder import configuration_id
 from dml.samplers.base import AUTO, AUTO_CLASSES
 from dml.studies.study import Training
 from dml.training.run_length import AUTO as OPEN_LENGTH
@@ -41,8 +39,8 @@ SMALL_VALUES = {
 }
 """Overrides of every small experiment."""
 
-ADDED_VALUES = {"evaluation.validation_metrics": "auto"}
-"""Values of options that older versions did not have, and with which a training is that of the older versions."""
+IGNORED = ("seed", "data", "dataset.root", "logger", "trainer.accelerator", "trainer.devices", "trainer.strategy")
+"""The keys with which another run, or another machine, computes the same training."""
 
 EPOCH = 250
 """Steps that stand for an epoch, whose length follows from the data."""
@@ -68,33 +66,16 @@ def compose(training: Training) -> DictConfig:
 
 
 def identify(config: DictConfig, root: Path | None = None) -> str:
-    """Return a hash of what a configuration trains; those of one training share it.
-
-    Its runs differ in keys that tell them apart, or say how a machine computes them; all others say what it is.
-
-    Null values are not part of the hash, so that finished runs keep theirs when an option is added that is null.
+    """Return a hash of what a configuration trains; those of one training share it, but for `IGNORED`.
 
     Args:
         config: configuration of a run, as `compose` returns it.
         root: absolute path of a data set of the user's own, which its name doesn't tell from others; None for a data
             set that is the same wherever it lies.
     """
-    values = {key: _as_integer(value) for key, value in flat(plain_config(config)).items() if value is not None}
-    values = {
-        key: value
-        for key, value in values.items()
-        if not is_below(key, list_keys("is_ignored")) and ADDED_VALUES.get(key) != value
-    }
-    if root is not None:
-        values["dataset.root"] = str(root)
-    if values.get("evaluation.threshold.wrong_share") == 0.05:
-        # finished runs keep the identity that they had when a false match rate was the default
-        del values["evaluation.threshold.wrong_share"]
-        if values.get("evaluation.threshold.fmr") == 0.01:
-            del values["evaluation.threshold.fmr"]
-        values = {"evaluation.threshold.fmr": 0.001, "evaluation.threshold.seed": 0} | values
-    values.setdefault("trainer.deterministic", "warn")  # null stands for it on a CPU, and it once was the default
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
+    values = {key: _as_integer(value) for key, value in flat(plain_config(config)).items()}
+    values = {key: value for key, value in values.items() if not is_below(key, IGNORED)}
+    return configuration_id(values | {"dataset.root": str(root)} if root is not None else values)
 
 
 def describe_training(training: Training, heads: tuple[str, ...] = ()) -> dict[str, str]:

@@ -18,7 +18,6 @@ from omegaconf import DictConfig, OmegaConf
 from dml.commands.error_lines import print_line
 from dml.commands.hydra_command import main
 from dml.run.config_folders import quote
-from dml.run.settings import list_keys
 from dml.runtime import signals
 from dml.runtime.configuration import check_set_elsewhere, is_below, key_of
 from dml.runtime.errors import InputError
@@ -31,7 +30,7 @@ from dml.runtime.processes import (
     waiting_for_processes,
 )
 from dml.runtime.run_folder import RunFolder, RunState
-from dml.studies.experiments import compose, identify, shrink
+from dml.studies.experiments import IGNORED, compose, identify, shrink
 from dml.studies.study import Training
 
 DATASET_FOLDERS = {
@@ -118,7 +117,7 @@ class Run:
         """Return the arguments of ``train`` that begin the run, or resume it if it was interrupted."""
         paths = [f"{key}={path}" for key, path in find_input_paths(self.training, data).items()]
         if RunFolder(self.folder).state in (RunState.INTERRUPTED, RunState.RUNNING):
-            return [f"resume={self.folder}", *paths]
+            return [f"resume={self.folder}", "trust=true", *paths]
         overrides = [f"experiment={self.training.experiment}", *self.training.overrides]
         return [*overrides, f"seed={self.seed}", *paths, f"hydra.run.dir={self.folder}"]
 
@@ -167,7 +166,7 @@ class Plan:
     @property
     def departures(self) -> list[str]:
         """The overrides with which trainings aren't those of the study, sorted."""
-        return sorted(override for override in self.trained if not is_below(key_of(override), list_keys("is_ignored")))
+        return sorted(override for override in self.trained if not is_below(key_of(override), IGNORED))
 
     def list_runs(self, training: Training) -> list[Run]:
         """List the runs of a training, one for each seed; trainings of one configuration share their runs."""

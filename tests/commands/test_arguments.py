@@ -9,6 +9,7 @@ from hydra.errors import HydraException
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dml.commands.arguments import PATHS as KEYS_OF_PATHS
 from dml.commands.arguments import (
     find_path,
     put_options_first,
@@ -16,7 +17,6 @@ from dml.commands.arguments import (
     replace_latest,
 )
 from dml.run.config_folders import CONF
-from dml.run.settings import list_keys
 from dml.runtime.errors import InputError
 from dml.runtime.run_folder import RunFolder
 
@@ -42,7 +42,7 @@ PATHS = [
     "/😀/~x#&=,y",
     "'s-Gravenhage",
 ]
-PATH_KEYS = [*list_keys("is_path"), "+dataset.reader.file"]
+PATH_KEYS = [*KEYS_OF_PATHS, "+dataset.reader.file"]
 
 
 @pytest.mark.parametrize("path", PATHS)

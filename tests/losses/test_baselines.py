@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from dml.losses.baselines import PairLoss, ProxyLoss
+from dml.losses.compose import check_pairs
 from dml.runtime.errors import InputError
 
 CONF = ROOT / "conf" / "loss"
@@ -241,3 +242,10 @@ def test_a_row_is_no_positive_of_itself_beside_a_gallery(name: str) -> None:
     assert value == 0
     # with a positive in the gallery there is something to compare
     assert loss(embeddings, torch.tensor([0, 1, 2]), 9.0 - rows(2, seed=1), torch.tensor([0, 1])).isfinite()
+
+
+@pytest.mark.parametrize("name", names(PairLoss))
+def test_a_loss_of_pairs_needs_two_images_of_a_class(name: str) -> None:
+    with pytest.raises(InputError, match=r"^sampler.images_per_class=1: PairLoss compares images of one class"):
+        check_pairs(instantiate(load(name)), images_per_class=1)
+    check_pairs(instantiate(load(name)), images_per_class=2)

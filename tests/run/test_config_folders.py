@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from dml.run.config_folders import format_value, list_overrides, search_path_overrides
 from dml.run.resolvers import sweep_subfolder
-from dml.run.stored_configuration import read_stored_configuration
+from dml.run.stored import read_stored_run
 from dml.runtime.run_folder import RunFolder
 
 
@@ -38,7 +38,7 @@ def test_a_search_path_is_kept_as_an_override_that_holds_in_any_folder(
 def test_a_run_of_a_sweep_knows_its_search_path(tmp_path: Path) -> None:
     hydra = {"sweep": {"dir": str(tmp_path)}, "searchpath": ["file:///conf"], "overrides": {"task": ["seed=1"]}}
     name = sweep_subfolder(0, _root_=OmegaConf.create({"seed": 1, "hydra": hydra}))
-    assert read_stored_configuration(RunFolder(tmp_path / name)).overrides == [
+    assert read_stored_run(RunFolder(tmp_path / name)).overrides == [
         "hydra.searchpath=['file:///conf']",
         "seed=1",
     ]
