@@ -4,8 +4,8 @@ python scripts/kill_and_resume.py                 # 40 kills; a quarter of an ho
 python scripts/kill_and_resume.py --kills 3
 
 The run is experiment=lns/emoji/rnn on a part of the data, with a few small steps in each stage and new neighbors in
-the middle of a stage. The points are those of `kill_points.py`, such as "after last.ckpt is replaced". A first run
-counts how often each point is reached. Then the script kills a run at each point near the beginning, the middle and
+the middle of a stage. `tests/kill_points.py` has the points, such as "after last.ckpt is replaced". A first run counts
+how often each point is reached. Then the script kills a run at each point near the beginning, the middle and
 the end of the run. Every second run accumulates the gradients of two batches. The exit code is 1 if a resumed run
 differs from the uninterrupted one.
 """
@@ -30,6 +30,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
 from kill_points import POINTS, count_points, die_at
 from small_emoji import slice_of_emoji
 

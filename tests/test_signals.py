@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ONE_HEAD, ROOT, Here
+from conftest import ONE_HEAD, Here
 from forks import ForkedScript
 from runs import assert_same_run, last, stop_at
 
@@ -101,11 +101,11 @@ def catches(process_id: int, signum: int) -> bool:
 
 @pytest.mark.first_cases(1)
 @pytest.mark.parametrize("after", [0.4, 0.0, 1.3])
-@pytest.mark.parametrize("script", ["train.py", "scripts/compare.py"])
-def test_ctrl_c_during_imports_prints_no_trace(tmp_path: Path, script: str, after: float) -> None:
-    arguments = [str(tmp_path)] if script != "train.py" else [f"hydra.run.dir={tmp_path}/run"]
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_ctrl_c_during_imports_prints_no_trace(tmp_path: Path, command: str, after: float) -> None:
+    argument = f"hydra.run.dir={tmp_path}/run" if command == "train" else str(tmp_path)
     process = subprocess.Popen(
-        [sys.executable, str(ROOT / script), *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "dml", command, argument], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
     while process.poll() is None and not catches(process.pid, signal.SIGTERM):  # until then Python itself is starting
         time.sleep(0.01)

@@ -160,5 +160,4 @@ def test_a_mistake_of_a_later_stage_is_told_before_the_first_one_trains(
 
 
 def test_a_run_goes_on_in_a_stage_that_it_still_has(finished: Path, refused: Refused) -> None:
-    line = "error: checkpoint of stage rnn: this run's stages are n_pair, lns"
-    assert refused(f"resume={finished}", "~stages.rnn") == line
+    assert refused(f"resume={finished}", "~stages.rnn").startswith("error: stages.rnn.")

@@ -95,45 +95,31 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
     settings = read_settings(config, Settings)
     check_accelerator(settings.trainer.accelerator)
     stored = _check_folder(config, settings, folder)
-    run: dict[str, Any] = {"overrides": overrides, "config": plain_config(config)}
-    composed = config.copy()  # building a stage turns epochs into steps
-    table, stages = builders.build_table(settings), _list_stages(config, is_quick=settings.quick)
+    table = builders.build_table(settings)
     splits = summarize_data(table, settings.dataset.root)
     if stored is not None:
         rank_zero_only(check_resumed_data)(config, splits, folder)
-    _check_data(settings, stages, table)
-    _try_stages(stages[1:], table)
+    stages = list_stages(config.copy())  # building a stage turns its epochs into steps
+    _check_data(stages, table)
     parts = _build_parts(stages[0], table)
-    loop.build_callbacks(parts.settings)  # a mistake in one is told before anything is computed
-    progress = _read_progress(stages[-1].settings, folder, table)
-    if stored is not None and progress is not None:
-        check_trained(composed, stored, stages[-1].settings.trainer.max_steps, progress)
+    _try_stages(parts, stages[1:], table)
+    progress = _read_progress(config, folder, table, stages, stored)
     rank_zero_only(folder.write_splits)(splits)
+    rank_zero_only(write_configuration)(folder, config, overrides, began_in=folder)
     raw: Metrics = {}
-    first = [stage.name for stage in stages].index(find_stage(config, progress.stage).name) if progress else 0
-    rank_zero_only(write_configuration)(folder, composed, overrides, began_in=folder)
     if settings.evaluation.raw:
         raw = evaluate_raw_features(parts.stage, parts.images, parts.model, folder, parts.source)
-    for stage in stages[first:]:
-        if stage is not stages[0]:
-            parts = _build_parts(stage, table)
+    for stage in _list_remaining(stages, progress):
+        parts = parts if stage is stages[0] else _build_parts(stage, table)
         progress = _load_weights(parts, folder.last_checkpoint, progress)
-        _connect_features(parts)
-        if stage is stages[-1] and (count := parts.settings.evaluation.fixed_neighbors):
-            file = folder.fixed_neighbors_file
-            store_fixed_neighbors(parts.settings, parts.learner, parts.images, file, count)
-        print_setup(parts.settings, parts.images, parts.learner, folder.path, stage.name)
-        trainer = _fit(parts, folder, run, progress)
+        _use_first_weights(parts, folder, is_last=stage is stages[-1])
+        print_setup(parts, folder.path)
+        trainer = _fit(parts, folder, {"overrides": overrides, "config": plain_config(config)}, progress)
         progress = TrainingProgress.read(folder.last_checkpoint)
-    assert progress is not None  # a run has a stage at least
     if len(stages) == 1 and choose_selection(settings, table) == "val":
         choose_between_first_and_last(parts.settings, trainer, parts.learner, parts.images, parts.frozen)
-    checkpoint, tested, selection = _choose_checkpoint(parts.stage, folder, table, progress)
-    load_model(parts.model, checkpoint)
-    description = raw | tested.describe(parts.epoch_length)
-    description |= {"selection": selection, CONFIGURATION: configuration_id(run["config"])}
-    if trainer.global_step < trainer.max_steps:
-        description["ended_early"] = f"at step {trainer.global_step:,} of {trainer.max_steps:,}"
+    chosen = _load_chosen(parts, folder, table)
+    identity = {CONFIGURATION: configuration_id(plain_config(config))}
     return run_test(
         parts.stage,
         trainer,
@@ -141,7 +127,7 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
         parts.images,
         folder,
         split=choose_tested_split(settings, table),
-        description=description,
+        description=raw | chosen | identity | _describe_end(trainer),
         run=folder,
     )
 
@@ -168,26 +154,20 @@ def _check_folder(config: DictConfig, settings: Settings, folder: RunFolder) -> 
     return None
 
 
-def _list_stages(config: DictConfig, *, is_quick: bool) -> list[Stage]:
-    """Return the stages of the run; those of a quick run are short."""
-    stages = list_stages(config)
-    for stage in stages if is_quick else ():
-        shorten(stage.config)
-    return stages
-
-
-def _check_data(settings: Settings, stages: list[Stage], table: ImageTable) -> None:
+def _check_data(stages: list[Stage], table: ImageTable) -> None:
     """Make sure, before any training, that all stages can be evaluated on the data, and that it can be read."""
-    tested_split = choose_tested_split(settings, table)
+    settings = stages[-1].settings
     builders.read_other_labels(settings, table)
     for stage in stages:
         check_evaluation(stage.settings, table)
-    check_share("limit_test_batches", stages[-1].settings, table.select_evaluated(tested_split))
+    check_share("limit_test_batches", settings, table.select_evaluated(choose_tested_split(settings, table)))
     builders.check_readable(settings, table)
 
 
 def _build_parts(stage: Stage, table: ImageTable) -> StageParts:
     """Build the objects of a stage, its random weights a function of the seed; epochs become steps."""
+    if stage.settings.quick:
+        shorten(stage.config)
     seed_everything(stage.settings.seed, verbose=False)
     images = builders.build_data(stage.settings, table)
     builders.count_in_steps(stage.config, len(images.sampler))
@@ -204,13 +184,14 @@ def _build_parts(stage: Stage, table: ImageTable) -> StageParts:
     return StageParts(stage, settings, images, model, learner, source, frozen)
 
 
-def _try_stages(stages: list[Stage], table: ImageTable) -> None:
-    """Build the objects of stages once, so that a mistake in a later stage is told before an earlier one trains.
+def _try_stages(first: StageParts, others: list[Stage], table: ImageTable) -> None:
+    """Build the callbacks of the first stage, and all of the others once: a mistake is told before anything is trained.
 
     Raises:
         InputError: if one can't be built; the line names the stage.
     """
-    for stage in stages:
+    loop.build_callbacks(first.settings)
+    for stage in others:
         trial = Stage(stage.name, stage.config.copy())  # building turns epochs into steps
         try:
             settings = _build_parts(trial, table).settings
@@ -222,26 +203,28 @@ def _try_stages(stages: list[Stage], table: ImageTable) -> None:
             raise InputError(f"stages.{stage.name}: {reason}") from error
 
 
-def _connect_features(parts: StageParts) -> None:
-    """Give a training of the heads alone the features by the weights that it begins with."""
-    if parts.source is not None:
-        assert isinstance(parts.images, FrozenDataModule)
-        assert isinstance(parts.learner, FrozenLearner)
-        parts.images.load_inputs = parts.source.load_inputs
-        parts.learner.network.shapes = parts.source.load_inputs(parts.images.train_table).shapes
-
-
-def _read_progress(settings: Settings, folder: RunFolder, table: ImageTable) -> TrainingProgress | None:
+def _read_progress(
+    config: DictConfig, folder: RunFolder, table: ImageTable, stages: list[Stage], stored: StoredRun | None
+) -> TrainingProgress | None:
     """Return how far the run has got, None for a new run.
 
     Raises:
-        InputError: if the last checkpoint is damaged, or the best one, which the run would test.
+        InputError: if the last checkpoint is damaged, or the best one, which the run would test, or if the run can't go
+            on from there.
     """
-    if not folder.last_checkpoint.exists():
+    if stored is None or not folder.last_checkpoint.exists():
         return None
-    if folder.best_checkpoint.exists() and choose_selection(settings, table) != "last":
+    if folder.best_checkpoint.exists() and choose_selection(stages[-1].settings, table) != "last":
         TrainingProgress.read(folder.best_checkpoint)
-    return TrainingProgress.read(folder.last_checkpoint)
+    progress = TrainingProgress.read(folder.last_checkpoint)
+    find_stage(config, progress.stage)
+    check_trained(config, stored, stages[-1].settings.trainer.max_steps, progress)
+    return progress
+
+
+def _list_remaining(stages: list[Stage], progress: TrainingProgress | None) -> list[Stage]:
+    """Return the stages from the one on that the run has got to."""
+    return stages if progress is None else stages[[stage.name for stage in stages].index(progress.stage) :]
 
 
 def _load_weights(parts: StageParts, last: Path, progress: TrainingProgress | None) -> TrainingProgress:
@@ -256,6 +239,17 @@ def _load_weights(parts: StageParts, last: Path, progress: TrainingProgress | No
     if progress is None:
         return TrainingProgress(name, 0, 0)
     return TrainingProgress(name, progress.total_steps, 0, progress.history_checksum)
+
+
+def _use_first_weights(parts: StageParts, folder: RunFolder, *, is_last: bool) -> None:
+    """Compute what a stage takes of the weights that it begins with: features of frozen ones, and fixed neighbors."""
+    if parts.source is not None:
+        assert isinstance(parts.images, FrozenDataModule)
+        assert isinstance(parts.learner, FrozenLearner)
+        parts.images.load_inputs = parts.source.load_inputs
+        parts.learner.network.shapes = parts.source.load_inputs(parts.images.train_table).shapes
+    if is_last and (count := parts.settings.evaluation.fixed_neighbors):
+        store_fixed_neighbors(parts.settings, parts.learner, parts.images, folder.fixed_neighbors_file, count)
 
 
 def _fit(parts: StageParts, folder: RunFolder, run: dict[str, Any], progress: TrainingProgress) -> Trainer:
@@ -286,27 +280,32 @@ def _fit(parts: StageParts, folder: RunFolder, run: dict[str, Any], progress: Tr
     return trainer
 
 
-def _choose_checkpoint(
-    stage: Stage, folder: RunFolder, table: ImageTable, progress: TrainingProgress
-) -> tuple[Path, TrainingProgress, str]:
-    """Return the checkpoint that a run tests, where it was written, and what selected it.
+def _load_chosen(parts: StageParts, folder: RunFolder, table: ImageTable) -> Metrics:
+    """Load the checkpoint that the run tests -> what describes it in metrics.json.
 
     A training that never validated has no best checkpoint, or one of another stage: the last one is tested then.
     """
-    selection = choose_selection(stage.settings, table)
-    if selection != "last" and folder.best_checkpoint.exists():
-        best = TrainingProgress.read(folder.best_checkpoint)
-        if best.stage == stage.name:
-            return folder.best_checkpoint, best, selection
-    return folder.last_checkpoint, progress, "last"
+    selection, checkpoint = choose_selection(parts.settings, table), folder.best_checkpoint
+    progress = TrainingProgress.read(checkpoint) if selection != "last" and checkpoint.exists() else None
+    if progress is None or progress.stage != parts.stage.name:
+        selection, checkpoint = "last", folder.last_checkpoint
+        progress = TrainingProgress.read(checkpoint)
+    load_model(parts.model, checkpoint)
+    return progress.describe(parts.epoch_length) | {"selection": selection}
+
+
+def _describe_end(trainer: Trainer) -> Metrics:
+    """Return what says that a training ended before its last step, such as for checkpoints.patience."""
+    is_early = trainer.global_step < trainer.max_steps
+    return {"ended_early": f"at step {trainer.global_step:,} of {trainer.max_steps:,}"} if is_early else {}
 
 
 @rank_zero_only
-def print_setup(settings: Settings, images: DataModule, learner: MetricLearner, folder: Path, stage: str = "") -> None:
+def print_setup(parts: StageParts, folder: Path) -> None:
     """Print what is going to be trained, on which images, and the folder of the results."""
-    model = learner.model
-    if stage:
-        console.print(f"[bold]stage[/]    {in_markup(stage)}")
+    settings, images, learner, model = parts.settings, parts.images, parts.learner, parts.model
+    if parts.stage.name:
+        console.print(f"[bold]stage[/]    {in_markup(parts.stage.name)}")
     if settings.quick:
         console.print(f"[bold red]quick[/]    {in_markup(QUICK)}")
     heads = " + ".join(f"{name} {size}" for name, size in model.embed_dims.items())

@@ -104,7 +104,7 @@ def _remedy(path: Path) -> str:
     test, beginning = (shlex.quote(f"{key}={other}") for key in ("checkpoint", "training.init"))
     line = f"{other} is whole: {test} tests it, {beginning} begins a new run with its weights"
     if other.name == "last.ckpt":
-        line += f", {shlex.quote(f'resume={path.parents[1]}')} evaluation.selection=last goes on with its run"
+        line += f"; delete this one, and {shlex.quote(f'resume={path.parents[1]}')} goes on with its run"
     return line
 
 

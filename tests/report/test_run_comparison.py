@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import PLAIN, Here, in_a_process
+from conftest import PLAIN, Here
 
+from dml.commands.compare import compare_runs
 from dml.evaluation.names import MetricDescription
 from dml.evaluation.per_query import QueryTable, read_queries, write_queries
 from dml.report.comparison import (
@@ -188,9 +189,10 @@ def test_an_evaluation_is_no_run_unless_it_is_named(sweep: Path, tmp_path: Path,
     assert find_unfinished([tmp_path]) == [run]
 
 
-def test_the_command(sweep: Path, tmp_path: Path) -> None:
+def test_the_command(sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = ["--markdown", str(tmp_path / "table.md"), "--csv", str(tmp_path / "table.csv")]
-    printed = in_a_process("scripts/compare.py", str(sweep), *files)
+    compare_runs([str(sweep), *files])
+    printed = capsys.readouterr().out
     assert printed.startswith("| run | seeds | level0/recall@1 |")
     assert "\n- vector: 8 dimensions, cosine\n- first weights: random\n- checkpoint: " in printed
     best, other = sorted(("nra", "rll"), key=lambda loss: -statistics.mean(recalls(sweep, loss)))
