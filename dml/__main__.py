@@ -6,7 +6,6 @@ from importlib import import_module
 from typing import NamedTuple
 
 from dml import __version__
-from dml.runtime.lean_imports import import_lean
 from dml.runtime.signals import handle_signals
 
 
@@ -29,10 +28,10 @@ JOB = "dml.commands.hydra_command"
 ROOM = "dml.commands"
 
 COMMANDS = {
-    "train": Command(JOB, "run_job", "train a model, test it, and write its report"),
-    "evaluate": Command(JOB, "run_job", "test a checkpoint again, also on another data set"),
-    "prepare": Command(JOB, "run_job", "check a data set, and keep its images decoded"),
-    "inspect": Command(JOB, "run_job", "show what a data set holds, and what networks find"),
+    "train": Command(JOB, "main", "train a model, test it, and write its report"),
+    "evaluate": Command(JOB, "main", "test a checkpoint again, also on another data set"),
+    "prepare": Command(JOB, "main", "check a data set, and keep its images decoded"),
+    "inspect": Command(JOB, "main", "show what a data set holds, and what networks find"),
     "compare": Command(f"{ROOM}.compare", "compare_runs", "print a table of finished runs"),
     "embed": Command(f"{ROOM}.embed", "embed_images", "write the vectors of images to a file"),
     "index": Command(f"{ROOM}.index", "index_images", "make an index of images, or extend one"),
@@ -67,7 +66,6 @@ def run_command(*leading_arguments: str) -> None:
             one command only.
     """
     handle_signals()  # before a command's imports, which take seconds
-    import_lean()
     dispatch([*leading_arguments, *sys.argv[1:]])
 
 

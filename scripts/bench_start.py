@@ -8,8 +8,7 @@ Each command runs in new processes, in turns with a script that only imports the
 - resnet18   ``dml search`` in an index of a torchvision network, against torch
 - default    ``dml search`` in an index of the default network, against torch and timm
 
-Seconds are CPU time, of user and system together, and wall time, each the median of TIMES runs (5). Libraries that
-Lightning and timm import although dml uses nothing of them (`lean_imports`) count as the libraries' own.
+Seconds are CPU time, of user and system together, and wall time, each the median of TIMES runs (5).
 """
 
 from dml.runtime.signals import handle_signals
@@ -36,8 +35,6 @@ from dml.inference.model_settings import ModelSettings
 
 TRAIN = """
 import os
-from dml.runtime.lean_imports import import_lean
-import_lean()
 from dml.__main__ import dispatch
 from dml.training.module import MetricLearner
 MetricLearner.training_step = lambda *_: os._exit(0)

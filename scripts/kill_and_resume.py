@@ -58,8 +58,6 @@ ARGUMENTS = [
 BATCHES_PER_STEP = (1, 2)
 MOMENTS = (0.0, 0.5, 1.0)
 """Shares of the occurrences of a point after which a run is killed there."""
-PATHS = ("best_model_path", "best_k_models", "kth_best_model_path", "last_model_path", "dirpath")
-"""Entries of a checkpoint that depend on the folder that it was written to."""
 
 Prepare = Callable[[], Any]
 
@@ -124,8 +122,7 @@ def are_equal(first: Any, second: Any) -> bool:
     if isinstance(first, torch.Tensor):
         return isinstance(second, torch.Tensor) and torch.equal(first, second)
     if isinstance(first, dict):
-        keys = first.keys() - {*PATHS}
-        return first.keys() == second.keys() and all(are_equal(first[key], second[key]) for key in keys)
+        return first.keys() == second.keys() and all(are_equal(first[key], second[key]) for key in first)
     if isinstance(first, list):
         return len(first) == len(second) and all(map(are_equal, first, second))
     return bool(first == second)

@@ -16,7 +16,8 @@ from hydra.core.hydra_config import HydraConfig
 from quick_hydra import remembering
 
 from dml.commands import main
-from dml.runtime.lean_imports import import_lean
+from dml.runtime import signals
+from dml.runtime.quick_imports import quick_imports
 
 # many small jobs: threads would only wait for each other; set before torch is imported. Milvus leaves threads of gRPC
 # behind, which would print a line at each fork of a later test and when the server ends its connection, and Ray's print
@@ -26,13 +27,13 @@ os.environ |= {"OMP_NUM_THREADS": "1", "COLUMNS": "80", "GRPC_ENABLE_FORK_SUPPOR
 sys.path.insert(0, str(ROOT / "scripts"))
 from small_emoji import slice_of_emoji
 
-from dml.run.building import trusting
-from dml.run.stored import STORED
-from dml.studies import experiments
-from dml.studies.study_command import run_study
+with quick_imports():
+    from dml.run.building import trusting
+    from dml.run.stored import STORED
+    from dml.studies import experiments
+    from dml.studies.study_command import run_study
 
 importlib.metadata.entry_points = cache(importlib.metadata.entry_points)  # Lightning reads them for each Trainer
-import_lean()  # as commands do, and before the tests import torch
 
 SHORT_RUN = [
     "dataset.counts=null",
@@ -132,12 +133,13 @@ def device(pytestconfig: pytest.Config) -> str:
 
 @pytest.fixture(autouse=True)
 def _without_hydra() -> Iterator[None]:
-    """Undo Hydra's logging, whose handler writes to a file that pytest closes, and forget its last configurations."""
+    """Undo Hydra's logging, whose handler writes to a file that pytest closes; forget what it and signals leave."""
     yield
     HydraConfig.instance().cfg = None  # a sweep leaves it
     registered = ConfigStore.instance().repo
     for name in [name for name in registered if name.startswith(STORED)]:
         del registered[name]
+    signals.forget()
     for handler in [handler for handler in logging.root.handlers if type(handler) is logging.StreamHandler]:
         logging.root.removeHandler(handler)
     logging.root.setLevel(logging.WARNING)

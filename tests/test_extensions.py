@@ -51,13 +51,14 @@ def first_rank(ranks, offset):
 }
 
 YAML_FILES = {
-    "callbacks/stopping.yaml": """
+    "trainer/stopping.yaml": """
 defaults:
   - default
-stop_after:
-  _target_: users_option.StopAfter
-  steps: 5
-  monitor: ${checkpoints.monitor}
+  - _self_
+callbacks:
+  - _target_: users_option.StopAfter
+    steps: 5
+    monitor: ${checkpoints.monitor}
 """,
     "loss/squeeze.yaml": """
 _target_: users_loss.Squeeze
@@ -91,7 +92,7 @@ def extended(here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in PYTHON_FILES:
         monkeypatch.delitem(sys.modules, Path(name).stem, raising=False)
-    choices = ["callbacks=stopping", "loss=squeeze", "evaluation=first_rank", f"hydra.searchpath=[{tmp_path}/my_conf]"]
+    choices = ["trainer=stopping", "loss=squeeze", "evaluation=first_rank", f"hydra.searchpath=[{tmp_path}/my_conf]"]
     return [f"dataset.root={small_emoji}", *PLAIN, *choices]
 
 
@@ -99,7 +100,7 @@ def test_a_users_option_loss_and_metric_take_effect(
     here: Here, refused: Refused, extended: list[str], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    here("train", *extended, "callbacks.stop_after.steps=4", "seed=3", f"hydra.run.dir={run}")
+    here("train", *extended, "trainer.callbacks.0.steps=4", "seed=3", f"hydra.run.dir={run}")
     metrics = json.loads((run / "metrics.json").read_text())
     with (run / "metrics.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["loss/H"]]
@@ -120,5 +121,5 @@ def test_a_users_option_loss_and_metric_take_effect(
     line = refused(f"resume={run}", f"hydra.searchpath=[{tmp_path}/my_conf]")
     for name in ("users_option.StopAfter", "users_loss.Squeeze", "users_metric.first_rank"):
         assert name in line
-    here("train", f"resume={run}", "callbacks.stop_after.steps=5", "trust=true")
-    assert last(run)["global_step"] == 5
+    here("train", f"resume={run}", "trainer.min_steps=6", "trust=true")
+    assert last(run)["global_step"] == 6

@@ -14,7 +14,7 @@ from quick_hydra import forgetting
 CASES = {
     "nothing": [],
     "groups": ["loss=margin", "model=small_cnn", "optimizer=sgd"],
-    "values": ["loss=rll", "loss.alpha=3", "+data.own={a:1}", "~callbacks", "hydra.run.dir='a b'"],
+    "values": ["loss=rll", "loss.alpha=3", "+data.own={a:1}", "~scheduler", "hydra.run.dir='a b'"],
     "an experiment": ["experiment=lns/emoji/rnn", "loss=margin"],
     "a deleted value": ["~loss"],
     "an unknown choice": ["loss=nothing"],

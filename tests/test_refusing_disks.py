@@ -54,7 +54,7 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(
     mount(disk, f"remount,size={int(2.5 * size)}")  # best.ckpt, last.ckpt and half of the next
     line = refused(*arguments, f"hydra.run.dir={run}")
     assert line.startswith(f"error: {run / 'checkpoints'}/")
-    room = r"\.ckpt: No space left on device \(\d+\.\d MB free in .*/checkpoints\); make room there; "
+    room = r"\.ckpt: No space left on device; make room there; "
     assert re.search(f"{room}what was saved is kept, and resume=", line)
     assert partial_files(run) == []
     assert last(run)["global_step"] >= 2
@@ -131,7 +131,7 @@ def test_a_killed_loader_is_one_line_and_the_state_is_kept(
     monkeypatch.setattr(ImageDataset, "__getitem__", killed_at_the_validation)
     line = refused(*arguments, "data.num_workers=1", f"hydra.run.dir={run}")
     assert "which loads images, " in line
-    assert "a smaller data.num_workers takes less; what was saved is kept" in line
+    assert "a smaller data.num_workers takes less memory; what was saved is kept" in line
     monkeypatch.undo()
     assert last(run)["global_step"] == 2
     assert partial_files(run) == []
@@ -147,18 +147,6 @@ def test_a_loader_without_shared_memory_is_told_so() -> None:
     assert line.startswith("process 7, which loads images, is killed by signal: Bus error: most often shared memory (")
 
 
-def test_a_loader_that_dies_while_it_sends_is_one_line() -> None:
-    code = compile(
-        "raise ConnectionResetError(104, 'Connection reset by peer')", "torch/utils/data/dataloader.py", "exec"
-    )
-    with pytest.raises(ConnectionResetError) as raised:
-        exec(code)
-    line = explain(raised.value)
-    assert line is not None
-    assert line.startswith("a process that loads images died while it sent some: most often memory is short")
-    assert explain(ConnectionResetError(104, "Connection reset by peer")) is None  # of somebody else's connection
-
-
 def test_a_write_that_finds_no_room_keeps_the_last_checkpoint(
     refused: Refused, small_emoji: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,12 +160,10 @@ def test_a_write_that_finds_no_room_keeps_the_last_checkpoint(
 
     monkeypatch.setattr(torch, "save", save)
     line = refused(f"dataset.root={small_emoji}", *QUICK, "model=small_cnn", f"hydra.run.dir={tmp_path}")
-    assert f" MB free in {tmp_path / 'checkpoints'}); make room there; what was saved is kept, and resume=" in line
+    assert f"error: {tmp_path / 'checkpoints'}/" in line
+    assert "No space left on device; make room there; what was saved is kept, and resume=" in line
     assert last(tmp_path)["global_step"] == 2
     assert partial_files(tmp_path) == []
-    free = shutil.disk_usage(tmp_path).free / 1e6
-    named = float(re.findall(r"\(([\d,.]+) MB free", line)[0].replace(",", ""))
-    assert abs(named - free) < 1000  # other programs write as well
 
 
 def test_writing_names_the_file_and_keeps_the_old_one(tmp_path: Path) -> None:
@@ -205,7 +191,6 @@ def test_writing_names_the_file_and_keeps_the_old_one(tmp_path: Path) -> None:
         OSError("anything"),
         OSError(errno.EINVAL, "invalid", "file"),
         PermissionError(errno.EPERM, "not permitted"),
-        FileExistsError(errno.EEXIST, "exists", "/"),
         FileNotFoundError(errno.ENOENT, "none", "file"),
         ConnectionRefusedError(errno.ECONNREFUSED, "refused"),
         RuntimeError("anything"),

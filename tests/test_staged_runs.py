@@ -144,10 +144,10 @@ def test_a_stage_that_cannot_be_is_refused(
 
 
 LATER_MISTAKES = {
-    "+stages.lns.training.ema=1.5": "error: training.ema=1.5: must be a number, above 0 and below 1",
-    "+stages.lns.checkpoints.patience=0": "error: checkpoints.patience=0: must be a whole number",
+    "+stages.lns.training.ema=1.5": "error: training.ema=1.5: must be less than 1",
+    "+stages.lns.checkpoints.patience=0": "error: checkpoints.patience=0: must be greater than or equal to 1",
     "+stages.lns.sampler.num_neighbors=0": "error: stages.lns: ",
-    "+stages.lns.trainer.val_check_interval=-3": "error: stages.lns: trainer.val_check_interval=-3: ",
+    "+stages.lns.trainer.val_check_interval=-3": "error: trainer: You have passed invalid value -3 for val_check",
 }
 
 

@@ -1,5 +1,6 @@
-"""Paths among the arguments of the command line, which Hydra would read as lists, sweeps and dictionaries."""
+"""The arguments of a command that Hydra composes: what it would misread is quoted, or refused in one line."""
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -8,13 +9,13 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from dml.run.config_folders import CONF, GROUPS, format_value, quote
+from dml.run.config_folders import CONF, GROUPS, format_value
 from dml.runtime.errors import InputError
 from dml.runtime.paths import expand_home
 from dml.runtime.run_folder import RUN_KEYS, newest_runs
 from dml.runtime.text import printable
 
-MERGED = ("callbacks", "evaluation", "experiment", "logger")
+MERGED = ("evaluation", "experiment", "logger")
 """The groups of which a run may have several choices, whose values join."""
 MULTIRUN = ("-m", "--multirun")
 OPTIONS = (
@@ -28,23 +29,57 @@ PATHS = (
     *("model.backbone.weights", "hydra.run.dir", "hydra.sweep.dir"),
 )
 """The keys that hold paths."""
-WORDS = re.compile(r"""'(?:\\.|[^'])*'|"(?:\\.|[^"])*"|[^\s\[\]{},:'"](?:[^\[\]{},:]|:(?=//))*""")
-"""The words in a list or a mapping, with the quotes that some of them have."""
 
 
-def check_encoding(names: Sequence[str]) -> None:
-    """Make sure that arguments, and the paths among them, are UTF-8: the files that a run writes hold them.
+def read_arguments(words: Sequence[str]) -> list[str]:
+    """Refuse what Hydra would misread, or answer with a trace -> the words with its options first.
 
     Raises:
-        InputError: if one of them is not.
+        InputError: for the first word that can't be used.
     """
-    for name in names:
+    is_sweep = asks_for_sweep(words)
+    for word in (*words, os.getcwd()):
         try:
-            name.encode()
+            word.encode()
         except UnicodeEncodeError as error:
             raise InputError(
-                f"{printable(name)}: not UTF-8, as all that a run writes; rename the file or folder"
+                f"{printable(word)}: not UTF-8, as all that a run writes; rename the file or folder"
             ) from error
+    for word in words:
+        key, equals, value = word.partition("=")
+        if word.startswith("-"):
+            _check_option(word)
+        elif value.startswith("glob(") and "sweep=optuna" in words:
+            raise InputError(f"{word}: sweep=optuna takes choice(A,B), and no glob")
+        elif key in GROUPS:
+            _check_choice(key, value, is_sweep=is_sweep)
+        elif key in ("hydra.run.dir", "hydra.sweep.dir") and equals and value in ("", "''", '""', "null"):
+            raise InputError(
+                f"{word}: names no folder; {key}=. is the current one, and without {key} a new one is made"
+            )
+    if is_sweep and (shown := {"--cfg", "-c", "--info", "-i"}.intersection(words)):
+        raise InputError(f"{min(shown)}: shows one configuration, and a sweep has many; leave out --multirun")
+    return put_options_first(words)
+
+
+def _check_option(word: str) -> None:
+    name, equals, value = word.partition("=")
+    if word == "--" or not any(option.startswith(name) for option in OPTIONS):
+        key = name.lstrip("-").replace("-", "_")
+        remedy = f"{key}={value}, without hyphens, sets a value" if equals else "values are given as KEY=VALUE"
+        raise InputError(f"{word}: no such option; {remedy}")
+
+
+def _check_choice(group: str, value: str, *, is_sweep: bool) -> None:
+    """Refuse null and numbers, for which Hydra raises an exception, and several choices, whose files it would merge."""
+    if re.fullmatch(r"null|true|false|[+-]?\d+(\.\d*)?|\{.*", value, re.IGNORECASE):
+        choices = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+        shown = ", ".join(sorted(choices, key=lambda name: name != "none")[:3])
+        raise InputError(f"{printable(group)}={value}: must be the name of a choice, such as {shown or 'a file there'}")
+    names = value.strip("[]").replace(" ", "")
+    is_refused = group not in MERGED if value.startswith("[") else not is_sweep
+    if is_refused and re.fullmatch(r"[\w/-]+(,[\w/-]+)+", names):
+        raise InputError(f"{group}={value}: must be one choice; -m {group}={names} runs each in turn")
 
 
 def asks_for_sweep(arguments: Iterable[str]) -> bool:
@@ -56,76 +91,8 @@ def asks_for_sweep(arguments: Iterable[str]) -> bool:
 
 
 def put_options_first(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with Hydra's options, such as ``-m``, first: it refuses overrides on both sides of one.
-
-    Raises:
-        InputError: if an argument with hyphens is none of Hydra's options.
-    """
-    for argument in arguments:
-        name, equals, value = argument.partition("=")
-        if argument != "--" and (not name.startswith("-") or any(option.startswith(name) for option in OPTIONS)):
-            continue
-        key = name.lstrip("-").replace("-", "_")
-        remedy = f"{key}={value}, without hyphens, sets a value" if equals else "values are given as KEY=VALUE"
-        raise InputError(f"{argument}: no such option; {remedy}")
+    """Return the arguments with Hydra's options, such as ``-m``, first: it refuses overrides on both sides of one."""
     return sorted(arguments, key=lambda argument: argument[:1] == "~" or (argument[:1] != "-" and "=" in argument))
-
-
-def split_help(arguments: Sequence[str]) -> tuple[list[str], bool]:
-    """Return the arguments with ``--help`` for ``--help all`` or ``--help=all``, and whether that is asked for."""
-    words = [word for argument in arguments for word in (["--help", "all"] if argument == "--help=all" else [argument])]
-    shows_all = "all" in words and not {"-h", "--help"}.isdisjoint(words)
-    return [word for word in words if not shows_all or word != "all"], shows_all
-
-
-def replace_resize_option(arguments: Sequence[str]) -> list[str]:
-    """Replace ``--resize 256`` or ``--resize=256`` among the arguments by Hydra's ``resize=256``."""
-    overrides: list[str] = []
-    for argument in arguments:
-        if overrides and overrides[-1] == "--resize":
-            overrides[-1] = f"resize={argument}"
-        else:
-            overrides.append(argument.removeprefix("--") if argument.startswith("--resize=") else argument)
-    return overrides
-
-
-def check_choices(arguments: Sequence[str]) -> None:
-    """Make sure that a group is given the name of a choice: for null and for numbers Hydra raises an exception.
-
-    Of several choices Hydra would merge the files; only those of `MERGED` have values that belong together.
-
-    Raises:
-        InputError: if it is given something else.
-    """
-    is_sweep = asks_for_sweep(arguments)
-    for argument in arguments:
-        group, _, value = argument.partition("=")
-        if group not in GROUPS:
-            continue
-        if re.fullmatch(r"null|true|false|[+-]?\d+(\.\d*)?|\{.*", value, re.IGNORECASE):
-            choices = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
-            shown = ", ".join(sorted(choices, key=lambda name: name != "none")[:3])
-            raise InputError(f"{printable(argument)}: must be the name of a choice, such as {shown or 'a file there'}")
-        names = value.strip("[]").replace(" ", "")
-        is_refused = group not in MERGED if value.startswith("[") else not is_sweep
-        if "," in names and re.fullmatch(r"[\w/,-]+", names) and is_refused:
-            raise InputError(f"{argument}: must be one choice; -m {group}={names} runs each in turn")
-
-
-def check_run_folders(arguments: Iterable[str]) -> None:
-    """Make sure that no folder of results is empty, such as a variable of the shell that isn't set.
-
-    The results would be written into the current folder.
-
-    Raises:
-        InputError: if one is.
-    """
-    for argument in arguments:
-        key, equals, value = argument.partition("=")
-        if key in ("hydra.run.dir", "hydra.sweep.dir") and equals and value in ("", "''", '""', "null"):
-            raise InputError(
-                f"{argument}: names no folder; {key}=. is the current one, and without {key} a new one is made"
-            )
 
 
 def replace_latest(argument: str) -> str:
@@ -144,38 +111,31 @@ def replace_latest(argument: str) -> str:
 
 
 def quote_paths(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with each path in quotes that Hydra would take for something else.
+    """Return the arguments with quotes around each path, and each other text with letters that Hydra's grammar lacks.
 
-    So are other texts with letters that its grammar lacks, also in a list or a mapping. Quotes, interpolations and
-    sweeps of the user's own are left alone.
+    Lists, mappings, interpolations, and quotes and sweeps of the user's own are left alone.
     """
     is_sweep = asks_for_sweep(arguments)
-    return [_quote_value(argument, is_sweep) for argument in arguments]
+    # Hydra's own keys have one value, also in a sweep
+    return [_quote_value(argument, is_sweep and not argument.startswith("hydra.")) for argument in arguments]
 
 
 def _quote_value(argument: str, is_sweep: bool) -> str:
     key, equals, value = argument.partition("=")
-    if not equals or key[:1] in "-~" or "${" in value or value == "null":
-        return argument
     is_listed = value[:1] in ("[", "{")
     is_path = key.lstrip("+") in PATHS or ("." in key and "/" in value and not is_listed)
-    if not (is_path or is_listed) and value.isascii():
+    is_text = is_path or not (is_listed or value.isascii())
+    if not equals or not is_text or key[:1] in "-~" or "${" in value or value == "null":
         return argument
-    is_sweep &= not key.startswith("hydra.")  # Hydra's own keys have one value
     override = _parse(argument)
     is_users = value[:1] in ("'", '"') or (is_sweep and override is not None and override.is_sweep_override())
     if override is not None and (is_users or not is_path):
         return argument
     # a run stores other paths with their ``~``, for a machine on which the home folder is another
-    is_stored = key not in RUN_KEYS and not key.startswith("hydra.")
-    if is_path and not is_stored and value.startswith("~"):
+    if value.startswith("~") and (key in RUN_KEYS or key.startswith("hydra.")):
         value = str(expand_home(value))
-    if is_listed and not is_path:
-        quoted = WORDS.sub(lambda word: word[0] if _parse(f"key={word[0]}") else quote(word[0].rstrip()), value)
-    else:
-        pieces = [piece.strip() for piece in value.split(",")] if is_sweep else [value]
-        quoted = ",".join(piece if not is_path and _parse(f"key={piece}") else format_value(piece) for piece in pieces)
-    return f"{key}={quoted}" if _parse(f"{key}={quoted}") else argument
+    texts = [text.strip() for text in value.split(",")] if is_sweep else [value]
+    return f"{key}={','.join(map(format_value, texts))}"
 
 
 def _parse(argument: str) -> Override | None:

@@ -3,7 +3,6 @@
 It is above `dml.run`, beside the other commands that compose configurations of their own: one for each backbone.
 """
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -31,7 +30,6 @@ from dml.models.embedding import EmbeddingModel
 from dml.models.networks import describe_timm_model
 from dml.report.console import metric_table
 from dml.report.statistics import mean_interval
-from dml.run.builders import build_evaluation_data
 from dml.run.building import build
 from dml.run.evaluators import build_metric_config, choose_final_split
 from dml.run.feature_source import FeatureSource
@@ -39,7 +37,7 @@ from dml.run.settings import InspectSettings
 from dml.runtime.configuration import key_of
 from dml.runtime.console import console, warn
 from dml.runtime.errors import InputError, suggest
-from dml.runtime.text import format_count, in_markup
+from dml.runtime.text import in_markup
 
 METRICS = ("recall@1", "map@r")
 
@@ -100,8 +98,8 @@ def evaluate_backbones(
         projections = evaluate_projections(features[table.rows("train")], features[tested_rows], evaluator, size)
         results |= {f"{name}, {projection}": metrics for projection, metrics in projections.items()}
         if groups:
-            gains = describe_gains(measure_gains(table.take(learning_rows), groups, features[learning_rows]))
-            advice.append(f"{name}: {gains} {_describe_duration(settings, table.subset('train'), model)}")
+            gains = measure_gains(table.take(learning_rows), groups, features[learning_rows])
+            advice.append(f"{name}: {describe_gains(gains)}")
     if not results:
         raise errors[0]
     title = f"features before any training, on the {split} split"
@@ -133,23 +131,6 @@ def describe_gains(gains: Sequence[float]) -> str:
     if gain.mean > gain.half_width:
         return f"{measured} Train the whole network, the default: in our tests that gained 2 to 6 times as much."
     return f"{measured} That can't tell whether a training pays: training.frozen=true tries it with the heads alone."
-
-
-STEPS, BATCH_SIZE, TIMED_IMAGES = 400, 64, 16
-"""The training whose duration is told, and the number of images in the steps that are timed."""
-
-
-def _describe_duration(settings: InspectSettings, table: ImageTable, model: EmbeddingModel) -> str:
-    """Describe how long a training takes, by a step with a few images."""
-    images = build_evaluation_data(settings, table.take(np.arange(min(len(table), TIMED_IMAGES))))
-    images.tested_on = "train"
-    pixels = next(iter(images.test_dataloader()))[0]
-    for _ in range(2):  # the first step also allocates memory
-        start = time.perf_counter()
-        torch.autograd.backward(torch.cat([*model(pixels).values()], dim=1).sum())
-    minutes = (time.perf_counter() - start) * STEPS * BATCH_SIZE / len(pixels) / 60
-    duration = f"about {format_count(round(minutes), 'minute')}" if minutes >= 1 else "less than a minute"
-    return f"{STEPS} steps with {BATCH_SIZE} images take {duration} on this processor."
 
 
 def _make_evaluator(settings: InspectSettings, tested: ImageTable) -> Evaluator:

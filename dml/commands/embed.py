@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from dml.commands.command_parser import CommandParser, add_embedding_options, embedding_options, load_for_many_images
+from dml.commands.command_parser import CommandParser, embedding_options, load_for_many_images
 from dml.commands.error_lines import one_line_errors, print_line
 from dml.runtime.paths import absolute_path, expand_home
 from dml.runtime.text import printable
@@ -44,7 +44,7 @@ def embed_images(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--root", metavar="FOLDER", help="folder that the written paths are relative to, which is written"
     )
-    add_embedding_options(parser)
+    parser.add_embedding()
     options = parser.parse_args(arguments)
     with one_line_errors():
         from dml.inference.embedding_files import check_names, check_output, make_tables, name_images, write_embeddings
@@ -58,7 +58,7 @@ def embed_images(arguments: Sequence[str]) -> None:
         root = {"root": absolute_path(expand_home(options.root))} if options.root else {}
         names = name_images(paths, root.get("root"))
         check_names(names, labels)
-        model = load_for_many_images(options.model, options.device, trust=options.trust)
+        model = load_for_many_images(options)
         facts = {"fingerprint": model.fingerprint, **root}
         tables = make_tables(names, labels, _embed(options, model, paths))
         write_embeddings(options.output, tables, facts, len(paths))

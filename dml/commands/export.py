@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dml.commands.command_parser import CommandParser, add_trust
+from dml.commands.command_parser import CommandParser
 from dml.commands.error_lines import one_line_errors, print_line
+from dml.runtime.quick_imports import quick_imports
 from dml.runtime.text import printable
 
 if TYPE_CHECKING:
@@ -39,22 +40,19 @@ def export_model(arguments: Sequence[str]) -> None:
         "--probe", metavar="IMAGES", help="folder or .csv file of images to compare on (default: the run's test)"
     )
     parser.add_argument("--quantize", choices=("int8",), help="write a second file, with weights of 8 bits")
-    parser.add_number("--batch-size", 32, "images at a time")
-    add_trust(parser)
+    parser.add_number("--batch-size", default=32, meaning="images at a time")
+    parser.add_trust()
     options = parser.parse_args(arguments)
     with one_line_errors():
-        from dml.inference import (
-            exporting,
-            load,  # after --help: it takes seconds
-        )
-        from dml.inference.exporting import list_probe, read_test
-        from dml.inference.image_inputs import list_source
+        with quick_imports():
+            from dml.inference import exporting, load  # after --help: it takes seconds
+            from dml.inference.image_inputs import list_source
 
         exporting.check_export(options.output, options.quantize)
         if options.probe:
             list_source(options.probe)  # before the model is loaded: mistakes are told at once
         model = load(options.model, heads=options.heads, device="cpu", trust=options.trust)
-        probe = list_probe(model, options.probe) if options.probe else read_test(model)
+        probe = exporting.list_probe(model, options.probe) if options.probe else exporting.read_test(model)
         report = exporting.export_model(
             model, options.output, probe, quantize=options.quantize, batch_size=options.batch_size
         )

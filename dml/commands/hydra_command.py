@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import shlex
 import signal
 import sys
@@ -15,26 +16,21 @@ from typing import Any, NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from dml.commands.arguments import (
     asks_for_sweep,
-    check_choices,
-    check_encoding,
-    check_run_folders,
     find_path,
     put_options_first,
     quote_paths,
+    read_arguments,
     replace_latest,
-    replace_resize_option,
-    split_help,
 )
-from dml.commands.command_help import format_help
-from dml.commands.error_lines import explain, is_users_mistake, one_line_errors, print_line, told_errors
-from dml.commands.required_values import check_parts, check_values, select_used_parts
+from dml.commands.error_lines import explain, one_line_errors, print_line, told_errors
 from dml.commands.start import follow, import_from_working_folder, quiet
-from dml.commands.sweep_start import check_point, make_composable
 from dml.run import building, sweeps
 from dml.run.config_folders import (
     CONF,
@@ -42,17 +38,15 @@ from dml.run.config_folders import (
     list_overrides,
     pretrained_name,
     quote,
-    search_path_overrides,
 )
 from dml.run.stored import StoredRun, check_foreign, name_choices, offer, read_checkpoint_run, read_stored_run
-from dml.run.value_types import check_types
 from dml.runtime import processes, ranks, signals
 from dml.runtime.configuration import key_of
 from dml.runtime.console import console
 from dml.runtime.errors import InputError
-from dml.runtime.lean_imports import import_lean
-from dml.runtime.new_folders import note_new_folder, remove_unused_folder, remove_unused_sweeps
+from dml.runtime.new_folders import note_new_folder, remove_unused_folder, remove_unused_folders
 from dml.runtime.paths import expand_home
+from dml.runtime.quick_imports import quick_imports
 from dml.runtime.run_folder import RunFolder
 from dml.runtime.text import in_markup, printable
 
@@ -70,20 +64,9 @@ WITHOUT_RUN_FOLDER = ("prepare", "inspect")
 """The commands that write to the data set's cache folder alone."""
 
 
-def run_job(command: str, arguments: Sequence[str]) -> None:
-    """Run one of `JOBS` with the arguments that follow its name, such as ["loss=rll", "--multirun", "seed=1,2"]."""
-    sys.argv[1:] = [command, *arguments]  # Hydra takes them from there
-    main(command, is_named=True)
-
-
 @dataclass
 class Outcome:
-    """What a command in a Python session leaves behind.
-
-    Args:
-        folder: folder of the run.
-        error: exception that ended it, which Hydra would print a line of its own about.
-    """
+    """What a command in a Python session leaves behind: the folder of its run, and the exception that ended it."""
 
     folder: Path | None = None
     error: Exception | None = None
@@ -95,10 +78,10 @@ def run_from_python(command: str, words: Sequence[str]) -> Path:
     Raises:
         InputError: if the words can't be used, or the processes of a training on several devices fail.
     """
-    before, outcome = sys.argv, Outcome()
-    sys.argv = ["dml", command, *words]
+    signals.forget()
+    before, outcome = [*sys.argv], Outcome()
     try:
-        main(command, is_named=True, outcome=outcome)
+        main(command, words, outcome=outcome)
     except SystemExit as end:
         if end.code not in (0, 128 + signal.SIGINT):
             raise InputError(f"dml {command}: ended with exit code {end.code}; the lines above say why") from end
@@ -113,53 +96,44 @@ def run_from_python(command: str, words: Sequence[str]) -> Path:
     return outcome.folder
 
 
-def main(command: str, *, is_named: bool = False, outcome: Outcome | None = None) -> None:
-    """Run one of `JOBS` with the overrides of the command line.
+def main(command: str, words: Sequence[str] | None = None, *, outcome: Outcome | None = None) -> None:
+    """Run one of `JOBS` with overrides and options, such as ["loss=rll", "--multirun", "seed=1,2"].
 
-    A user's error ends with one line on stderr and exit code 2; ``HYDRA_FULL_ERROR=1`` or ``debug=true`` shows
-    its trace, as any other exception does.
-
-    At SIGINT or SIGTERM it ends with one line and exit code 128 + the signal; see `dml.runtime.signals`.
+    A user's error ends with one line on stderr and exit code 2; ``debug=true`` shows its trace, as any other exception
+    does. At SIGINT or SIGTERM it ends with one line and exit code 128 + the signal; see `dml.runtime.signals`.
 
     Args:
         command: one of `JOBS`.
-        is_named: whether the command line names the command before the overrides, as ``dml train loss=rll`` does.
+        words: overrides and options; None means those of this process.
         outcome: object that gets the folder and the error of the run, for a caller in Python.
     """
-    prefix = [command] if is_named else []
-    full_error = os.environ.get("HYDRA_FULL_ERROR")
-    is_debugged = full_error == "1" or "debug=true" in [argument.lower() for argument in sys.argv]
+    words = sys.argv[1:] if words is None else words
+    is_debugged = "debug=true" in map(str.lower, words)
     # set before torch is loaded: threads that spin while they wait keep the loader's workers, or any other program,
     # from the cores that they in turn wait for; on two busy cores a step then takes ten times as long
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    import_lean()
     quiet()  # what is read of a checkpoint imports Lightning before Hydra has called the job
     # Hydra is told to raise: it would print its own shortened trace and exit with 1
-    with (
-        signals.handling(),
-        one_line_errors(is_debugged, raises=outcome is not None),
-        _environment("HYDRA_FULL_ERROR", "1"),
-    ):
-        check_encoding([*sys.argv[1:], os.getcwd()])
+    with one_line_errors(is_debugged, raises=outcome is not None), _environment("HYDRA_FULL_ERROR", "1"):
         import_from_working_folder()
-        words, shows_all = split_help(replace_resize_option(sys.argv[1 + len(prefix) :]))
-        typed = put_options_first(words)
+        typed = read_arguments(words)
         if not {"-h", "--help"}.isdisjoint(typed):
-            program = f"dml {command}" if is_named else f"python {command}.py"
-            print_line(format_help(command, program, quote_paths(typed), shows_all=shows_all).rstrip())
+            print_line(format_help(command))
             return
-        check_choices(typed)
-        check_run_folders(typed)
-        if asks_for_sweep(typed) and (shown := {"--cfg", "-c", "--info", "-i"}.intersection(typed)):
-            raise InputError(f"{min(shown)}: shows one configuration, and a sweep has many; leave out --multirun")
         name, words, stored = _offer_stored(command, typed)
-        arguments = follow(put_options_first(words))
-        sys.argv[1:] = make_composable(arguments)
-        task = Task(command, typed, is_debugged, full_error, os.getpid(), stored, outcome)
+        arguments = sys.argv[1:] = follow(put_options_first(words))  # Hydra takes them from there
         if (folder := find_path(arguments, "hydra.run.dir")) and "${" not in str(folder):
             note_new_folder(folder)
-        with stopping_workers(arguments), _removing_unused_sweeps():
+        task = Task(command, typed, is_debugged, os.getpid(), stored, outcome)
+        with stopping_workers(arguments), _removing_unused_folders():
             hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(task.run)()
+
+
+def format_help(command: str) -> str:
+    """Return the header of a command's YAML file, and the choices and values in it with their comments."""
+    header, _, body = (CONF / f"{command}.yaml").read_text(encoding="utf-8").partition("\ndefaults:\n")
+    text, keys = re.sub("^# ", "", header, flags=re.MULTILINE), body.partition("\nhydra:\n")[0]
+    return f"{text}\n\nChoices and values, with their defaults; --cfg job prints all of them:\n{keys.rstrip()}"
 
 
 @dataclass(frozen=True)
@@ -170,7 +144,6 @@ class Task:
         command: one of `JOBS`.
         typed: overrides that the user has typed.
         is_debugged: whether the user asks for the trace of an error.
-        full_error: value of HYDRA_FULL_ERROR in the environment; None if it isn't set.
         process: id of the process that the user has started.
         stored: what the run that is resumed or tested stored; None for a new run.
         outcome: object that gets the folder and the error of the run, for a caller in Python; None on the command line.
@@ -179,7 +152,6 @@ class Task:
     command: str
     typed: list[str]
     is_debugged: bool
-    full_error: str | None
     process: int
     stored: StoredRun | None = None
     outcome: Outcome | None = None
@@ -199,13 +171,14 @@ class Task:
             console.end_log()
 
     def _run(self, config: DictConfig) -> Any:
+        """Hold the run's folder, and check the configuration before the job reads or builds anything."""
         quiet()  # before FAISS is imported
         import_from_working_folder()  # a launcher may have started this process
         hydra_config = HydraConfig.get()
         folder = RunFolder(hydra_config.runtime.output_dir)
         if self.outcome is not None:
             self.outcome.folder = folder.path
-        overrides = list_overrides(hydra_config, config)
+        overrides = list_overrides(hydra_config)
         is_test = self.command == "evaluate" and self.stored is not None
         began_in = RunFolder.from_checkpoint(expand_home(config.checkpoint)) if is_test else folder
         if self.stored is not None:
@@ -213,48 +186,44 @@ class Task:
             overrides = [*(word for word in self.stored.overrides if key_of(word) not in keys), *overrides]
         in_sweep = self.command == "train" and hydra_config.mode == RunMode.MULTIRUN
         signals.state.hint = sweep_hint if in_sweep else partial(_hint, self.command, folder)
+        has_folder = self.command not in WITHOUT_RUN_FOLDER
+        is_first = has_folder and ranks.is_first()
 
         def do_job() -> Any:
-            return resolve_name(JOBS[self.command])(config, folder, overrides)
+            with quick_imports():
+                job = resolve_name(JOBS[self.command])
+            return job(config, folder, overrides)
 
         # user errors end within the job: Hydra would announce its failure first
-        errors = (
-            told_errors(folder.path, self.is_debugged)
-            if in_sweep
-            else one_line_errors(self.is_debugged, raises=self.outcome is not None)
-        )
-        has_folder = self.command not in WITHOUT_RUN_FOLDER
-        trainer = OmegaConf.select(config, "trainer") if has_folder and not in_sweep else None
-        if trainer and ranks.count_processes(trainer) > 1 and not ranks.is_launched(trainer):
-            with errors, _environment("HYDRA_FULL_ERROR", self.full_error):
+        alone = partial(one_line_errors, self.is_debugged, raises=self.outcome is not None)
+        with told_errors(folder.path, self.is_debugged) if in_sweep else alone():
+            trainer = OmegaConf.select(config, "trainer") if has_folder and not in_sweep else None
+            if trainer and ranks.count_processes(trainer) > 1 and not ranks.is_launched(trainer):
                 self._launch(trainer, folder)
-        is_first = has_folder and ranks.is_first()
-        # a sweeper may propose the same values twice at a time: the second waits for the first, and is skipped
-        lock = _hold(folder, wait=in_sweep) if is_first else nullcontext()
-        with errors, lock, _environment("HYDRA_FULL_ERROR", self.full_error):
-            if in_sweep:
-                check_point(self.typed, [*search_path_overrides(hydra_config), *hydra_config.overrides.task])
-            check_parts(self.command, config, hydra_config.runtime)
-            check_values(self.command, config)
-            ranks.name_folder(str(folder.path))
-            if is_first and not in_sweep:
-                announce_start(self.command, config, name_choices(hydra_config.runtime.choices, began_in), folder.path)
-            with building.trusting(True):  # what is typed, and a file's values after `check_foreign`
+            # a sweeper may propose the same values twice at a time: the second waits for the first, and is skipped
+            with (
+                _hold(folder, wait=in_sweep) if is_first else nullcontext(),
+                building.trusting(True),  # what is typed, and a file's values after `check_foreign`
+            ):
                 if self.stored is not None:
                     check_foreign(self.command, config, self.typed)
+                ranks.name_folder(str(folder.path))
+                if is_first and not in_sweep:
+                    choices = name_choices(hydra_config.runtime.choices, began_in)
+                    announce_start(self.command, config, choices, folder.path)
                 self._check(config)
                 return sweeps.finish_run(config, folder, overrides, do_job) if in_sweep else do_job()
 
     def _check(self, config: DictConfig) -> None:
         """Check the values of a configuration, and write each as the job takes it: 1e3 steps as 1000, for example."""
-        check_types(select_used_parts(self.command, config), config, command=self.command)  # it imports the targets
-        from dml.commands.training_checks import check_job  # late: it imports torch
-        from dml.run.evaluators import complete_metric_names
+        with quick_imports():
+            from dml.run.checks import check, check_search  # late: it imports torch
 
-        quiet()  # Lightning sets its own level when it is imported
-        if self.command == "train":
-            complete_metric_names(config)
-        check_job(self.command, config)
+            quiet()  # Lightning sets its own level when it is imported
+            check(self.command, config)  # it imports the targets
+        if self.command == "train" and sweeps.is_search():
+            with one_line_errors(self.is_debugged):  # it ends the search: no other run would fare better
+                check_search(config)
 
     def _launch(self, trainer: DictConfig, folder: RunFolder) -> NoReturn:
         """Run the command in a process for each device, and exit as they do."""
@@ -269,8 +238,8 @@ class Task:
                     "see docs/training.md"
                 )
         command = [*processes.python_command(self.command), *self.typed, f"hydra.run.dir={quote(folder.path)}"]
-        code = ranks.launch(command, ranks.count_processes(trainer))
-        remove_unused_folder(folder, PREPARED if code == 2 else ())
+        if (code := ranks.launch(command, ranks.count_processes(trainer))) == 2:
+            remove_unused_folder(folder, PREPARED)
         sys.exit(code)
 
 
@@ -284,18 +253,19 @@ def _hold(folder: RunFolder, *, wait: bool) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
-            removable = PREPARED if not wait and is_users_mistake(error) else ()
+            is_users = isinstance(error, InputError | HydraException | OmegaConfBaseException)
+            removable = PREPARED if not wait and is_users else ()
             remove_unused_folder(folder, removable)
             raise
 
 
 @contextmanager
-def _removing_unused_sweeps() -> Iterator[None]:
-    """Remove the folder of a sweep that fails before its first run."""
+def _removing_unused_folders() -> Iterator[None]:
+    """Remove the folders of a command that fails before it has written anything, as a sweep before its first run."""
     try:
         yield
     except BaseException:
-        remove_unused_sweeps()
+        remove_unused_folders()
         raise
 
 
@@ -352,7 +322,7 @@ def announce_start(command: str, config: DictConfig, choices: Mapping[str, Any],
         model, loss = (_name_choice(group, config, choices) for group in ("model", "loss"))
         summary = f"{model} with loss {loss} on {data}"
     else:
-        summary = f"{config.checkpoint} on {data}"
+        summary = f"{config.get('checkpoint')} on {data}"
     console.print(f"[bold]{command:9}[/]{in_markup(summary)}; results in {in_markup(folder)}")
 
 
@@ -373,7 +343,8 @@ def stopping_workers(arguments: Sequence[str]) -> Iterator[None]:
     if is_sweep:
         signals.state.hint = sweep_hint
     if is_sweep and {"launcher=joblib", "hydra/launcher=joblib"} & set(arguments):
-        with _environment(signals.SILENT, "1"), processes.waiting_for_processes(_stop_workers):  # of the workers
+        notice = "stopping the runs under way after their steps"
+        with _environment(signals.SILENT, "1"), signals.deferring(notice, _stop_workers):
             yield
     else:
         yield
@@ -387,11 +358,9 @@ def _stop_workers() -> None:
 def run_in_worker(run: Callable[[], Any]) -> Any:
     """Do a run in a worker of joblib, unless the sweep is stopping; the process that waits for it tells the user."""
     signals.handle_signals()
-    signals.start_raising()
-    if signals.is_requested():
-        return None
+    signals.state.notice = "stopping"  # for good: joblib kills the other workers if one ends
     try:
+        signals.check()
         return run()
     except signals.Stopped:
-        signals.report()
         return None

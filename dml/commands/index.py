@@ -4,11 +4,11 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from dml.commands.command_parser import CommandParser, add_embedding_options, embedding_options, load_for_many_images
+from dml.commands.command_parser import CommandParser, embedding_options, load_for_many_images
 from dml.commands.error_lines import one_line_errors, print_line
+from dml.runtime import signals
 from dml.runtime.errors import InputError
 from dml.runtime.paths import expand_home
-from dml.runtime.signals import continuing
 from dml.runtime.text import printable
 
 DESCRIPTION = """\
@@ -44,7 +44,7 @@ def index_images(arguments: Sequence[str]) -> None:
     parser.add_argument("--check", type=int, metavar="N", help="measure an index by N of its images, or N of IMAGES")
     parser.add_argument("--recall", type=float, metavar="R", help="recall to choose the search parameters by")
     _add_store_options(parser)
-    add_embedding_options(parser)
+    parser.add_embedding()
     options = parser.parse_args(arguments)
     if options.check is not None:
         with one_line_errors():
@@ -59,7 +59,8 @@ def index_images(arguments: Sequence[str]) -> None:
             _refuse(options, ("recall",), "only with --check")
             _write_index(options)
     else:
-        with continuing(), one_line_errors():
+        signals.state.hint = lambda: "the same command goes on"
+        with one_line_errors():
             _refuse(options, ("output", "factory", "parameters"), "not with --to")
             _upload(options)
 
@@ -109,7 +110,7 @@ def _write_index(options: argparse.Namespace) -> None:
             count = index.upsert(options.images, **embedding)
         else:
             index = Index.build(
-                load_for_many_images(options.model, options.device, trust=options.trust),
+                load_for_many_images(options),
                 options.images,
                 factory=options.factory or EXACT,
                 parameters=options.parameters or "",
@@ -144,7 +145,7 @@ def _upload(options: argparse.Namespace) -> None:
     from dml.inference.vector_stores import parse_address, upload_images
 
     parse_address(options.to)  # mistakes are told before a model is loaded
-    model = load_for_many_images(options.model, options.device, trust=options.trust)
+    model = load_for_many_images(options)
     arguments = embedding_options(options) | {"root": options.root, "prune": bool(options.prune)}
     collection, uploaded = upload_images(model, options.to, options.images, **arguments)
     print_line(f"{printable(options.to)}: {uploaded:,} images uploaded to {collection}")

@@ -1,5 +1,6 @@
 """The job of ``dml inspect``: show what a data set holds, what networks find in it, and what may be wrong with it."""
 
+import csv
 import functools
 from collections.abc import Mapping, Sequence
 from math import log10
@@ -26,7 +27,7 @@ from dml.run.prepare_job import make_cache_folder
 from dml.run.settings import InspectSettings, read_settings
 from dml.runtime.console import console, warn
 from dml.runtime.run_folder import RunFolder
-from dml.runtime.text import format_csv, in_markup
+from dml.runtime.text import in_markup
 
 LIST, SHEET = "findings.csv", "sheet.png"
 
@@ -128,8 +129,8 @@ def _write_findings(
                 marks = [SAME if labels[i] == labels[row] else OTHER for i in shown]
                 title = f"{issue.replace('_', ' ')}: {' / '.join(dict.fromkeys(classes))}, {remark}"
                 rows.append((title, [(paths[row], QUERY), *zip((paths[i] for i in shown), marks, strict=True)]))
-    with replacing_file(folder.path / LIST) as partial:
-        partial.write_text(format_csv(lines), encoding="utf-8")
+    with replacing_file(folder.path / LIST) as partial, partial.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(lines)
     if settings.sheet:
         chosen = choose_class_rows(readable, settings.sheet.classes, settings.sheet.pictures, settings.sheet.seed)
         rows += [(f"{split}: {title}", [*images]) for split, split_rows in chosen for title, images in split_rows]

@@ -3,14 +3,15 @@
 import json
 import re
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dml.commands.command_parser import CommandParser, add_trust, positive_number
+from dml.commands.command_parser import CommandParser
 from dml.commands.error_lines import one_line_errors, print_line
 from dml.runtime.errors import InputError
 from dml.runtime.paths import expand_home, shorten_path
+from dml.runtime.quick_imports import quick_imports
 from dml.runtime.text import printable
 
 if TYPE_CHECKING:
@@ -39,15 +40,15 @@ def search_images(arguments: Sequence[str]) -> None:
     parser.add_argument("index", metavar="INDEX", help="folder of an index, which dml index wrote")
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="images to search by")
     parser.add_argument("--model", help="model that embeds the images to search by (default: the one in the index)")
-    parser.add_argument("-k", type=positive_number, default=10, metavar="K", help="number of neighbors (default: 10)")
+    parser.add_number("-k", default=10, meaning="number of neighbors")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--picture", type=expand_home, metavar="FILE", help="file to draw the neighbors to, a PNG")
     parser.add_argument("--html", type=expand_home, metavar="FILE", help="file to write a page of the neighbors to")
-    add_trust(parser)
+    parser.add_trust()
     options = parser.parse_args(arguments)
     with one_line_errors():
-        from dml.inference import Index, load  # after --help: it takes seconds
-        from dml.inference.certificates import describe
+        with quick_imports():
+            from dml.inference import Index, load  # after --help: it takes seconds
 
         _check_outputs(options)
         model = None if options.model is None else load(options.model, trust=options.trust)
@@ -57,13 +58,7 @@ def search_images(arguments: Sequence[str]) -> None:
             {"query": query, "neighbors": _list_neighbors(index, *row)}
             for query, *row in zip(options.images, scores.tolist(), positions.tolist(), strict=True)
         ]
-        print_line(_to_json(results) if options.json else _format(results))
-        if index.adapter and not options.json:
-            print_line(f"queries of the model {index.model.fingerprint}, vectors of {index.space}")
-        if index.is_trained_on and not options.json:
-            print_line("no threshold, no probabilities: the model was trained or validated on all classes of the index")
-        if index.certificate and not options.json:
-            print_line(describe(index.certificate, index.state))
+        print_line(_to_json(results) if options.json else "\n".join([*_format(results), *_describe(index)]))
         if options.picture:
             _draw(index, results, options.picture)
         if options.html:
@@ -102,29 +97,34 @@ def _list_neighbors(index: "Index", scores: list[float], positions: list[int]) -
     ]
 
 
+def _describe(index: "Index") -> Iterator[str]:
+    """Yield what a reader of the table has to know about the index."""
+    from dml.inference.certificates import describe
+
+    if index.adapter:
+        yield f"queries of the model {index.model.fingerprint}, vectors of {index.space}"
+    if index.is_trained_on:
+        yield "no threshold, no probabilities: the model was trained or validated on all classes of the index"
+    if index.certificate:
+        yield describe(index.certificate, index.state)
+
+
 def _to_json(results: Sequence[dict[str, Any]]) -> str:
     """Return the results as JSON, in which the bytes of names that aren't UTF-8 are escaped."""
     text = json.dumps(results, indent=1, ensure_ascii=False)
     return re.sub("[\ud800-\udfff]", lambda byte: f"\\u{ord(byte[0]):04x}", text)
 
 
-def _format(results: Sequence[dict[str, Any]]) -> str:
-    lines = []
+def _format(results: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield the lines of the table, without the columns that the index lacks."""
     for result in results:
         width = max((len(printable(neighbor["label"])) for neighbor in result["neighbors"]), default=0)
-        lines.append(f"{printable(result['query'])}")
-        lines += [
-            f"  {neighbor['score']:6.3f}  {_format_judgment(neighbor)}{printable(neighbor['label']):{width}}  "
-            f"{printable(shorten_path(neighbor['path']))}"
-            for neighbor in result["neighbors"]
-        ]
-    return "\n".join(lines)
-
-
-def _format_judgment(neighbor: dict[str, Any]) -> str:
-    """Return the columns of the threshold and of the probability; empty without them."""
-    same = {None: "", True: "same  ", False: "      "}[neighbor.get("same")]
-    return same + (f"{neighbor['probability']:4.0%}  " if "probability" in neighbor else "")
+        yield printable(result["query"])
+        for neighbor in result["neighbors"]:
+            same = {None: "", True: "same  ", False: "      "}[neighbor.get("same")]
+            probability = f"{neighbor['probability']:4.0%}  " if "probability" in neighbor else ""
+            label, path = printable(neighbor["label"]), printable(shorten_path(neighbor["path"]))
+            yield f"  {neighbor['score']:6.3f}  {same}{probability}{label:{width}}  {path}"
 
 
 def _draw(index: "Index", results: Sequence[dict[str, Any]], path: Path) -> None:
@@ -147,21 +147,16 @@ def _write_page(index: "Index", name: str, results: Sequence[dict[str, Any]], pa
     from dml.evaluation.names import format_percent
     from dml.evaluation.threshold import describe_choice
     from dml.report.page import search_report
-    from dml.report.sheets import FoundImage, ImageSearches
     from dml.runtime.files import write_text
 
-    searches = ImageSearches(
-        index=name,
-        size=len(index),
-        threshold=index.threshold,
-        prior=format_percent(calibration.prior, digits=2) if (calibration := index.calibration) else "",
-        choice=describe_choice(index.model.threshold_errors, of_nearest=True),
-        queries=[
-            (result["query"], [FoundImage(**{"same": None} | neighbor) for neighbor in result["neighbors"]])
-            for result in results
-        ],
-    )
-    write_text(path, search_report(searches, lambda image: _read(index, image)))
+    searches = {
+        "index": name,
+        "size": len(index),
+        "threshold": index.threshold,
+        "prior": format_percent(calibration.prior, digits=2) if (calibration := index.calibration) else "",
+        "choice": describe_choice(index.model.threshold_errors, of_nearest=True),
+    }
+    write_text(path, search_report(searches, results, lambda image: _read(index, image)))
 
 
 def _read(index: "Index", path: str) -> "Tensor":

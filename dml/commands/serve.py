@@ -4,12 +4,14 @@ import argparse
 from collections.abc import Sequence
 from functools import partial
 from ipaddress import ip_address
-from socket import socket
+from time import sleep
 
-from dml.commands.command_parser import CommandParser, add_trust
+from dml.commands.command_parser import CommandParser
 from dml.commands.error_lines import one_line_errors, print_line
+from dml.runtime import signals
 from dml.runtime.errors import InputError, check_installed
 from dml.runtime.paths import expand_home
+from dml.runtime.quick_imports import quick_imports
 from dml.runtime.text import printable
 
 DESCRIPTION = """\
@@ -47,22 +49,23 @@ def serve_index(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--model", metavar="MODEL", help="run, saved model or checkpoint to embed with (default: the one in the index)"
     )
-    parser.add_argument("--device", default="auto", help="device that embeds (default: a GPU if there is one)")
-    parser.add_number("--max-megabytes", 20, "largest upload")
-    parser.add_number("--max-megapixels", 64, "largest image")
-    add_trust(parser)
+    parser.add_device()
+    parser.add_number("--max-megabytes", default=20, meaning="largest upload")
+    parser.add_number("--max-megapixels", default=64, meaning="largest image")
+    parser.add_trust()
     options = parser.parse_args(arguments)
     with one_line_errors():
         check_installed("fastapi", "uvicorn", extra="serve")
-        from dml.data.image_files.limits import ImageLimits  # after --help: these take seconds
-        from dml.inference import Index, load
-        from dml.inference.serving.http_server import open_listener, running_server
-        from dml.inference.serving.image_search import ServedIndex
-        from dml.inference.serving.web_api import create_app
+        with quick_imports():
+            from dml.data.image_files.limits import ImageLimits  # after --help: these take seconds
+            from dml.inference import Index, load
+            from dml.inference.serving.http_server import open_listener, running_server
+            from dml.inference.serving.image_search import ServedIndex
+            from dml.inference.serving.web_api import create_app
 
-        hosts = _list_hosts(options.host, options.allow_host)
-        listener = open_listener(options.host, options.port)  # before the model is loaded: mistakes are told at once
-        with listener:
+        with open_listener(options.host, options.port) as listener:  # before the model is loaded, as mistakes are told
+            address, port = listener.getsockname()[:2]
+            names = _list_names(options.host, address, options.allow_host)
             model = options.model and load(options.model, device=options.device, trust=options.trust)
             limits = ImageLimits(options.max_megabytes << 20, options.max_megapixels * 1_000_000)
             open_index = partial(Index.load, options.index, model, device=options.device, trust=options.trust)
@@ -70,60 +73,33 @@ def serve_index(arguments: Sequence[str]) -> None:
             index = served.find_search().index
             if not index.model.fingerprint:
                 raise InputError(f"{printable(options.index)}: built of vectors alone; --model MODEL embeds queries")
-            page_hosts, pages = _list_pages(listener, options.allow_host)
-            app = create_app(served, [*hosts, *page_hosts])  # --host may name another address
-            with running_server(app, listener) as server:
+            app = create_app(served, [*OWN_HOSTS, _bracket(options.host), *map(_bracket, options.allow_host), *names])
+            pages = " and ".join(f"http://{name}:{port}" for name in names)
+            with signals.deferring("stopping"), running_server(app, listener) as server:
                 print_line(f"{printable(options.index)}: {len(index):,} images at {pages}; Ctrl-C ends it")
-                server.result()
+                while not (signals.is_requested() or server.done()):
+                    sleep(0.1)
+            server.result()
 
 
-def _list_hosts(host: str, allowed: Sequence[str]) -> list[str]:
-    """List the names by which browsers may call the server.
+def _list_names(host: str, address: str, allowed: Sequence[str]) -> list[str]:
+    """List the names by which browsers open the page that is served at an address, which ``host`` stands for.
 
     Raises:
-        InputError: if the address stands for all of the machine, and nothing says how others call it; or if a name
-            stands for several.
+        InputError: if the address stands for all of the machine, and nothing says how others call it; or for what is
+            no name or address.
     """
     for name in allowed:
-        if "*" in name:
-            raise InputError(f"--allow-host {printable(name)}: * stands for any name; give each name by itself")
-        if "/" in name or (":" in name and not _is_address(name)):
-            raise InputError(f"--allow-host {printable(name)}: give the name alone, without http:// and the port")
-    if _is_any_address(host):
-        if not allowed:
-            raise InputError(
-                f"--host {host}: all addresses of this machine; --allow-host NAME says by which name or address "
-                "others may call it"
-            )
-        return [*OWN_HOSTS, *map(_bracket, allowed)]
-    return [*dict.fromkeys([*OWN_HOSTS, _bracket(host), *map(_bracket, allowed)])]
-
-
-def _list_pages(listener: socket, allowed: Sequence[str]) -> tuple[list[str], str]:
-    """List the names by which the page is opened -> these, and the addresses of the page in words.
-
-    No browser opens that of all addresses, such as 0.0.0.0.
-    """
-    address, port = listener.getsockname()[:2]
-    names = [_bracket(address)]
-    if _is_any_address(address):
-        names = ["[::1]" if ":" in address else "127.0.0.1", *map(_bracket, allowed)]
-    return names, " and ".join(f"http://{name}:{port}" for name in names)
-
-
-def _is_any_address(host: str) -> bool:
-    try:
-        return ip_address(host).is_unspecified
-    except ValueError:  # a name
-        return host == ""
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ip_address(name.strip("[]"))
-    except ValueError:
-        return False
-    return True
+        if "*" in name or "/" in name or name.count(":") == 1:
+            raise InputError(f"--allow-host {printable(name)}: give one name or address, without http:// and the port")
+    if not ip_address(address).is_unspecified:
+        return [_bracket(address)]
+    if not allowed:
+        raise InputError(
+            f"--host {host}: all addresses of this machine; --allow-host NAME says by which name or address others "
+            "may call it"
+        )
+    return ["[::1]" if ":" in address else "127.0.0.1", *map(_bracket, allowed)]
 
 
 def _bracket(host: str) -> str:

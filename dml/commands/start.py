@@ -63,8 +63,6 @@ def follow(arguments: Sequence[str]) -> list[str]:
         return list(arguments)
     typed = find_path(arguments, "hydra.run.dir")
     folder = ranks.wait_for_folder() if typed is None or "${" in str(typed) else str(typed)
-    if folder is None:
-        raise InputError(f"process {rank}: process 0 named no run folder within {ranks.FOLDER_WITHIN:.0f} s")
     return [*arguments, f"hydra.run.dir={quote(folder)}", f"hydra.job.name=process_{rank}"]  # a log of its own
 
 

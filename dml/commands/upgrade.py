@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-from dml.commands.command_parser import CommandParser, add_embedding_options, embedding_options, load_for_many_images
+from dml.commands.command_parser import CommandParser, embedding_options, load_for_many_images
 from dml.commands.error_lines import one_line_errors, print_line
+from dml.runtime import signals
 from dml.runtime.errors import InputError
 from dml.runtime.paths import expand_home
-from dml.runtime.signals import continuing
+from dml.runtime.quick_imports import quick_imports
 from dml.runtime.text import printable
 
 DESCRIPTION = """\
@@ -40,9 +41,10 @@ def upgrade(arguments: Sequence[str]) -> None:
         "takes the better one if it finds more than the old model, and else none (default: auto)",
     )
     parser.add_argument("--dry-run", action="store_true", help="print the table alone")
-    add_embedding_options(parser)
+    parser.add_embedding()
     options = parser.parse_args(arguments)
-    with continuing(), one_line_errors():
+    signals.state.hint = lambda: "the same command goes on"
+    with one_line_errors():
         from dml.inference.index_folder import hold_folder, read_description
 
         path = expand_home(options.index).absolute()
@@ -52,15 +54,16 @@ def upgrade(arguments: Sequence[str]) -> None:
 
 
 def _upgrade(options: Namespace, path: Path) -> None:
-    from dml.inference import Index
-    from dml.inference.index_folder import remove_unused_versions
-    from dml.inference.upgrades import measure_upgrade
+    with quick_imports():
+        from dml.inference import Index
+        from dml.inference.index_folder import remove_unused_versions
+        from dml.inference.upgrades import measure_upgrade
 
     index = Index.load(path, device=options.device, trust=options.trust)
     name, embedding = printable(options.index), embedding_options(options) | {"progress": True}
     if options.model is None and not index.adapter:
         raise InputError(f"NEW_MODEL: missing; {name} has no upgrade with an adapter that could go on")
-    model = load_for_many_images(options.model, options.device, trust=options.trust) if options.model else index.model
+    model = load_for_many_images(options) if options.model else index.model
     is_same = index.model.fingerprint == model.fingerprint
     if is_same and not index.adapter:
         if not options.dry_run:

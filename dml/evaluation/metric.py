@@ -30,7 +30,7 @@ QUERIES_WITHOUT_POSITIVES = "queries_without_positives"
 """The end of the names of counts in metrics.json, such as level0/queries_without_positives."""
 
 RESERVED_NAMES = (
-    *(QUERIES_WITHOUT_POSITIVES, "images_skipped", "queries_in_gallery", "configuration", "checksums"),
+    *(QUERIES_WITHOUT_POSITIVES, "images_skipped", "queries_in_gallery", "configuration"),
     *("epoch", "step", "selection", "vector", "chosen_heads", "split", "device"),
     *("path", "labels", "neighbors", "neighbor_labels", "similarities", "map_x", "map_y"),
 )

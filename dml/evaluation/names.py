@@ -1,5 +1,6 @@
 """The names of metrics and heads, such as ``heads/L+M/level0/recall@1``, and what tables need to know of a metric."""
 
+import math
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -241,12 +242,16 @@ def format_percent(share: float, digits: int = 3) -> str:
     return np.format_float_positional(100 * share, precision=digits, fractional=False, trim="-")
 
 
-def format_value(value: float, metric: MetricDescription) -> str:
+def format_value(value: float | None, metric: MetricDescription) -> str:
     """Format a value of a metric: a fraction in percent, without the sign, any other with four significant digits.
+
+    None and NaN are a dash.
 
     >>> format_value(0.6584, describe_metric("h_ap")), format_value(12.0, describe_metric("images_skipped"))
     ('65.8', '12')
     """
+    if value is None or math.isnan(value):
+        return "–"
     if metric.shown_in_percent:
         return f"{100 * value:.1f}"
     return f"{value:.4g}" if abs(value) < 10_000 else f"{value:.0f}"

@@ -25,7 +25,7 @@ from dml.inference.image_inputs import Source, check_readable, list_source, to_v
 from dml.inference.index_folder import (
     FORMAT,
     IndexItems,
-    check_files,
+    check_content,
     hold_folder,
     read_description,
     remove_unused_versions,
@@ -525,7 +525,7 @@ class Index:
                 f"{printable(path)}: its vectors are of the model {printable(fingerprint)}, not of "
                 f"{model.fingerprint}; search with that model, or build the index again"
             )
-        check_files(path, description)
+        check_content(path, description)
         try:
             items = IndexItems.read(path / description["files"]["items"])
         except (pa.ArrowException, KeyError, ValueError, OSError) as error:

@@ -24,12 +24,11 @@ from numpy.typing import NDArray
 
 from dml.data.image_files.parts import identify_images
 from dml.inference.certificates import describe
-from dml.runtime.checksums import CHECKSUMS, DamageError, file_checksum
+from dml.runtime.checksums import CHECKSUMS, DamageError, check_files, read_manifest, write_manifest
 from dml.runtime.errors import InputError
 from dml.runtime.files import replacing
 from dml.runtime.locks import holding
 from dml.runtime.paths import expand_home
-from dml.runtime.run_files import read_values, write_values
 from dml.runtime.text import printable
 
 
@@ -138,7 +137,7 @@ def _as_objects(texts: Iterable[str]) -> NDArray[np.object_]:
     return array
 
 
-FORMAT = 4
+FORMAT = 5
 """The version of the files; an index of another one is built again."""
 
 DESCRIPTION, CARD, LOCK = "index.json", "README.md", ".lock"
@@ -201,12 +200,8 @@ def read_description(path: Path) -> dict[str, Any]:
     if not file.is_file():
         raise InputError(f"{printable(path)}: no index there; dml index, or dml.Index.build and save, makes one")
     try:
-        description, checksums = read_values(file, may_nest=True)
-    except (DamageError, ValueError) as error:
-        raise InputError(f"{printable(file)}: damaged ({printable(error)}); build the index again") from error
-    if (version := description.get("format")) != FORMAT:
-        raise InputError(f"{printable(path)}: of format {printable(version)}, not {FORMAT}; build the index again")
-    try:
+        description, checksums = read_manifest(file, FORMAT)
+        description[CHECKSUMS] = checksums
         files = dict(description["files"])
         names = [files[kind] for kind in ("vectors", "items", "model")]
         names.append(files.get("adapter", ""))
@@ -214,7 +209,6 @@ def read_description(path: Path) -> dict[str, Any]:
         next_id = description["next_id"]
         if certificate := description.setdefault("certificate", None):
             describe(certificate, [])  # values of other types raise an error here
-        description[CHECKSUMS] = checksums
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{printable(file)}: damaged ({printable(error)}); build the index again") from error
     are_kinds_right = all(isinstance(key, str) for key in (*keys, *names)) and isinstance(next_id, int)
@@ -233,7 +227,7 @@ def write_description(
     path: Path, description: Mapping[str, Any], checksums: Mapping[str, str], state: Sequence[Any]
 ) -> None:
     """Write ``index.json``, and the card of an index in a state, which `describe` compares with the certificate's."""
-    write_values(path / DESCRIPTION, description, checksums, on_disk=True)
+    write_manifest(path / DESCRIPTION, description, checksums)
     certificate, space = description.get("certificate"), description["space"]
     checked = describe(certificate, state) if certificate else "never; `dml index FOLDER --check 1000` does it"
     model = space and f", of the model `{space}`"
@@ -241,13 +235,13 @@ def write_description(
         partial.write_text(CARD_TEXT.format_map({**description, "certificate": checked, "model": model}), "utf-8")
 
 
-def check_files(path: Path, description: dict[str, Any]) -> None:
+def check_content(path: Path, description: Mapping[str, Any]) -> None:
     """Make sure that the vectors, the items and the adapter are those that ``index.json`` describes."""
-    for kind in {"vectors", "items", "adapter"} & description["files"].keys():
-        file = path / description["files"][kind]
-        checksum = description[CHECKSUMS].get(file.name)
-        if not file.is_file() or checksum not in (None, file_checksum(file)):
-            raise InputError(f"{printable(file)}: missing, or not as it was written; build the index again")
+    names = [name for kind, name in description["files"].items() if kind != "model"]
+    try:
+        check_files(path, names, description[CHECKSUMS])
+    except DamageError as error:
+        raise InputError(f"{printable(path)}: damaged ({printable(error)}); build the index again") from error
 
 
 def remove_unused_versions(path: Path) -> None:

@@ -102,7 +102,7 @@ def load(
         return embedder if heads is None else ImageEmbedder(embedder.model, embedder.settings, heads, device)
     path = expand_home(place)
     if not path.exists():
-        clean_up(path)
+        clean_up(path.parent, path.name)
     if HUB_NAME.fullmatch(str(place)) and not os.path.exists(path.parent):
         path = _download(str(place), revision)
     if is_saved_folder(path):

@@ -2,7 +2,8 @@
 
 - ``model.safetensors``: the weights.
 - ``config.yaml``: the resolved configuration of the training, with the network and the preprocessing.
-- ``model.json``: fingerprint, heads, size of the vectors, names of the classes it has seen, metrics.
+- ``model.json``: fingerprint, heads, size of the vectors, names of the classes it has seen, metrics, and the SHA-256 of
+  itself and of the files that are read back.
 - ``README.md`` and, if the run has one, ``retrieval.png``: the model card, in the format of the Hugging Face hub.
 """
 
@@ -27,23 +28,20 @@ from dml.evaluation.threshold import describe_choice, find_calibration, find_nea
 from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.model_settings import ModelSettings
 from dml.report.provenance import name_dataset
-from dml.runtime.checksums import DamageError, file_checksum
+from dml.runtime.checksums import check_files, file_checksum, read_manifest, write_manifest
 from dml.runtime.errors import InputError
 from dml.runtime.files import replacing_folder
 from dml.runtime.paths import expand_home
 from dml.runtime.run_files import (
     check_metrics,
     read_configuration,
-    read_values,
     replace_nan,
     restore_nan,
-    write_sealed_text,
-    write_values,
 )
 from dml.runtime.text import markdown_table, printable
 
-FORMAT = 1
-"""The version of the files, which changes when older versions of dml can't read them."""
+FORMAT = 2
+"""The version of the files; a model of another one is saved again."""
 
 WEIGHTS, CONFIG, DESCRIPTION, CARD, PICTURE = (
     "model.safetensors",
@@ -84,36 +82,31 @@ def read_folder(path: Path, *, trust: bool = False) -> SavedModel:
     """Read the description of a saved model.
 
     Raises:
-        InputError: if a file is missing, damaged, or of a newer version.
+        InputError: if a file is missing, damaged, or of another format.
     """
     file = path / DESCRIPTION
     try:
-        description, checksums = read_values(file, may_nest=True)
-        file = path / CONFIG
-        config = read_configuration(file)
+        description, checksums = read_manifest(file, FORMAT)
         file = path
-        version, name, fingerprint = (description[key] for key in ("format", "name", "fingerprint"))
-        chosen_heads = description.get("chosen_heads", config["model"]["heads"])  # older folders name none
-        heads, chosen = (tuple(map(str, names)) for names in (description["heads"], chosen_heads))
+        picture = (path / PICTURE).read_bytes() if (path / PICTURE).is_file() else None
+        check_files(path, (WEIGHTS, CONFIG) if picture is None else (WEIGHTS, CONFIG, PICTURE), checksums)
+        config = read_configuration(path / CONFIG)
+        name, fingerprint = description["name"], description["fingerprint"]
+        heads, chosen = (tuple(map(str, description[key])) for key in ("heads", "chosen_heads"))
         training, metrics = dict(description["training"]), restore_nan(dict(description["metrics"]))
         check_metrics(metrics)
         class_names, val_class_names = (tuple(map(str, description[key])) for key in ("class_names", "val_class_names"))
         parts = {part: dict(config[part]) for part in ("model", "transform", "data")}
-        picture = (path / PICTURE).read_bytes() if (path / PICTURE).is_file() else None
         settings = ModelSettings(
             {**config, **parts}, str(name), training, metrics, class_names, val_class_names, picture, trust
         )
         # what is read of them later: a missing value, or one of another kind, raises an error here
         _ = settings.batch_size, settings.views, settings.limits, settings.decisive
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, DamageError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         line = " ".join(f"{type(error).__name__}: {error}".split())
         raise InputError(
             f"{printable(file)}: not as save_pretrained wrote it ({line}); save the model again"
         ) from error
-    if picture is not None and checksums.get(PICTURE) not in (None, file_checksum(path / PICTURE)):
-        raise InputError(f"{printable(path / PICTURE)}: not as save_pretrained wrote it; save the model again")
-    if version != FORMAT:
-        raise InputError(f"{printable(path)}: of format {version}, this version of dml reads {FORMAT}; update dml")
     return SavedModel(path, settings, heads, chosen, str(fingerprint))
 
 
@@ -127,16 +120,16 @@ def save_folder(embedder: ImageEmbedder, folder: str | Path, license_id: str | N
         path = path.resolve()  # the folder that it leads to is replaced, not the link
     if path.exists() and not is_saved_folder(path) and (not path.is_dir() or any(path.iterdir())):
         raise InputError(f"{printable(folder)}: holds something else; give a new folder, or one of a saved model")
-    settings, checksums = embedder.settings, {}
+    settings = embedder.settings
     with replacing_folder(path) as partial:
         state = {name: value.detach().cpu().clone().contiguous() for name, value in embedder.model.state_dict().items()}
         (partial / WEIGHTS).write_bytes(save(state, metadata={"fingerprint": embedder.fingerprint}))
-        write_sealed_text(partial / CONFIG, OmegaConf.to_yaml(dict(settings.config)))
+        (partial / CONFIG).write_text(OmegaConf.to_yaml(dict(settings.config)), encoding="utf-8")
         if settings.picture is not None and embedder.has_chosen_heads:
             (partial / PICTURE).write_bytes(settings.picture)
-            checksums[PICTURE] = file_checksum(partial / PICTURE)
+        checksums = {file.name: file_checksum(file) for file in partial.iterdir()}
         (partial / CARD).write_text(write_card(embedder, license_id), encoding="utf-8")
-        write_values(partial / DESCRIPTION, describe(embedder), checksums)
+        write_manifest(partial / DESCRIPTION, describe(embedder), checksums)
     return path
 
 

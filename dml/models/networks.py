@@ -23,6 +23,7 @@ from dml.models.backbone import Backbone
 from dml.models.bn_inception import BNInception
 from dml.models.weights import load_file, load_packaged, load_state_dict, read_state_dict
 from dml.runtime.errors import InputError
+from dml.runtime.quick_imports import hidden
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +82,8 @@ IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 def describe_timm_model(name: str) -> str:
     """Return the end of an error line about a name that is no choice of conf/model: what chooses timm's model of it."""
-    import timm  # late, as below
+    with hidden("wandb"):
+        import timm  # late, as below
 
     return f"; model=timm model.backbone.name={name} takes timm's" if timm.is_model(name) else ""
 
@@ -116,7 +118,8 @@ def timm_backbone(
     """
     if not 0 <= drop_path_rate < 1:
         raise InputError(f"model.backbone.drop_path_rate={drop_path_rate}: must be 0 or more, below 1")
-    import timm  # late: it takes seconds, and imports torch's compiler, which a ResNet in use does without
+    with hidden("wandb"):
+        import timm  # late: it takes seconds
 
     if not timm.is_model(name):
         nearest = get_close_matches(name, timm.list_models(), n=8, cutoff=0.0)

@@ -14,10 +14,10 @@ from dml.evaluation.names import (
     MetricName,
     describe_metric,
     format_percent,
+    format_value,
     select_prefix,
 )
 from dml.evaluation.threshold import RELIABILITY, RELIABILITY_BALANCED, describe_choice, find_calibration
-from dml.report.metrics import format_metric
 from dml.report.run import ReportedRun
 
 MOST_POINTS = 100
@@ -219,7 +219,7 @@ def make_threshold_section(run: ReportedRun) -> dict[str, Any] | None:
             if fmr in metrics
         },
         "facts": {
-            metric.label: format_metric(metrics[name], metric) + (" %" if metric.shown_in_percent else "")
+            metric.label: format_value(metrics[name], metric) + (" %" if metric.shown_in_percent else "")
             for name, metric in described.items()
         },
         "prior": format_percent(calibration.prior, digits=2) if calibration else "",

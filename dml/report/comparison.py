@@ -14,7 +14,7 @@ import numpy as np
 
 from dml.evaluation.names import MetricDescription, MetricName, describe_metric, describe_stored_metrics, format_value
 from dml.evaluation.per_query import read_queries
-from dml.report.provenance import describe_measurement, merge_facts
+from dml.report.provenance import describe_measurement, join_facts, merge_facts
 from dml.report.statistics import RESAMPLES, ClassSums, Interval, mean_interval, sum_by_class
 from dml.runtime.configuration import flat, is_below, key_of
 from dml.runtime.errors import InputError, suggest
@@ -155,10 +155,11 @@ def compare(runs: Sequence[FinishedRun]) -> list[ConfigurationResult]:
     """
     groups: dict[str, list[FinishedRun]] = {}
     for run in runs:
-        groups.setdefault(run.configuration, []).append(run)
+        group, seed = groups.setdefault(run.configuration, []), run.config.get(SEED)
+        if same := [other.folder for other in group if other.config.get(SEED) == seed]:
+            raise InputError(f"{run.folder}: the same configuration and seed={seed} as {same[0]}; give one of them")
+        group.append(run)
     names = _name_configurations([group[0] for group in groups.values()])
-    for group in groups.values():
-        _check_seeds(group)
     return [
         ConfigurationResult(
             name,
@@ -173,17 +174,6 @@ def compare(runs: Sequence[FinishedRun]) -> list[ConfigurationResult]:
         )
         for name, group in zip(names, groups.values(), strict=True)
     ]
-
-
-def _check_seeds(group: Sequence[FinishedRun]) -> None:
-    folder_by_seed: dict[Any, Path] = {}
-    for run in group:
-        seed = run.config.get(SEED)
-        if seed in folder_by_seed:
-            raise InputError(
-                f"{run.folder}: the same configuration and seed={seed} as {folder_by_seed[seed]}; give one of them"
-            )
-        folder_by_seed[seed] = run.folder
 
 
 def _name_configurations(runs: Sequence[FinishedRun]) -> list[str]:
@@ -247,12 +237,10 @@ def _escape(name: str) -> str:
 
 
 def _format_cell(value: Interval | None, metric: MetricDescription) -> str:
-    if value is None or math.isnan(value.mean):
-        return "–"
-    mean, half_width, deviation = (
-        format_value(part, metric) for part in (value.mean, value.half_width, value.deviation)
-    )
-    return mean if value.runs == 1 else f"{mean} ± {half_width} ({deviation})"
+    if value is None or value.runs == 1 or math.isnan(value.mean):
+        return format_value(None if value is None else value.mean, metric)
+    mean, *spread = (format_value(part, metric) for part in (value.mean, value.half_width, value.deviation))
+    return f"{mean} ± {spread[0]} ({spread[1]})"
 
 
 def csv_lines(rows: Sequence[ConfigurationResult]) -> list[list[Any]]:
@@ -266,18 +254,9 @@ def csv_lines(rows: Sequence[ConfigurationResult]) -> list[list[Any]]:
 
 
 def describe_facts(rows: Sequence[ConfigurationResult]) -> str:
-    """Return a line for each fact of `describe_measurement`, with the configurations of each value if they differ."""
-    lines = []
-    for fact in rows[0].facts:
-        names_by_value: dict[str, list[str]] = {}
-        for row in rows:
-            names_by_value.setdefault(row.facts.get(fact, ""), []).append(row.escaped_name)
-        if len(names_by_value) == 1:
-            lines.append(f"- {fact}: {printable(*names_by_value)}\n")
-        else:
-            lines.append(f"- {fact}:\n")
-            lines += [f"  - {printable(value)}: {'; '.join(names)}\n" for value, names in names_by_value.items()]
-    return "".join(lines)
+    """Return a sentence for each fact of `describe_measurement`, with the configurations that have another value."""
+    facts = {row.escaped_name: {fact: printable(value) for fact, value in row.facts.items()} for row in rows}
+    return f"{join_facts(facts)}\n"
 
 
 def describe_differences(rows: Sequence[ConfigurationResult], metric: str) -> str:

@@ -86,8 +86,7 @@ def metric_table(
         for j, (name, values) in enumerate(rows.items()):
             head = [level if j == 0 else ""] if len(levels) > 1 else []
             shown = [values.get(prefix + metric, values.get(metric) if is_first else None) for metric in metrics]
-            pairs = zip(shown, described.values(), strict=True)
-            cells = ("–" if value is None else format_value(value, metric) for value, metric in pairs)
+            cells = (format_value(value, metric) for value, metric in zip(shown, described.values(), strict=True))
             table.add_row(*(Text(printable(cell)) for cell in (*head, name)), *cells)
         table.add_section()
     return table

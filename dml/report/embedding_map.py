@@ -8,6 +8,7 @@ from threadpoolctl import threadpool_limits
 
 from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.per_query import QueryTable
+from dml.report.charts import draw_dots
 from dml.report.pictures import choose_queries
 from dml.retrieval.rows import Embeddings
 from dml.runtime.errors import InputError
@@ -85,7 +86,7 @@ def draw_map(table: QueryTable) -> dict[str, Any] | None:
     dots = []
     for classes in np.unique(labels, axis=0).tolist():
         members = (labels == classes).all(axis=1)
-        path = "".join(f"M{x:.2f} {y:.2f}h0" for x, y in places[members])
+        path = draw_dots(*places[members].T)
         dots.append(MapDots(table.class_name(classes[0]), colors[classes[level]], path))
     return {
         "points": len(rows),

@@ -1,12 +1,10 @@
 """The tables of a report's metrics, and the metrics in large type above them."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES
 from dml.evaluation.names import (
-    MetricDescription,
     MetricName,
     describe_metric,
     format_value,
@@ -16,11 +14,6 @@ from dml.evaluation.names import (
 from dml.report.run import ReportedRun
 
 HEADLINES = ("level0/recall@1", "level0/map@r", "h_ap", "level0/nmi")
-
-
-def format_metric(value: float | None, metric: MetricDescription) -> str:
-    """Format a value of a metric, such as 65.8 for 0.6584; a dash for None and NaN."""
-    return "–" if value is None or math.isnan(value) else format_value(value, metric)
 
 
 @dataclass(frozen=True)
@@ -69,7 +62,7 @@ def _make_table(
         for row, values in rows.items():
             if any(name in values for name in names):
                 cells.setdefault(group, {})[row] = [
-                    format_metric(values.get(name_by_label.get(label, "")), metric) for label, metric in columns.items()
+                    format_value(values.get(name_by_label.get(label, "")), metric) for label, metric in columns.items()
                 ]
     counts = [label for label, metric in columns.items() if not metric.shown_in_percent]
     all_notes = (*notes, f"{', '.join(counts)}: not in percent." if counts else "")
@@ -90,6 +83,6 @@ def choose_headlines(run: ReportedRun) -> dict[str, tuple[str, str]]:
     """Return {label: (value, value before the training)} of those metrics of `HEADLINES` that the run has."""
     described = {name: describe_metric(name, run.custom_metrics) for name in HEADLINES if name in run.metrics}
     return {
-        metric.label: (format_metric(run.metrics[name], metric), format_metric(run.metrics.get(f"raw/{name}"), metric))
+        metric.label: (format_value(run.metrics[name], metric), format_value(run.metrics.get(f"raw/{name}"), metric))
         for name, metric in described.items()
     }

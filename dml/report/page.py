@@ -23,7 +23,7 @@ from dml.report.embedding_map import draw_map, embedding_map
 from dml.report.metrics import choose_headlines, make_metric_tables
 from dml.report.pictures import ReadPicture, choose_queries, draw_queries
 from dml.report.run import ReportedRun, collect_versions, read_run
-from dml.report.sheets import COLUMNS, ImageSearches, Tiles, find_confusions, make_search_results, make_sheets
+from dml.report.sheets import COLUMNS, Tiles, find_confusions, make_search_results, make_sheets
 from dml.retrieval.rows import Embeddings
 from dml.runtime.files import replacing, write_text
 from dml.runtime.paths import expand_home
@@ -84,16 +84,24 @@ def report(vectors: Embeddings, table: ImageTable, folder: str | Path, *, neighb
     return path / "report.html"
 
 
-def search_report(searches: ImageSearches, read: ReadPicture = read_image) -> str:
+def search_report(
+    searches: Mapping[str, Any], results: Sequence[Mapping[str, Any]], read: ReadPicture = read_image
+) -> str:
     """Make a page of searches, each image beside what it finds: one HTML file that needs no other.
+
+    Args:
+        searches: "index", its name, and "size", the number of its images; "threshold", the similarity from which on
+            images are surely of the query's class, or None, and "choice", its meaning in words; "prior", the share of
+            pairs of one class in percent for which the probabilities are, which may be empty.
+        results: queries with their neighbors, see `dml.report.sheets.make_search_results`.
+        read: function that reads a picture.
 
     Raises:
         InputError: if a picture can't be read, or the pictures are too many for one page.
     """
     tiles = Tiles()
-    return _render(
-        "searches.html.j2", {"searches": searches, "results": make_search_results(searches, tiles)}, tiles, read
-    )
+    content = {"searches": searches, "results": make_search_results(results, tiles)}
+    return _render("searches.html.j2", content, tiles, read)
 
 
 def write_pictures(

@@ -144,8 +144,6 @@ def read_run(path: Path, metrics: Mapping[str, Any] | None = None) -> ReportedRu
     needed = [*([folder.metrics_file] if metrics is None else []), folder.queries_file, folder.config_file]
     if missing := [str(file.relative_to(path)) for file in needed if not file.is_file()]:
         raise InputError(f"{path}: {', '.join(missing)} missing; a report needs what a run writes when it is tested")
-    if metrics is None:
-        folder.check_files()
     metrics = folder.metrics() if metrics is None else metrics
     if "split" not in metrics:
         raise InputError(f"{folder.metrics_file}: names no split that was tested; another test writes it anew")

@@ -1,9 +1,10 @@
 """Queries with what they find, and pairs of classes that are mixed up, with their small pictures."""
 
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -176,71 +177,35 @@ def find_confusions(table: QueryTable, tiles: Tiles, count: int = 12, examples: 
     ]
 
 
-@dataclass(frozen=True)
-class FoundImage:
-    """An image that a search found.
-
-    Args:
-        path: path of the image.
-        label: name of the class of the image, or empty.
-        score: cosine similarity to the query.
-        same: whether the score is at least the model's threshold, so that the image is surely of the query's class;
-            None without a threshold.
-        probability: probability that the image is of the query's class; None if the model has none.
-    """
-
-    path: str
-    label: str
-    score: float
-    same: bool | None
-    probability: float | None = None
-
-
-@dataclass(frozen=True)
-class ImageSearches:
-    """Searches of one index.
-
-    Args:
-        index: name of the index.
-        size: number of images in the index.
-        threshold: similarity from which on images are surely of the query's class; None if the model has none.
-        queries: paths of the queries, each with the images that were found, best first.
-        prior: share of pairs of one class for which the probabilities are, in percent; may be empty.
-        choice: meaning of the threshold, in words.
-    """
-
-    index: str
-    size: int
-    threshold: float | None
-    queries: Sequence[tuple[str, Sequence[FoundImage]]]
-    prior: str = ""
-    choice: str = ""
-
-
-def make_search_results(searches: ImageSearches, tiles: Tiles) -> list[QueryResult]:
+def make_search_results(results: Sequence[Mapping[str, Any]], tiles: Tiles) -> list[QueryResult]:
     """Make what a page shows of searches; files are named without their folders, since a page is passed on.
+
+    Args:
+        results: "query", the path of a query, and its "neighbors", best first: "path", "label", "score" and, if the
+            model has a threshold and probabilities, "same" and "probability" of each, as in ``dml search --json``.
+        tiles: sheet of the pictures.
 
     Raises:
         InputError: if the pictures are too many for one sheet.
     """
-    results = []
-    for path, images in searches.queries:
-        query = CaptionedPicture(tiles.place(path), _name_file(path))
-        results.append(QueryResult(query, "", (), [_show_image(image, tiles) for image in images]))
+    shown = []
+    for result in results:
+        query = CaptionedPicture(tiles.place(result["query"]), _name_file(result["query"]))
+        shown.append(QueryResult(query, "", (), [_show_image(image, tiles) for image in result["neighbors"]]))
     if tiles.rows > MOST_ROWS:
         raise InputError(
             f"the page would have {len(tiles):,} pictures, at most {MOST_ROWS * COLUMNS:,} fit; give fewer images or a "
             "smaller -k"
         )
-    return results
+    return shown
 
 
-def _show_image(image: FoundImage, tiles: Tiles) -> CaptionedPicture:
-    name = _name_file(image.path)
-    relation = SAME if image.same else ""  # what is below the threshold is unsure, and no error
-    probability = "" if image.probability is None else f"{100 * image.probability:.0f} %"
-    caption = " ".join(filter(None, (image.label or name, f"{image.score:.3f}", relation, probability)))
-    return CaptionedPicture(tiles.place(image.path), caption, relation, name)
+def _show_image(image: Mapping[str, Any], tiles: Tiles) -> CaptionedPicture:
+    name = _name_file(image["path"])
+    relation = SAME if image.get("same") else ""  # what is below the threshold is unsure, and no error
+    probability = f"{100 * image['probability']:.0f} %" if "probability" in image else ""
+    caption = " ".join(filter(None, (image["label"] or name, f"{image['score']:.3f}", relation, probability)))
+    return CaptionedPicture(tiles.place(image["path"]), caption, relation, name)
 
 
 def _name_file(path: str) -> str:

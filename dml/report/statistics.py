@@ -1,6 +1,6 @@
 """Confidence intervals and tests of metrics, over queries, over classes and over runs."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -55,10 +55,10 @@ def mean_difference(
     has_value = ~np.isnan(differences)
     if (np.isnan(first) & np.isnan(second) != ~has_value).any() or not has_value.any():
         raise InputError(f"comparison: {has_value.sum()} of {len(first)} queries have a value in both runs")
-    _, classes = np.unique(labels[has_value], return_inverse=True)
-    means = _resample_means(np.bincount(classes, differences[has_value]), np.bincount(classes), resamples, seed)
-    low, high = np.quantile(means, ENDS) if classes.any() else (np.nan, np.nan)
-    return Difference(float(differences[has_value].mean()), float(low), float(high), int(classes.max()) + 1)
+    counts, sums = sum_by_class(labels, {"difference": differences})
+    means = _resample_means(np.array(sums["difference"]), np.array(counts), resamples, seed)
+    low, high = np.quantile(means, ENDS) if len(counts) > 1 else (np.nan, np.nan)
+    return Difference(float(differences[has_value].mean()), float(low), float(high), len(counts))
 
 
 @dataclass(frozen=True)
@@ -152,18 +152,12 @@ def average_by_class(evaluator: Evaluator, embeddings: Embeddings, rows: Tensor,
     return np.array([evaluated.metrics[metric]])
 
 
-def _shorten(values: Iterable[float]) -> list[float]:
-    """Round values, and make whole ones integers: a file of them is half as long."""
-    rounded = (round(value, DIGITS) for value in values)
-    return [int(value) if value.is_integer() else value for value in rounded]
-
-
 def sum_test_by_class(folder: RunFolder) -> ClassSums:
-    """Read the test of a finished run, and sum the metrics `PER_QUERY` by class."""
+    """Read the test of a finished run, and sum the metrics `PER_QUERY` by class; the sums are rounded to be stored."""
     queries = read_queries(folder.queries_file)
     values = {metric: queries.metrics[column] for metric, column in PER_QUERY.items()}
     counts, sums = sum_by_class(queries.labels[:, 0], values)
-    return ClassSums(counts, {metric: [_shorten(row)] for metric, row in sums.items()})
+    return ClassSums(counts, {metric: [[round(value, DIGITS) for value in row]] for metric, row in sums.items()})
 
 
 class Interval(NamedTuple):

@@ -60,12 +60,8 @@ def build_table(settings: Settings, *, needs_fold: bool = True) -> ImageTable:
 
 
 def check_readable(settings: Settings, images: ImageTable) -> None:
-    """Make sure that all image files exist and that some can be decoded, see `dml.data.readability`.
-
-    Queries that are in their gallery too are told, unless the configuration of the data set knows of them.
-    """
-    folder = find_cache_folder(settings)
-    limits = settings.data.limits
+    """Make sure that all images exist and that some can be decoded; tell of queries that are in their gallery too."""
+    folder, limits = find_cache_folder(settings), settings.data.limits
     check_readability(
         images,
         settings.data.check_images,
@@ -78,11 +74,7 @@ def check_readable(settings: Settings, images: ImageTable) -> None:
 
 
 def read_other_labels(settings: Settings, images: ImageTable) -> dict[str, ImageTable]:
-    """Read the test images with other labels: those of each data set in ``evaluation.other_labels``, by its name.
-
-    Raises:
-        InputError: if a data set there has other test images.
-    """
+    """Read the test images with the labels of each data set in ``evaluation.other_labels`` -> tables by name."""
     tested, tables = images.select_evaluated("test"), {}
     for name, dataset in settings.evaluation.other_labels.items():
         if dataset is None or settings.quick:  # a quick run has other test images
@@ -137,12 +129,7 @@ def _build_loader_arguments(settings: Settings) -> dict[str, Any]:
 
 
 def build_frozen_weights(settings: Settings, embedding_model: AnyModel) -> FrozenWeights | None:
-    """Find the frozen weights that a checkpoint needn't hold; None without ``adapter``.
-
-    Args:
-        settings: settings of the stage.
-        embedding_model: the model as it was built.
-    """
+    """Find the frozen weights of a model as it was built, which a checkpoint needn't hold; None without ``adapter``."""
     if settings.adapter is None:
         return None
     with torch.random.fork_rng(devices=()):
@@ -225,11 +212,7 @@ def count_in_steps(config: DictConfig, batches_per_epoch: int) -> None:
 
 
 def build_pace(settings: Settings, batches_per_epoch: int) -> SchedulePace:
-    """Build the counter of the intervals of ``scheduler``.
-
-    Raises:
-        InputError: if ``scheduler.interval`` is neither step nor epoch.
-    """
+    """Build the counter of the intervals of ``scheduler``."""
     return SchedulePace(
         settings.scheduler.interval,
         settings.scheduler.warmup_steps,
@@ -239,11 +222,7 @@ def build_pace(settings: Settings, batches_per_epoch: int) -> SchedulePace:
 
 
 def fill_in_schedule(settings: Settings, pace: SchedulePace) -> DictConfig | None:
-    """Replace each ``???`` in ``scheduler.schedule`` by the number of intervals from the warm-up to the run's end.
-
-    Raises:
-        InputError: if the warm-up leaves no interval.
-    """
+    """Replace each ``???`` in ``scheduler.schedule`` by the number of intervals from the warm-up to the run's end."""
     if settings.scheduler.schedule is None:
         return None
     filled: DictConfig = settings.scheduler.schedule.copy()
@@ -256,18 +235,14 @@ def fill_in_schedule(settings: Settings, pace: SchedulePace) -> DictConfig | Non
 def build_losses(settings: Settings, embed_dims: Mapping[str, int], labels: NDArray[np.int64]) -> dict[str, nn.Module]:
     """Build a loss for each head -> losses by head.
 
-    The values ``num_classes: ???`` and ``embedding_dim: ???`` of the loss are filled in. Of a Matryoshka loss, which
-    has ``sizes``, the ``inner`` loss is built for each size of a prefix. Losses that use the hierarchy of the classes
-    get it from the labels.
+    The values ``num_classes: ???`` and ``embedding_dim: ???`` are filled in. Of a Matryoshka loss, the inner loss is
+    built for each size of a prefix. Losses that use the hierarchy of the classes get it from the labels.
 
     Args:
         settings: settings of the run, or of one of its stages.
         embed_dims: sizes of the embeddings by head.
         labels: labels (N, L) of the training images; ``num_classes`` is counted at level 0, or at the level of the
             `AtLevel` that the loss is inside of.
-
-    Raises:
-        InputError: if the configuration makes no loss of embeddings and labels.
     """
     num_classes = count_classes(labels)
     built = {}
@@ -281,11 +256,7 @@ def build_losses(settings: Settings, embed_dims: Mapping[str, int], labels: NDAr
 
 
 def _set_hierarchies(loss: nn.Module, labels: Tensor) -> None:
-    """Give the hierarchy of the classes to the parts of a loss that use it; inside `AtLevel` it is that level alone.
-
-    Raises:
-        InputError: if a part isn't the module that it should be.
-    """
+    """Give the hierarchy of the classes to the parts of a loss that use it; inside `AtLevel` it is that level alone."""
     check_module(loss)
     if isinstance(loss, Loss):
         loss.check_classes(labels)

@@ -31,7 +31,6 @@ _LIGHTNINGS_CALLBACKS = tuple(
 
 KNOWN = {
     "adapter": ("dml.models.adapters.*",),
-    "callbacks": ("dml.training.callbacks.*.*", *_LIGHTNINGS_CALLBACKS),
     "dataset": (_READER, "dml.run.given.take_table"),
     "distill": ("dml.losses.*.*",),
     "evaluation": ("dml.evaluation.Metric", _READER),

@@ -8,7 +8,6 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf
 
@@ -21,9 +20,6 @@ CONF = PACKAGE / "conf" if IS_INSTALLED else PACKAGE.parent / "conf"
 
 GROUPS = frozenset(path.name for path in CONF.iterdir() if path.is_dir())
 """The keys that choose a configuration of a group."""
-
-REFERENCE = re.compile(r"\$\{[\w.\[\]-]*\}")
-"""An interpolation of another value of the configuration, as opposed to one that calls a resolver."""
 
 PLAIN_WORD = re.compile(r"(?!(null|true|false|inf|nan)$)[a-z_/][\w./@+-]*", re.ASCII | re.IGNORECASE)
 """A text that Hydra reads back as it is without quotes."""
@@ -48,35 +44,15 @@ def list_network_overrides(name: str) -> list[str]:
     return [f"model={name}"] if is_choice else ["model=timm", f"model.backbone.name={quote(name)}"]
 
 
-def list_overrides(hydra: Any, config: DictConfig) -> list[str]:
-    """Return the overrides of a run as it stores them.
-
-    References to other values, such as ``${dataset.root}``, stay as they are. What a resolver returns, such as the
-    value of ``${oc.env:DATA}``, replaces the call.
+def list_overrides(hydra: Any) -> list[str]:
+    """Return the overrides of a run as it stores them, for people: its values are stored beside them.
 
     Args:
         hydra: the configuration below ``hydra``.
-        config: configuration of the run, in which the references are looked up.
     """
-    task = OmegaConf.select(hydra, "overrides.task", default=[])
-    texts: Any = OmegaConf.to_container(task, resolve=False) if OmegaConf.is_config(task) else task
-    stored = [_resolve_override(text, config) if calls_resolver(text) else text for text in texts]
-    return [*search_path_overrides(hydra), *stored]
-
-
-def _resolve_override(text: str, config: DictConfig) -> str:
-    """Return an override with the value of its interpolations, which is written as its type: 0.1 is no text."""
-    value = OverridesParser.create().parse_override(text).value()
-    resolved: Any = OmegaConf.to_container(OmegaConf.create([value], parent=config), resolve=True)
-    return f"{text.partition('=')[0]}={format_value(resolved[0])}"
-
-
-def calls_resolver(text: str) -> bool:
-    """Return whether a string calls a resolver, as ``${oc.env:HOME}`` does, or may be a part of such a call."""
-    before = None
-    while text != before:
-        before, text = text, REFERENCE.sub("x", text)
-    return "${" in text
+    task = OmegaConf.select(hydra, "overrides.task") or OmegaConf.create([])
+    typed: Any = OmegaConf.to_container(task, resolve=False)
+    return [*search_path_overrides(hydra), *typed]
 
 
 def search_path_overrides(hydra: Any) -> list[str]:

@@ -13,8 +13,9 @@ from dml.data.split_overview import summarize_data
 from dml.data.splits import describe_splits
 from dml.data.table import ImageTable
 from dml.run import builders, loop
+from dml.run.checks import check_tested_settings
 from dml.run.config_folders import pretrained_name
-from dml.run.evaluators import check_tested_settings, choose_tested_split
+from dml.run.evaluators import choose_tested_split
 from dml.run.final_test import run_test
 from dml.run.model_builders import count_features, use_features
 from dml.run.settings import EvaluateSettings, Settings, read_settings

@@ -1,4 +1,4 @@
-"""The metrics that a configuration describes, and the check of what it evaluates."""
+"""The metrics that a configuration describes, and the splits that they are computed on."""
 
 import re
 from dataclasses import fields
@@ -7,10 +7,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from dml.data.table import TEST_SPLITS, ImageTable
-from dml.evaluation.items import check_queries, check_validation_classes
 from dml.evaluation.metric import Kind, MetricConfig
-from dml.evaluation.monitor import check_monitor, check_tie_breaker, make_further_config
-from dml.evaluation.names import full_metric_name, list_evaluated_heads
+from dml.evaluation.names import full_metric_name
 from dml.evaluation.threshold import ThresholdSettings
 from dml.run.building import build
 from dml.run.settings import Settings
@@ -116,67 +114,3 @@ def choose_selection(settings: Settings, table: ImageTable) -> str:
     if selection == "test" and not len(table.rows(*TEST_SPLITS)):
         raise InputError("evaluation.selection=test: no class is held out for a test; val or last")
     return "last" if selection == "val" and not len(table.rows("val")) else selection
-
-
-def check_share(key: str, settings: Settings, part: ImageTable) -> None:
-    """Make sure that a share of the batches of a validation or a test is a batch at least.
-
-    Args:
-        key: "limit_val_batches" or "limit_test_batches" of ``trainer``.
-        settings: settings of a stage.
-        part: images that are validated or tested.
-
-    Raises:
-        InputError: if the share is less than one batch of each process.
-    """
-    trainer = settings.trainer
-    processes = max(1, trainer.devices) * (trainer.get("num_nodes") or 1) if isinstance(trainer.devices, int) else 1
-    share, batches = trainer.get(key), -(-len(part) // (settings.data.eval_batch_size * processes))
-    if isinstance(share, float) and share > 0 and int(share * batches) < 1 <= batches:
-        raise InputError(
-            f"trainer.{key}={share}: less than one of the {batches} batches; {1 / batches:.3g} or more, or a whole "
-            "number of batches"
-        )
-
-
-def check_tested_settings(settings: Settings, table: ImageTable) -> MetricConfig:
-    """Make sure, before anything is embedded, that a test can use its settings -> the configuration of its metrics.
-
-    Raises:
-        InputError: if a metric, the threshold, the pictures or a re-ranking can't be had as ``evaluation`` says.
-    """
-    metrics = build_metric_config(settings, table)
-    metrics.check_labels()
-    build_threshold_settings(settings)
-    if settings.evaluation.reranking and metrics.exclude_nearest:
-        raise InputError(
-            f"evaluation.reranking={settings.evaluation.reranking}: with evaluation.exclude=nearest a query excludes "
-            "another item after it; evaluation.exclude=null"
-        )
-    return metrics
-
-
-def check_evaluation(settings: Settings, table: ImageTable) -> None:
-    """Make sure, before any training, that every metric of the configuration can be computed.
-
-    Args:
-        settings: settings of a run, or of one of its stages.
-        table: the data set with all its splits.
-
-    Raises:
-        InputError: if a metric or a set of heads is unknown, no validation has ``checkpoints.monitor``, no query has a
-            positive, or a validation would have less than one batch.
-    """
-    metrics, heads = check_tested_settings(settings, table), list(settings.model.heads)
-    check_queries(table.select_evaluated("test"))
-    evaluated_heads = list_evaluated_heads(heads, settings.evaluation.heads, settings.evaluation.head_sets)
-    validated = table.select_evaluated("test" if choose_selection(settings, table) == "test" else "val")
-    if len(validated):  # without a validation nothing is monitored
-        monitor, mode = settings.checkpoints.monitor, settings.checkpoints.mode
-        if settings.trainer.val_check_interval is not None or settings.trainer.check_val_every_n_epoch is not None:
-            check_queries(validated)
-            check_validation_classes(validated)
-            check_share("limit_val_batches", settings, validated)
-        check_monitor(monitor, mode, validated, metrics, heads, evaluated_heads)
-        check_tie_breaker(settings.checkpoints.tie_breaker, validated, metrics)
-        make_further_config(settings.evaluation.validation_metrics, metrics, (), validated)

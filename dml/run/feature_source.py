@@ -17,7 +17,7 @@ from dml.run.prepare_job import make_cache_folder
 from dml.run.settings import Settings
 from dml.runtime.console import warn
 from dml.runtime.errors import InputError
-from dml.training.frozen import RAW, FeatureCache, FeatureEmbedder, HeadInputs
+from dml.training.frozen import RAW, FeatureCache, FeatureEmbedder
 from dml.training.hardware import uses_cuda
 
 
@@ -42,16 +42,14 @@ class FeatureSource:
     def load_raw(self, table: ImageTable, *, with_inputs: bool = False) -> Tensor:
         """Return the L2-normalized features (N, F) of the backbone; NaN for images that can't be read.
 
-        Args:
-            table: images of any splits.
-            with_inputs: whether the head inputs are computed in the same pass, to be loaded later.
+        ``with_inputs`` computes the head inputs in the same pass, to be loaded later.
         """
         heads = [*self.model.heads] if with_inputs and self.settings.evaluation.crops == 1 else []
         return self._load(table, [RAW, *heads])[RAW]
 
-    def load_inputs(self, table: ImageTable) -> HeadInputs:
-        """Return the head inputs of the images of a table."""
-        return HeadInputs.pack(self._load(table, [*self.model.heads]))
+    def load_inputs(self, table: ImageTable) -> dict[str, Tensor]:
+        """Return the inputs (N, ...) of each head for the images of a table; NaN for images that can't be read."""
+        return self._load(table, [*self.model.heads])
 
     def _load(self, table: ImageTable, names: Sequence[str]) -> dict[str, Tensor]:
         described = {name: self._describe(name) for name in names}
@@ -91,11 +89,7 @@ def _to_plain(node: Any) -> Any:
 
 
 def build_feature_source(settings: Settings, model: EmbeddingModel) -> FeatureSource:
-    """Build the source of the features that a training of the heads alone takes.
-
-    Raises:
-        InputError: if several processes would train, or the cache folder can't be written to.
-    """
+    """Build the source of the features that a training of the heads alone takes."""
     if (processes := build_testing_trainer(settings).world_size) > 1:
         raise InputError(f"training.frozen=true: trains in one process, not in {processes}; trainer.devices=1")
     folder = None if settings.data.cache is None else make_cache_folder(settings)
@@ -103,11 +97,7 @@ def build_feature_source(settings: Settings, model: EmbeddingModel) -> FeatureSo
 
 
 def check_frozen(settings: Settings) -> None:
-    """Make sure that ``frozen`` is true or false, and that no option contradicts it.
-
-    Raises:
-        InputError: if it is something else, or an option needs the backbone in training.
-    """
+    """Make sure that no option contradicts ``training.frozen``."""
     values = {
         "recurrent=none": settings.recurrent,
         "training.compile=null": settings.training.compile,

@@ -25,15 +25,10 @@ from dml.training.checkpoints import (
 
 
 def load_beginning(settings: Settings, model: nn.Module, path: Path) -> None:
-    """Load the weights that a training begins with from a checkpoint, which may have been trained with another adapter.
+    """Load the weights that a stage begins with from a checkpoint, which may have been trained with another adapter.
 
     Updates of LoRA go on as they are if the model has the same ones, at the same scale. Otherwise they are added to the
     weights first.
-
-    Args:
-        settings: settings of the stage that begins.
-        model: model of the stage.
-        path: path of the checkpoint.
 
     Raises:
         InputError: if the checkpoint belongs to another model, or was trained with other frozen weights.
@@ -58,11 +53,7 @@ def read_stage(checkpoint: dict[str, Any]) -> DictConfig:
 
 
 def _build_as_trained(settings: Settings, stage: DictConfig, path: Path) -> AnyModel:
-    """Build the model of a stage that begins with the adapter of the stage of a checkpoint.
-
-    Raises:
-        InputError: if the adapter isn't one of dml's, and the file isn't trusted.
-    """
+    """Build the model of a stage that begins with the adapter of the stage of a checkpoint."""
     foreign: Any = OmegaConf.to_container(OmegaConf.masked_copy(stage, ["adapter", "recurrent"]), resolve=True)
     try:
         with building.trusting(settings.trust):

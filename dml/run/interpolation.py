@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from pytorch_lightning import Trainer
@@ -12,11 +13,12 @@ from torch import Tensor
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.geometry import ranking_device
 from dml.evaluation.names import MetricName, describe_metric, join_head_names, split_head_names
-from dml.report.statistics import Values, average_by_class, mean_interval
+from dml.report.statistics import Values, average_by_class
 from dml.run.settings import Settings
 from dml.runtime.console import console, warn
+from dml.runtime.errors import InputError
 from dml.runtime.run_folder import RunFolder
-from dml.runtime.text import format_count, in_markup
+from dml.runtime.text import in_markup
 from dml.training.callbacks.checkpoints import AtomicCheckpointIO
 from dml.training.checkpoints import INTERPOLATION, PREFIX, FrozenWeights, load_model, read_checkpoint
 from dml.training.data import DataModule
@@ -46,6 +48,13 @@ class Candidate:
     def mean(self) -> float:
         """The mean over the classes."""
         return float(self.by_class.mean())
+
+
+def check_shares(shares: Sequence[Any]) -> None:
+    """Make sure that each of the shares of ``checkpoints.interpolation`` is a number between 0 and 1."""
+    for share in shares:
+        if not isinstance(share, int | float) or not 0 <= share <= 1:
+            raise InputError(f"checkpoints.interpolation: {share} is no share of the last weights, from 0 to 1")
 
 
 def mix_weights(first: State, last: State, share: float) -> State:
@@ -83,10 +92,9 @@ def choose_between_first_and_last(
 ) -> None:
     """Write the best of the weights of ``checkpoints.interpolation`` to best.ckpt, with the heads that are best.
 
-    A network that was trained on few classes tells those apart, and has forgotten some of what tells others apart. On
-    the straight line to where it began it often finds more than at both ends (Wortsman et al., Robust fine-tuning of
-    zero-shot models, 2022, section 4). The first and the last weights, and those of the best validation, are candidates
-    too; `choose_candidate` chooses.
+    A network that was trained on few classes has forgotten some of what tells others apart. On the straight line to
+    where it began it often finds more than at both ends (Wortsman et al., Robust fine-tuning of zero-shot models, 2022,
+    section 4). The first and the last weights, and those of the best validation, are candidates too.
 
     Args:
         settings: settings of the only stage of a run.
@@ -154,19 +162,13 @@ def _evaluate(
 
 def _print_choice(chosen: Candidate, first: Candidate, monitor: str) -> None:
     """Print the share, and by how much its weights find more than the first ones in the validation classes."""
-    if not chosen.share:
-        console.print("[bold]chosen[/]   the first weights, as no others find more in the validation classes")
-        return
     metric = describe_metric(monitor)
-    factor, unit = (100, " points") if metric.shown_in_percent else (1, "")
-    gain = mean_interval((factor * (chosen.by_class - first.by_class)).tolist())
-    doubt = "" if abs(gain.mean) > gain.half_width else ", so they can't tell"
-    measured = f", by {format_count(gain.runs, 'class', 'classes')} of the validation{doubt}" if gain.runs > 1 else ""
-    way = f"{chosen.share:.0%} of the way from the first to the last weights"
-    weights = "the weights of the best validation" if chosen.file else way
-    spread = f" ± {gain.half_width:.2g}" if gain.runs > 1 else ""
-    line = (
-        f"{weights}, heads {join_head_names(chosen.heads)}: {metric.label} {gain.mean:+.3g}{spread}{unit} beside the "
-        f"first{measured}"
+    weights = (
+        f"{chosen.share:.0%} of the way from the first to the last weights" if chosen.share else "the first weights"
     )
-    console.print(f"[bold]chosen[/]   {in_markup(line)}")
+    if chosen.file:
+        weights = "the weights of the best validation"
+    factor, unit = (100, " points") if metric.shown_in_percent else (1, "")
+    gain = f"{metric.label} {factor * (chosen.mean - first.mean):+.3g}{unit}"
+    line = f"{weights}, heads {join_head_names(chosen.heads)}: {gain} beside the first ones"
+    console.print(f"[bold]chosen[/]   {in_markup(line)}, by the {len(chosen.by_class):,} classes of the validation")

@@ -25,7 +25,8 @@ from dml.models.recurrent import AnyModel
 from dml.report.console import QUICK
 from dml.report.provenance import name_dataset
 from dml.run import builders, loop
-from dml.run.evaluators import check_evaluation, check_share, choose_selection, choose_tested_split
+from dml.run.checks import check_evaluation, check_share
+from dml.run.evaluators import choose_selection, choose_tested_split
 from dml.run.feature_source import FeatureSource, build_feature_source
 from dml.run.final_test import run_test
 from dml.run.initial_weights import load_beginning
@@ -52,7 +53,7 @@ from dml.runtime.text import in_markup
 from dml.training.callbacks.checkpoints import AtomicCheckpointIO
 from dml.training.checkpoints import FrozenWeights, TrainingProgress, load_model
 from dml.training.data import DataModule
-from dml.training.frozen import FrozenDataModule, FrozenLearner
+from dml.training.frozen import FrozenDataModule
 from dml.training.hardware import check_accelerator, parse_compile
 from dml.training.loggers import History
 from dml.training.module import MetricLearner
@@ -144,7 +145,6 @@ def _check_folder(config: DictConfig, settings: Settings, folder: RunFolder) -> 
     if settings.resume:
         stored = read_stored_run(folder)
         check_new_values(config, folder, stored)
-        folder.check_resumed()
         return stored
     if folder.last_checkpoint.exists():
         resuming = shlex.quote(f"resume={folder.path}")
@@ -245,9 +245,8 @@ def _use_first_weights(parts: StageParts, folder: RunFolder, *, is_last: bool) -
     """Compute what a stage takes of the weights that it begins with: features of frozen ones, and fixed neighbors."""
     if parts.source is not None:
         assert isinstance(parts.images, FrozenDataModule)
-        assert isinstance(parts.learner, FrozenLearner)
         parts.images.load_inputs = parts.source.load_inputs
-        parts.learner.network.shapes = parts.source.load_inputs(parts.images.train_table).shapes
+        parts.source.load_inputs(parts.images.train_table)  # they are stored before the training asks for them
     if is_last and (count := parts.settings.evaluation.fixed_neighbors):
         store_fixed_neighbors(parts.settings, parts.learner, parts.images, folder.fixed_neighbors_file, count)
 
@@ -270,12 +269,8 @@ def _fit(parts: StageParts, folder: RunFolder, run: dict[str, Any], progress: Tr
     # what loggers count from; Lightning has no other way to say it, and restores it itself when a stage is resumed
     trainer.fit_loop.epoch_loop._batches_that_stepped = progress.first_step
     started = time.perf_counter()
-    try:
+    with signals.deferring("stopping after this step or validation"):
         trainer.fit(parts.learner, datamodule=images, ckpt_path=folder.last_checkpoint if progress.step else None)
-    finally:
-        signals.stop_deferring()
-    signals.check()  # one that came after the last step
-    signals.state.checkpoint_note = ""
     print_training(trainer, images, time.perf_counter() - started)
     return trainer
 

@@ -1,4 +1,4 @@
-"""The builders of what runs the training loop: Lightning's Trainer and its loggers."""
+"""The builders of what runs the training loop: Lightning's Trainer, its callbacks and its loggers."""
 
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -13,23 +13,86 @@ from pytorch_lightning.callbacks import ProgressBar
 from dml.ops.freed_memory import keep_freed_memory
 from dml.run.building import build
 from dml.run.config_folders import CONF
+from dml.run.interpolation import check_shares
 from dml.run.settings import Settings
 from dml.run.stages import Stage
 from dml.runtime.errors import InputError
 from dml.runtime.run_folder import without_run_keys
-from dml.training.callbacks.checkpoints import LastCheckpoint
-from dml.training.callbacks.process_state import Float32Precision, SignalHandling
+from dml.training.callbacks.averaging import Averaging
+from dml.training.callbacks.checkpoints import BestCheckpoint, FirstCheckpoint, LastCheckpoint
+from dml.training.callbacks.embedding_bank import EmbeddingBankUpdates
+from dml.training.callbacks.initial_values import WHITENING, PrincipalHeads, ProxiesAtClassMeans
+from dml.training.callbacks.loss_schedule import make_loss_schedule
+from dml.training.callbacks.process_state import Float32Precision, SignalHandling, StepSeed
 from dml.training.callbacks.progress import make_progress
+from dml.training.callbacks.validations import FinalValidation, FirstValidation
 from dml.training.hardware import check_accelerator, choose_deterministic
 from dml.training.run_length import AUTO, COUNTED
 from dml.training.trainer_arguments import check_arguments
 
 
-def build_trainer(settings: Settings, *, callbacks: Sequence[Callback] | None = None, **changes: Any) -> Trainer:
+def build_callbacks(settings: Settings) -> list[Callback]:
+    """Build the callbacks of a training, in the order in which Lightning calls them; it calls the two checkpoints last.
+
+    Raises:
+        InputError: if an entry of ``trainer.callbacks`` is no callback, or a setting of one of dml's can't be.
+    """
+    training, checkpoints, schedule = (
+        settings.training,
+        settings.checkpoints,
+        make_loss_schedule(settings.scheduler.loss),
+    )
+    users = _build_users_callbacks(settings)
+    callbacks: list[Callback] = [StepSeed(settings.seed)]
+    if schedule is not None:
+        callbacks.append(schedule)
+    if settings.heads.initial is not None and not training.init:  # else they begin as in the checkpoint
+        callbacks.append(PrincipalHeads(WHITENING[settings.heads.initial]))
+    callbacks.append(EmbeddingBankUpdates(training.bank_every_n_steps))
+    if training.proxies is not None:
+        callbacks.append(ProxiesAtClassMeans())
+    if training.ema is not None:
+        callbacks.append(Averaging(training.ema))
+    if checkpoints.beginning:
+        callbacks.append(FirstValidation())
+    if checkpoints.interpolation:
+        check_shares(checkpoints.interpolation)
+        callbacks.append(FirstCheckpoint())
+    callbacks.append(FinalValidation())
+    if _shows_progress(settings) and not any(isinstance(callback, ProgressBar) for callback in users):
+        callbacks.append(make_progress())
+    return [
+        *callbacks,
+        *users,
+        BestCheckpoint(checkpoints.monitor, checkpoints.mode, checkpoints.tie_breaker, checkpoints.patience),
+        LastCheckpoint(checkpoints.every_n_steps, checkpoints.every_n_seconds),
+    ]
+
+
+def _build_users_callbacks(settings: Settings) -> list[Callback]:
+    callbacks: list[Any] = [build(entry, _convert_="all") for entry in settings.trainer.callbacks or ()]
+    for index, callback in enumerate(callbacks):
+        if not isinstance(callback, Callback):
+            raise InputError(
+                f"trainer.callbacks[{index}]: a {type(callback).__name__} is no callback; a mapping is due whose "
+                "_target_ is a subclass of pytorch_lightning.Callback"
+            )
+    return callbacks
+
+
+def _shows_progress(settings: Settings) -> bool:
+    return settings.trainer.enable_progress_bar is not False
+
+
+def build_trainer(settings: Settings, *, callbacks: Sequence[Callback] = (), **changes: Any) -> Trainer:
     """Build Lightning's Trainer.
 
-    A value below ``trainer`` that is null stands for Lightning's default, and ``changes`` replace such values. Without
-    ``callbacks``, which the user's own join, it is a trainer of tests alone.
+    A value below ``trainer`` that is null stands for Lightning's default, and ``changes`` replace such values.
+
+    Args:
+        settings: settings of a stage.
+        callbacks: callbacks of a training, see `build_callbacks`; a trainer without them is one of tests alone.
+        **changes: arguments of the Trainer; its plugins join those of the settings.
 
     Raises:
         InputError: if an argument is one that dml sets itself.
@@ -40,17 +103,12 @@ def build_trainer(settings: Settings, *, callbacks: Sequence[Callback] | None = 
     check_accelerator(settings.trainer.accelerator)
     trainer_config = settings.trainer.copy()
     with open_dict(trainer_config):
-        for key in [key for key, value in trainer_config.items() if value is None]:
-            del trainer_config[key]
-        for key in COUNTED:  # a test alone has no length
-            if trainer_config.get(key) == AUTO:
+        for key, value in [*trainer_config.items()]:
+            # a test alone has no length; the callbacks are built already
+            if value is None or key == "callbacks" or (key in COUNTED and value == AUTO):
                 del trainer_config[key]
-        users, plugins = (build(trainer_config.pop(key, []), _convert_="all") for key in ("callbacks", "plugins"))
+        plugins = build(trainer_config.pop("plugins", []), _convert_="all")
     interval = trainer_config.get("val_check_interval")
-    all_callbacks = [SignalHandling(), Float32Precision(settings.training.matmul_precision)]
-    all_callbacks += [] if callbacks is None else [*callbacks, *users]
-    if trainer_config.get("enable_progress_bar") is False:
-        all_callbacks = [callback for callback in all_callbacks if not isinstance(callback, ProgressBar)]
     arguments = {
         "max_epochs": -1,
         "min_epochs": 0,  # Lightning takes one for granted beside min_steps, and an epoch has no end here
@@ -62,7 +120,8 @@ def build_trainer(settings: Settings, *, callbacks: Sequence[Callback] | None = 
         "num_sanity_val_steps": 0,
         "use_distributed_sampler": False,
         "enable_model_summary": trainer_config.get("enable_model_summary", False),
-        "callbacks": all_callbacks,
+        "enable_progress_bar": any(isinstance(callback, ProgressBar) for callback in callbacks),
+        "callbacks": [SignalHandling(), Float32Precision(settings.training.matmul_precision), *callbacks],
         "plugins": [*plugins, *changes.pop("plugins", [])],
     }
     built: Trainer = build(trainer_config, _convert_="all", **(arguments | changes))
@@ -70,39 +129,10 @@ def build_trainer(settings: Settings, *, callbacks: Sequence[Callback] | None = 
     return built
 
 
-def build_callbacks(settings: Settings) -> list[Callback]:
-    """Build the entries of ``callbacks`` in order, without those that are null or whose function returns None.
-
-    Raises:
-        InputError: if an entry makes anything but a callback, or there is none that writes the last checkpoint.
-    """
-    callbacks = []
-    for name, entry in settings.callbacks.items():
-        if entry is None:
-            continue
-        built = build(entry, _convert_="all") if OmegaConf.is_dict(entry) else entry
-        if isinstance(built, Callback):
-            callbacks.append(built)
-        elif built is not None:
-            shown = f"{type(built).__name__}()" if OmegaConf.is_dict(entry) else repr(built)
-            raise InputError(
-                f"callbacks.{name}: {shown} is not a callback; a mapping is due whose _target_ is a subclass of "
-                "pytorch_lightning.Callback, or null"
-            )
-    if not any(isinstance(callback, LastCheckpoint) for callback in callbacks):
-        raise InputError(
-            "callbacks.last_checkpoint=null: a run needs its last checkpoint; checkpoints.every_n_steps says how often "
-            "it is written"
-        )
-    return callbacks
-
-
 def build_testing_trainer(settings: Settings, **changes: Any) -> Trainer:
-    """Build Lightning's Trainer of a test alone: without the user's callbacks, but it shows how far the test is."""
-    built = build_trainer(settings, logger=False, enable_checkpointing=False, enable_progress_bar=False, **changes)
-    if settings.trainer.enable_progress_bar is not False:
-        built.callbacks.append(make_progress())  # type: ignore[attr-defined]
-    return built
+    """Build Lightning's Trainer of a test alone, which shows how far the test is; see `build_trainer`."""
+    callbacks = [make_progress()] if _shows_progress(settings) else []
+    return build_trainer(settings, callbacks=callbacks, logger=False, enable_checkpointing=False, **changes)
 
 
 def make_loggers(settings: Settings) -> list[Any]:

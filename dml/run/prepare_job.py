@@ -21,7 +21,7 @@ from dml.run.building import build
 from dml.run.settings import PrepareSettings, Settings, read_settings
 from dml.runtime.console import console, progress_bar, warn
 from dml.runtime.errors import InputError
-from dml.runtime.files import remove_partial_files
+from dml.runtime.files import clean_up
 from dml.runtime.run_folder import RunFolder
 from dml.runtime.text import format_count, in_markup, printable
 
@@ -61,7 +61,7 @@ def _prepare(
     """Write the files -> the faults."""
     dataset, compare_contents = settings.dataset, settings.verify == "content"
     processes, limits = settings.processes, settings.data.limits
-    remove_partial_files(folder.path, is_shared=True)  # a training may write features there
+    clean_up(folder.path)
     with progress_bar("verified", len({*table.paths.tolist()})) as advance:
         images = check_images(
             table,

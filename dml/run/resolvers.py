@@ -79,7 +79,7 @@ def sweep_subfolder(number: int, *, _root_: DictConfig) -> str:
         if _read_identity(folder.path, folder.config_file.stat().st_mtime_ns) == identity:
             return str(folder.path.relative_to(sweep))
     hydra = OmegaConf.masked_copy(_root_, "hydra")
-    overrides = list_overrides(_root_.hydra, _root_)
+    overrides = list_overrides(_root_.hydra)
     # before the folder is made: a sweep that is stopped in between leaves one that no run is found in
     texts = [OmegaConf.to_yaml(content) for content in (config, hydra, overrides)]
     name = str(number)

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 if TYPE_CHECKING:
     from dml.data.image_files.limits import ImageLimits
 
-TRAINED = ("sampler", "loss", "distill", "optimizer", "scheduler", "checkpoints", "callbacks", "logger", "sweep")
+TRAINED = ("sampler", "loss", "distill", "optimizer", "scheduler", "checkpoints", "logger", "sweep")
 """The parts that only a training uses, and no test of a checkpoint."""
 
 Count = Annotated[int, Ge(1)]
@@ -216,7 +216,6 @@ class Settings:
     checkpoints: CheckpointSettings
     evaluation: EvaluationSettings
     trainer: Any
-    callbacks: dict[Any, Any]
     logger: LoggerSettings
     sweep: dict[Any, Any]
 

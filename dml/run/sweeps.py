@@ -1,23 +1,22 @@
 """The runs of a sweep: one that is finished is skipped, one that was interrupted goes on where it stopped."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from dml.run.config_folders import quote
 from dml.run.settings import Settings, read_settings
 from dml.run.stored import plain_config, write_configuration
-from dml.runtime import ranks, signals
+from dml.runtime import ranks
 from dml.runtime.console import console
 from dml.runtime.errors import InputError
 from dml.runtime.processes import python_command
 from dml.runtime.run_folder import HELD_FOLDER, RunFolder
+from dml.runtime.signals import SILENT
 from dml.runtime.text import in_markup
-
-if TYPE_CHECKING:
-    pass
 
 
 def finish_run(config: DictConfig, folder: RunFolder, overrides: list[str], train: Callable[[], Any]) -> float | None:
@@ -50,8 +49,13 @@ def finish_run(config: DictConfig, folder: RunFolder, overrides: list[str], trai
             _train_in_processes(count, folder, [*overrides, *([f"resume={folder.path}"] if has_checkpoint else [])])
         else:
             train()
-    is_grid = HydraConfig.get().runtime.choices["hydra/sweeper"] == "basic"
-    return None if is_grid else read_objective(read_settings(config, Settings), folder)
+    return read_objective(read_settings(config, Settings), folder) if is_search() else None
+
+
+def is_search() -> bool:
+    """Return whether Hydra runs a sweep that searches for good values, instead of all that are given."""
+    hydra = HydraConfig.get()
+    return hydra.mode == RunMode.MULTIRUN and hydra.runtime.choices["hydra/sweeper"] != "basic"
 
 
 def _is_folder_chosen() -> bool:
@@ -68,8 +72,7 @@ def _train_in_processes(count: int, folder: RunFolder, overrides: list[str]) -> 
     """
     folders = [f"hydra.run.dir={quote(folder.path)}", f"hydra.sweep.dir={quote(HydraConfig.get().sweep.dir)}"]
     command = [*python_command("train"), *overrides, *folders]
-    code = ranks.launch(command, count, **{signals.SILENT: "1", HELD_FOLDER: str(folder.path)})
-    signals.check()
+    code = ranks.launch(command, count, **{SILENT: "1", HELD_FOLDER: str(folder.path)})
     if code:
         raise InputError(f"its processes ended with exit code {code}; the lines above say why")
 
@@ -80,9 +83,8 @@ def read_objective(settings: Settings, folder: RunFolder) -> float:
     The value is that of the validation at which the checkpoint was written.
 
     Raises:
-        InputError: if there was no validation, or metrics.csv has changed since the run was tested.
+        InputError: if there was no validation.
     """
-    folder.check_files()
     metric = monitored_metric(settings)
     values, tested_step = folder.values(metric), folder.metrics()["step"]
     steps = [step for step in values if step <= tested_step]

@@ -1,20 +1,22 @@
-"""Checksums inside of files, which show whether a file has been damaged since it was written."""
+"""Checksums of the files that are read back as numbers, which show whether one has changed since it was written."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 from zipfile import ZIP_STORED, ZipFile
 
-CHECKSUMS = "checksums"
-"""The key under which `seal_values` puts the checksums."""
+from dml.runtime.files import replacing
+from dml.runtime.reading import parse_json, read_bounded
 
-HEAD = "# sha256 of the text below: "
+CHECKSUMS = "sha256"
+"""The key of a description under which the checksums stand, those of files beside it and its own."""
+
 ZIP_MAGIC = b"PK\x03\x04"
 
 
-class DamageError(Exception):
+class DamageError(ValueError):
     """An error for a file that isn't as it was written; the message describes the damage, but doesn't name the file."""
 
 
@@ -26,75 +28,56 @@ def file_checksum(path: Path) -> str:
 
 def rows_checksum(rows: Mapping[int, Mapping[str, Any]]) -> str:
     """Compute the SHA-256 of rows of values by step, in hexadecimal; the order of the columns doesn't matter."""
-    texts = {step: {name: str(value) for name, value in row.items()} for step, row in rows.items()}
-    return sha256(json.dumps(texts, sort_keys=True).encode()).hexdigest()
+    return _checksum({step: {name: str(value) for name, value in row.items()} for step, row in rows.items()})
 
 
-def seal_text(text: str) -> bytes:
-    """Encode a text, such as YAML, in UTF-8, below a comment line that holds its SHA-256.
+def _checksum(values: Any) -> str:
+    return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
-    The comment is the first line, because a file that was cut short keeps its first line.
+
+def write_manifest(path: Path, values: Mapping[str, Any], checksums: Mapping[str, str]) -> None:
+    """Write the JSON file that describes a folder, and wait until the disk has it.
+
+    Args:
+        path: path of the file.
+        values: what the file says: plain values, lists and dictionaries.
+        checksums: `file_checksum` of each other file of the folder that is read back, by name.
     """
-    content = text.encode()
-    return f"{HEAD}{sha256(content).hexdigest()}\n".encode() + content
+    own = _checksum({**values, CHECKSUMS: dict(checksums)})
+    text = json.dumps({**values, CHECKSUMS: {**checksums, path.name: own}}, indent=2)
+    with replacing(path, on_disk=True) as partial:
+        partial.write_text(f"{text}\n", encoding="utf-8")
 
 
-def unseal_text(sealed: bytes) -> str:
-    """Return the text that `seal_text` encoded; a text without a checksum, from an older version, is returned as it is.
+def read_manifest(path: Path, file_format: int) -> tuple[dict[str, Any], dict[str, str]]:
+    """Read the values and the checksums of the other files that `write_manifest` wrote.
 
     Raises:
-        DamageError: if the text doesn't have its checksum, or isn't UTF-8.
+        ValueError: if the file isn't as it was written, or its value of "format" isn't ``file_format``.
+        OSError: if there is no such file.
     """
-    first_line, _, content = sealed.partition(b"\n")
-    # No text that is sealed begins with a comment. A first line that looks like one is the checksum, perhaps damaged.
-    if not (first_line.startswith(b"#") or b"sha256" in first_line):
-        content = sealed
-    elif first_line.decode("ascii", "replace") != HEAD + sha256(content).hexdigest():
-        raise DamageError("its first line isn't the checksum of the lines below; delete that line if you edited them")
+    values = parse_json(read_bounded(path))
     try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise DamageError(str(error)) from error
+        if (found := values.get("format")) != file_format:
+            raise DamageError(f"of format {found!r}, not {file_format}")
+        checksums = values.pop(CHECKSUMS)
+        own = checksums.pop(path.name)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise DamageError(f"{type(error).__name__}: {error}") from error
+    if own != _checksum({**values, CHECKSUMS: checksums}):
+        raise DamageError(f"its {CHECKSUMS} is that of other values")
+    return values, checksums
 
 
-def seal_values(values: Mapping[str, Any], name: str, file_checksums: Mapping[str, str]) -> dict[str, Any]:
-    """Add the key `CHECKSUMS` to the plain values of the file ``name``: the SHA-256 of the values and of other files.
-
-    The checksums are one string, such as "metrics.csv:2c26b4... metrics.json:fcde2b...", because programs that read the
-    values expect numbers and strings.
-    """
-    checksum = _checksum({**values, CHECKSUMS: dict(file_checksums)})
-    return {
-        **values,
-        CHECKSUMS: " ".join(f"{file}:{value}" for file, value in {**file_checksums, name: checksum}.items()),
-    }
-
-
-def unseal_values(sealed: Mapping[str, Any], name: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the values and the checksums of other files that `seal_values` combined.
-
-    Values from older versions have no checksums and are returned as they are.
+def check_files(folder: Path, names: Iterable[str], checksums: Mapping[str, str]) -> None:
+    """Compare files of a folder with the checksums that its description holds.
 
     Raises:
-        DamageError: if the values don't have their checksum.
+        DamageError: if a file is missing, or has changed since it was written.
     """
-    values = dict(sealed)
-    text = values.pop(CHECKSUMS, "")
-    if CHECKSUMS not in sealed:
-        if lost := [key for key, value in values.items() if isinstance(value, str) and f"{name}:" in value]:
-            raise DamageError(f"its {CHECKSUMS} are named {lost[0]!r}")
-        return values, {}
-    if not isinstance(text, str):
-        raise DamageError(f"its {CHECKSUMS} are no checksums by name")
-    checksums = dict(part.partition(":")[::2] for part in text.split())
-    file_checksums = {key: value for key, value in checksums.items() if key != name}
-    if checksums.get(name) != _checksum({**values, CHECKSUMS: file_checksums}):
-        raise DamageError(f"its {CHECKSUMS} say that it was written with other values")
-    return values, file_checksums
-
-
-def _checksum(content: Mapping[str, Any]) -> str:
-    return sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    for name in names:
+        if not (folder / name).is_file() or file_checksum(folder / name) != checksums.get(name):
+            raise DamageError(f"{name} is missing, or not as it was written")
 
 
 def is_zip(path: Path) -> bool:

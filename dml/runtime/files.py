@@ -5,17 +5,19 @@ import os
 import re
 import secrets
 import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from dml.runtime import signals
 from dml.runtime.errors import InputError
 
 PARTIAL, OLD = ".partial", ".old"
 """The ends of the names of a file or folder that is being written, and of a folder that is being replaced."""
+
+LEFT = re.compile(r"\.(?P<name>.+)\.(?P<process>\d+)-[0-9a-f]{8}\.(partial|old)")
+"""The name beside a file or folder under which a process writes it, or keeps the old one while it is replaced."""
+
 _partial_files: set[Path] = set()
 """The files and folders that this process is writing."""
 
@@ -65,7 +67,7 @@ def replacing(path: Path, *, on_disk: bool = False) -> Iterator[Path]:
         os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         yield partial
         if on_disk:
-            wait_for_disk(partial)
+            _wait_for_disk(partial)
         partial.replace(path)
 
 
@@ -73,8 +75,8 @@ def replacing(path: Path, *, on_disk: bool = False) -> Iterator[Path]:
 def replacing_folder(path: Path) -> Iterator[Path]:
     """Yield the path of an empty folder to fill with files, which replaces ``path`` after the ``with`` body.
 
-    Where the system can exchange two folders, as Linux can on most disks, the old or the new one is at ``path`` at any
-    time. Elsewhere a process may be killed between two renamings; `clean_up` then puts the old one back.
+    A process that is killed between the two renamings leaves the old folder under another name; `clean_up`, which a
+    reader calls first, puts it back.
 
     Raises:
         OSError: if the disk refuses the folder. The error names ``path``.
@@ -83,44 +85,68 @@ def replacing_folder(path: Path) -> Iterator[Path]:
         partial.mkdir(parents=True)
         yield partial
         for file in partial.iterdir():
-            wait_for_disk(file)
-        if not _exchange(partial, path):
-            if path.exists():
-                path.rename(partial.with_suffix(OLD))
-            partial.rename(path)
+            _wait_for_disk(file)
+        if path.exists():
+            path.rename(partial.with_suffix(OLD))
+        partial.rename(path)
 
 
 @contextmanager
 def _writing(path: Path) -> Iterator[Path]:
-    """Yield a path beside ``path`` for what shall replace it, and clean up after the ``with`` body.
-
-    An error of the disk about a file there, or about none, names ``path`` instead.
-    """
-    beginning = str(path.with_name(f".{path.name}."))
-    partial = Path(f"{beginning}{os.getpid()}-{secrets.token_hex(4)}{PARTIAL}")
-    try:  # a signal may raise an exception at any line from here on
-        _partial_files.add(partial)
+    """Yield a path beside ``path`` for what shall replace it, in whose place an error of the disk names ``path``."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}{PARTIAL}")
+    _partial_files.add(partial)
+    try:
         yield partial
-    except (OSError, RuntimeError) as error:
-        refusal = error if isinstance(error, FileNotFoundError) else disk_refusal(error)
-        if refusal is not None and str(refusal.filename or beginning).startswith(beginning):
-            raise OSError(refusal.errno, os.strerror(refusal.errno or 0), str(path)) from error
-        raise
+    except (OSError, RuntimeError) as error:  # the second is what torch makes of the first
+        refusal = _find_refusal(error)
+        if refusal is None or not str(refusal.filename or partial).startswith(str(partial)):
+            raise
+        raise OSError(refusal.errno, os.strerror(refusal.errno or 0), str(path)) from error
     finally:
         _partial_files.discard(partial)
-        clean_up(path)
+        clean_up(path.parent, path.name)
 
 
-def clean_up(path: Path) -> None:
-    """Delete what processes left that ended while they replaced ``path``; put the old folder back if none is there."""
-    name = re.escape(path.name)  # older versions wrote names of the second kind
-    pattern = re.compile(rf"\.{name}\.(\d+-[0-9a-f]{{8}}\.(partial|old)|(partial|old)-[0-9a-f]{{8}})")
-    for left in sorted(path.parent.glob(".*")):  # the old folder before the partial one
-        if pattern.fullmatch(left.name) and not _may_be_in_use(left):
-            with suppress(OSError):  # on a disk that has become read-only nothing can be deleted
-                if left.suffix.startswith(OLD) and not path.exists():
-                    left.rename(path)
+def _find_refusal(error: BaseException) -> OSError | None:
+    """Return the error of the disk that an exception is or was caused by."""
+    cause: BaseException | None = error
+    while cause is not None and not (isinstance(cause, OSError) and cause.errno in (errno.ENOENT, *DISK_ERRORS)):
+        cause = cause.__cause__ or cause.__context__
+    return cause
+
+
+def clean_up(folder: Path, name: str = "") -> None:
+    """Remove what processes were writing into a folder when they ended, and put back a folder that they replaced.
+
+    Args:
+        folder: folder, which needn't exist.
+        name: name of the one file or folder whose remains are meant; empty for all.
+    """
+    for left in [*folder.iterdir()] if folder.is_dir() else ():
+        match = LEFT.fullmatch(left.name)
+        if match is None or name not in ("", match["name"]) or _is_at_work(int(match["process"]), left):
+            continue
+        with suppress(OSError):  # it stays if it is another user's, or the disk has become read-only
+            if left.suffix == OLD and not (folder / match["name"]).exists():
+                left.rename(folder / match["name"])
+            else:
                 _delete(left)
+
+
+def _is_at_work(process: int, left: Path) -> bool:
+    """Tell whether the process still writes that has given a partial file, or an old folder, its name."""
+    if process == os.getpid():
+        return left.with_suffix(PARTIAL) in _partial_files
+    if not hasattr(os, "fork"):  # on Windows os.kill would end the process
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it lives, and is another user's
+        return True
+    return True
 
 
 def _delete(path: Path) -> None:
@@ -130,19 +156,7 @@ def _delete(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _exchange(first: Path, second: Path) -> bool:
-    """Exchange two paths in one step; return False if one is missing, or the system can't."""
-    if sys.platform != "linux":
-        return False
-    import ctypes  # here, because only commands that save a model need it
-
-    rename: Any = getattr(ctypes.CDLL(None), "renameat2", lambda *_: -1)  # glibc has it from 2.28 on
-    working_folder, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    return bool(rename(working_folder, os.fsencode(first), working_folder, os.fsencode(second), exchange) == 0)
-
-
-def wait_for_disk(path: Path) -> None:
-    """Wait until the disk has the content of a file."""
+def _wait_for_disk(path: Path) -> None:
     with path.open("rb+") as file:
         os.fsync(file.fileno())
 
@@ -152,46 +166,6 @@ def write_text(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8")
-
-
-def disk_refusal(error: BaseException) -> OSError | None:
-    """Return the error of the disk, one of `DISK_ERRORS`, that an exception is or was caused by; None without one."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, OSError) and cause.errno in DISK_ERRORS:
-            return cause
-        cause = cause.__cause__ or cause.__context__
-    return None
-
-
-def remove_partial_files(folder: Path, left_alone: Path | None = None, *, is_shared: bool = False) -> None:
-    """Delete the partial files that killed processes left below ``folder``.
-
-    Args:
-        folder: folder in which files were written, at any depth.
-        left_alone: folder below it in which other processes may be writing.
-        is_shared: whether processes of this machine may be writing in the folder now, whose files are left alone.
-    """
-    for partial in folder.rglob(f".*{PARTIAL}"):
-        if left_alone not in partial.parents and not (is_shared and _may_be_in_use(partial)):
-            _delete(partial)
-
-
-def _may_be_in_use(partial: Path) -> bool:
-    """Return whether the process is at work whose number `_writing` has written into the name of a file or folder."""
-    number = re.search(r"\.(\d+)-[0-9a-f]+\.\w+$", partial.name)
-    if number is None:
-        return False
-    if int(number[1]) == os.getpid():
-        return partial.with_suffix(PARTIAL) in _partial_files
-    if not hasattr(os, "fork"):  # on Windows os.kill would end the process
-        return True
-    try:
-        with suppress(PermissionError):  # it lives, and is another user's
-            os.kill(int(number[1]), 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def remove_partial_files_of_this_process() -> None:

@@ -1,10 +1,10 @@
-"""New folders of runs: each is made by one process alone, which removes it again if nothing is written into it."""
+"""New folders of runs and sweeps: each is made by one process alone, which removes it again if it stays unused."""
 
-import errno
 import shutil
 from collections.abc import Collection
 from pathlib import Path
 
+from dml.runtime import signals
 from dml.runtime.errors import InputError
 from dml.runtime.files import DISK_ERRORS
 from dml.runtime.run_folder import RunFolder
@@ -12,42 +12,33 @@ from dml.runtime.run_folder import RunFolder
 SWEEP_FILE = "multirun.yaml"
 """The file that Hydra writes into the folder of a sweep before its first run."""
 
-_made_folders: dict[Path, list[Path]] = {}
-"""The folders that this process made, each with itself and the parents that it made, the deepest first."""
+_new_folders: list[Path] = []
+"""The absolute paths of the folders that this process made, or is going to make, each behind its parents."""
 
 
 def make_folder(folder: Path) -> bool:
     """Make a folder, and return whether this process made it, and no other one."""
-    made = _list_missing(folder)
+    missing = _list_missing(folder)
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
         return False
     except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
-            raise
-        refusal = f"{folder}: {error.strerror}; {DISK_ERRORS[error.errno]}"
-        raise InputError(f"{refusal}: hydra.run.dir=FOLDER names it") from error
-    _made_folders[folder.absolute()] = made
+        remedy = DISK_ERRORS.get(error.errno or 0, "choose another folder")
+        raise InputError(f"{folder}: {error.strerror}; {remedy}: hydra.run.dir=FOLDER names it") from error
+    _new_folders.extend(missing)
     return True
-
-
-def remove_unused_sweeps() -> None:
-    """Remove each folder of a sweep of this process in which no run was begun."""
-    for folder in list(_made_folders):
-        if (folder / SWEEP_FILE).exists():
-            remove_unused_folder(RunFolder(folder), [SWEEP_FILE])
 
 
 def note_new_folder(folder: Path) -> None:
     """Note that a folder which doesn't exist yet, such as one that the user names, will be of this process."""
-    if not folder.exists():
-        _made_folders[folder.absolute()] = _list_missing(folder)
+    _new_folders.extend(_list_missing(folder))
 
 
 def _list_missing(folder: Path) -> list[Path]:
-    """List the folder and the parents that don't exist, as absolute paths, the deepest first."""
-    return [path for path in (folder.absolute(), *folder.absolute().parents) if not path.exists()]
+    """List the parents that don't exist, and the folder if it doesn't either, as absolute paths."""
+    paths = [*reversed(folder.absolute().parents), folder.absolute()]
+    return [path for path in paths if not path.exists()]
 
 
 def remove_unused_folder(folder: RunFolder, removable: Collection[str] = ()) -> None:
@@ -56,21 +47,24 @@ def remove_unused_folder(folder: RunFolder, removable: Collection[str] = ()) -> 
     The file of the lock, an empty log that Hydra has opened, and what is named removable don't count. The caller holds
     the lock of a run.
     """
-    if folder.path.absolute() not in _made_folders or not folder.path.exists():
+    path = folder.path.absolute()
+    if path not in _new_folders or not path.exists():
         return
-    content = [*folder.path.iterdir()]
-    if not all(path == folder.lock_file or _is_empty_log(path) or path.name in removable for path in content):
-        return
-    for path in content:
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-    for path in _made_folders[folder.path.absolute()]:
-        if any(path.iterdir()):  # another run is in it
+    for entry in [*path.iterdir()]:
+        is_empty_log = entry.suffix == ".log" and entry.is_file() and not entry.stat().st_size
+        if not is_empty_log and entry.name not in (folder.lock_file.name, *removable):
             return
-        path.rmdir()
+    shutil.rmtree(path)
+    for parent in path.parents:
+        if parent not in _new_folders or any(parent.iterdir()):  # another run is in it
+            return
+        parent.rmdir()
 
 
-def _is_empty_log(path: Path) -> bool:
-    return path.suffix == ".log" and path.is_file() and not path.stat().st_size
+def remove_unused_folders() -> None:
+    """Remove each folder of this process in which no run was begun, as that of a sweep before its first run."""
+    for path in _new_folders:
+        remove_unused_folder(RunFolder(path), [SWEEP_FILE])
+
+
+signals.before_end.append(remove_unused_folders)

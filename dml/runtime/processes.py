@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from multiprocessing import parent_process
 from pathlib import Path
 from threading import Lock, Thread
@@ -22,8 +22,8 @@ PACKAGE = Path(__file__).resolve().parents[1]
 IS_INSTALLED = (PACKAGE / "conf").is_dir()
 """Whether the package was built into a wheel, which holds its configurations (setup.py)."""
 
-_started: set["subprocess.Popen[Any]"] = set()
-"""The programs for whose end this process waits."""
+_started: list["subprocess.Popen[Any]"] = []
+"""The programs that this process has started."""
 
 
 def python_command(command: str) -> list[str]:
@@ -43,38 +43,32 @@ def python_environment(**variables: str) -> dict[str, str]:
     return environment
 
 
-def run_process(command: Sequence[str], **settings: Any) -> int:
-    """Run a program -> its exit code; within `waiting_for_processes` it is stopped with this process.
-
-    The settings are arguments of `subprocess.Popen`.
-    """
-    process = subprocess.Popen(command, **settings)  # noqa: S603
-    _started.add(process)
-    try:
-        if signals.is_requested():  # it came too early for this process
-            stop_processes()
-        return process.wait()
-    finally:
-        _started.discard(process)
-
-
-def stop_processes() -> None:
-    """Send SIGTERM to the processes that this one has started and waits for."""
-    children = [child.pid for child in multiprocessing.active_children() if child.pid is not None]
-    for process_id in [*children, *(program.pid for program in _started)]:
-        with suppress(OSError):  # it has ended
-            os.kill(process_id, signal.SIGTERM)
-
-
 @contextmanager
-def waiting_for_processes(stop: Callable[[], None] = stop_processes) -> Iterator[None]:
-    """At each signal stop the processes that this one has started; wait for their end, then raise `signals.Stopped`."""
-    signals.defer("stopping the runs under way after their steps", stop)
+def blocking_signals() -> Iterator[None]:
+    """Let a signal to a process that is started in the ``with`` body wait until it calls `signals.handle_signals`."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals.list_handled())  # which the process inherits
     try:
         yield
     finally:
-        signals.stop_deferring()
-    signals.check()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def start_process(command: Sequence[str], **settings: Any) -> "subprocess.Popen[Any]":
+    """Start a program of dml's, with the arguments of `subprocess.Popen`; `stop_processes` stops it."""
+    with blocking_signals():
+        program = subprocess.Popen(command, **settings)  # noqa: S603
+    _started.append(program)
+    if signals.state.signum is not None:  # it came too early to be passed on
+        program.send_signal(signals.state.signum)
+    return program
+
+
+def stop_processes() -> None:
+    """Pass the signal on to the programs that this process has started, and SIGTERM to its workers."""
+    for program in _started:
+        program.send_signal(signals.state.signum or signal.SIGTERM)
+    for child in multiprocessing.active_children():
+        child.terminate()
 
 
 def follow_parent(_worker: int = 0) -> None:
@@ -109,14 +103,6 @@ class SharedSetting(Generic[T]):
     """A setting of the process that threads change while they need another value, and its former value afterwards.
 
     A thread that restored the value which it had read could restore that of another thread, and leave it for good.
-
-    >>> values = [7]
-    >>> setting = SharedSetting(lambda: values[0], lambda value: values.__setitem__(0, value), choose=min)
-    >>> with setting.hold(3), setting.hold(5):
-    ...     print(values[0])
-    3
-    >>> values[0]
-    7
 
     Args:
         read: function that returns the setting.

@@ -11,24 +11,20 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dml.runtime.checksums import DamageError, file_checksum
 from dml.runtime.configuration import flat, is_below
 from dml.runtime.errors import InputError
-from dml.runtime.files import remove_partial_files
-from dml.runtime.locks import holding, is_held
+from dml.runtime.files import clean_up, write_text
+from dml.runtime.locks import holding
 from dml.runtime.reading import read_bounded
 from dml.runtime.run_files import (
     read_configuration,
-    read_curves,
+    read_json,
     read_metrics,
     read_rows,
-    read_sealed_text,
-    read_splits,
-    read_values,
+    read_runtime,
     read_yaml,
     remedy_for,
-    write_sealed_text,
-    write_values,
+    replace_nan,
 )
 
 T = TypeVar("T")
@@ -51,10 +47,9 @@ HELD_FOLDER = "DML_HELD_FOLDER"
 
 
 class RunState(StrEnum):
-    """The states of a run."""
+    """The states of a run; one that is running counts as interrupted."""
 
     NEW = "new"
-    RUNNING = "running"
     INTERRUPTED = "interrupted"
     FINISHED = "finished"
 
@@ -99,26 +94,35 @@ class RunFolder:
             wait: whether to wait until another process has ended its work there, instead of raising an exception.
 
         Raises:
-            InputError: if another process works in the folder.
+            InputError: if another process works in the folder, or a link would lead what is written out of it.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
         if os.environ.get(HELD_FOLDER) == str(self.path):
             yield
             return
+        self._refuse_links()
+        self.path.mkdir(parents=True, exist_ok=True)
         resuming = shlex.quote(f"resume={self.path}")
         does = f"is training this run; {resuming} goes on with it after its end"
         with holding(self.lock_file, name=self.path, does=does, wait=wait):
-            remove_partial_files(self.path, self.evaluations_folder)
+            for folder in (self.path, self.last_checkpoint.parent, self.config_file.parent):
+                clean_up(folder)
             yield
+
+    def _refuse_links(self) -> None:
+        files = [path for path in vars(self).values() if isinstance(path, Path) and path != self.path]
+        folders = [self.path / name for name in ("checkpoints", ".hydra", "wandb", "tensorboard")]
+        parent = [self.path.parent] if self.path.parent.name == self.evaluations_folder.name else []
+        for path in (*files, *folders, *parent, *self.path.glob("*.log"), *self.path.glob("checkpoints/*")):
+            if path.is_symlink():
+                raise InputError(f"{path}: a link, and a run writes into its own folder alone; delete the link")
 
     def write_configuration(self, config: str, hydra: str, overrides: str) -> None:
         """Write the three files of `.hydra/`, all of them YAML texts."""
-        self.config_file.parent.mkdir(parents=True, exist_ok=True)
-        for cached in ("config", "overrides", "choices", "start_folder"):
+        for cached in ("config", "overrides", "_runtime"):
             self.__dict__.pop(cached, None)
         # The configuration is written last, because it decides whether metrics.json holds the metrics of this run.
         for path, text in ((self.overrides_file, overrides), (self.hydra_file, hydra), (self.config_file, config)):
-            write_sealed_text(path, text)
+            write_text(path, text)
 
     @classmethod
     def from_checkpoint(cls, path: Path) -> "RunFolder":
@@ -145,7 +149,7 @@ class RunFolder:
     def config_text(self) -> str:
         """Read the whole configuration as a YAML text."""
         self._read(self.config_file, read_configuration)
-        return self._read(self.config_file, read_sealed_text)
+        return read_bounded(self.config_file).decode()
 
     @property
     def is_evaluation(self) -> bool:
@@ -160,29 +164,22 @@ class RunFolder:
         return [str(override) for override in self._read_yaml(self.overrides_file, list)]
 
     @cached_property
+    def _runtime(self) -> tuple[dict[str, Any], str]:
+        return self._read(self.hydra_file, read_runtime) if self.hydra_file.exists() else ({}, "")
+
+    @property
     def choices(self) -> dict[str, Any]:
         """Read the choice of each configuration group except Hydra's groups; empty if there is no hydra.yaml."""
-        if not self.hydra_file.exists():
-            return {}
-        content = self._read_yaml(self.hydra_file, dict)
-        try:
-            choices = content["hydra"]["runtime"]["choices"] if content else {}
-            choices = dict(choices)
-        except (KeyError, TypeError, ValueError) as error:
-            raise self._damaged(self.hydra_file, "no hydra.runtime.choices in it") from error
-        return {str(group): choice for group, choice in choices.items() if "hydra/" not in str(group)}
+        return {group: choice for group, choice in self._runtime[0].items() if "hydra/" not in group}
 
-    @cached_property
+    @property
     def start_folder(self) -> str:
         """Read the working folder in which the run was last started; empty if there is no hydra.yaml."""
-        content = self._read_yaml(self.hydra_file, dict) if self.hydra_file.exists() else {}
-        return str(((content.get("hydra") or {}).get("runtime") or {}).get("cwd") or "")
+        return self._runtime[1]
 
     @property
     def state(self) -> RunState:
         """Return the state of the run."""
-        if is_held(self.lock_file):
-            return RunState.RUNNING
         if self.is_finished:
             return RunState.FINISHED
         return RunState.INTERRUPTED if self.has_configuration or self.last_checkpoint.exists() else RunState.NEW
@@ -196,77 +193,42 @@ class RunFolder:
         return identifier is None or not self.config_file.exists() or identifier == configuration_id(self.config)
 
     def metrics(self) -> dict[str, Any]:
-        """Read metrics.json without its checksums."""
-        return self._read(self.metrics_file, read_metrics)[0]
+        """Read metrics.json."""
+        return self._read(self.metrics_file, read_metrics)
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
-        """Write metrics.json, with the checksums of the metrics and of the files that belong to them."""
-        belonging = (self.history_file, self.queries_file, self.threshold_curves_file)
-        files = [file for file in belonging if file.exists()]
-        write_values(self.metrics_file, metrics, {file.name: file_checksum(file) for file in files})
-
-    def check_files(self) -> None:
-        """Make sure that the files whose checksums metrics.json holds haven't changed since it was written.
-
-        Deleted files pass, and so do runs of older versions.
-
-        Raises:
-            InputError: if one of the files has changed, or metrics.json can't be read.
-        """
-        for name, checksum in self._read(self.metrics_file, read_values)[1].items():
-            self._check_file(name, checksum)
-
-    def check_resumed(self) -> None:
-        """Make sure that the history of a finished run, which is about to be resumed, hasn't changed since its end.
-
-        Raises:
-            InputError: if metrics.csv has changed.
-        """
-        try:
-            metrics, checksums = read_values(self.metrics_file)
-        except (DamageError, FileNotFoundError):  # the resumed run writes metrics.json anew
-            return
-        name = self.history_file.name
-        is_same = self.has_configuration and metrics.get(CONFIGURATION) == configuration_id(self.config)
-        if name in checksums and is_same:
-            self._check_file(name, checksums[name])
+        """Write metrics.json."""
+        _write_json(self.metrics_file, replace_nan(metrics))
 
     def raw_metrics(self, configuration: str) -> dict[str, Any] | None:
         """Read the metrics of the backbone's features; None if there are none of this `configuration_id`."""
         if not self.raw_metrics_file.exists():
             return None
-        metrics, _ = self._read(self.raw_metrics_file, read_metrics)
+        metrics = self._read(self.raw_metrics_file, read_metrics)
         return metrics if metrics.pop(CONFIGURATION, None) == configuration else None
 
     def write_raw_metrics(self, metrics: Mapping[str, Any], configuration: str) -> None:
         """Write the metrics of the backbone's features, and the identifier of the configuration that gave them."""
-        write_values(self.raw_metrics_file, {**metrics, CONFIGURATION: configuration}, {})
+        _write_json(self.raw_metrics_file, replace_nan({**metrics, CONFIGURATION: configuration}))
 
     def threshold_curves(self) -> dict[str, list[list[float]]]:
         """Read the curves of the thresholds, {split: rows of numbers}; no curve if the test wrote none."""
-        return self._read(self.threshold_curves_file, read_curves) if self.threshold_curves_file.exists() else {}
+        return self._read(self.threshold_curves_file, read_json) if self.threshold_curves_file.exists() else {}
 
     def write_threshold_curves(self, curves: Mapping[str, Sequence[Sequence[float]]]) -> None:
-        """Write the rows of the thresholds' curves, under keys such as "test/0"; without any, remove earlier ones."""
-        rows = {
-            f"{name}/{row}": " ".join(map(repr, map(float, numbers)))
-            for name, curve in curves.items()
-            for row, numbers in enumerate(curve)
-        }
-        if rows:
-            write_values(self.threshold_curves_file, rows, {})
+        """Write the rows of the thresholds' curves by name; without any, remove earlier ones."""
+        if curves:
+            _write_json(self.threshold_curves_file, curves)
         else:
             self.threshold_curves_file.unlink(missing_ok=True)
 
     def splits(self) -> dict[str, dict[str, str]] | None:
         """Read the summary of the data set, {split: {class: summary of its images}}; None for runs without the file."""
-        return self._read(self.splits_file, read_splits) if self.splits_file.exists() else None
+        return self._read(self.splits_file, read_json) if self.splits_file.exists() else None
 
     def write_splits(self, splits: Mapping[str, Mapping[str, str]]) -> None:
-        """Write the summary of the data set, under keys such as "train/apple"."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        texts = {f"{split}/{name}": text for split, part in splits.items() for name, text in part.items()}
-        write_values(self.splits_file, texts, {})
+        """Write the summary of the data set."""
+        _write_json(self.splits_file, splits)
 
     def history(self) -> list[dict[str, str]]:
         """Read the rows of metrics.csv, each without the columns in which it is empty; no rows if there is no file."""
@@ -276,13 +238,6 @@ class RunFolder:
         """Read the values of a metric in the history, by step."""
         return {int(row["step"]): float(row[metric]) for row in self.history() if metric in row}
 
-    def _check_file(self, name: str, checksum: str) -> None:
-        path = self.path / name
-        if path.exists() and file_checksum(path) != checksum:
-            raise self._damaged(
-                path, "metrics.json is of another one: it has changed since, or a resumed run didn't end"
-            )
-
     def _read_yaml(self, path: Path, kind: type[T]) -> T:
         return self._read(path, lambda yaml_file: read_yaml(yaml_file, kind))
 
@@ -290,13 +245,13 @@ class RunFolder:
         """Read a file of the folder with ``read``, and turn damage into an error line with a remedy."""
         try:
             return read(path)
-        except DamageError as error:
-            raise self._damaged(path, str(error)) from error
+        except ValueError as error:
+            damage = " ".join(str(error).split())
+            raise InputError(f"{path}: damaged ({damage}); {remedy_for(path, self.path)}") from error
 
-    def _damaged(self, path: Path, damage: str) -> InputError:
-        """Return the error for a damaged file, which describes the damage and what the user can do."""
-        remedy = remedy_for(path, self.path, is_resumable=self.last_checkpoint.exists())
-        return InputError(f"{path}: damaged ({damage}); {remedy}")
+
+def _write_json(path: Path, values: Mapping[str, Any]) -> None:
+    write_text(path, f"{json.dumps(values, indent=2)}\n")
 
 
 def configuration_id(config: Mapping[str, Any]) -> str:

@@ -1,8 +1,9 @@
-"""Handling of SIGINT (Ctrl-C) and SIGTERM: the process ends with one line, no trace, and exit code 128 + the signal.
+"""SIGINT (Ctrl-C) and SIGTERM end a program with one line, no trace, and exit code 128 + the signal.
 
-Outside of training a signal raises `Stopped` in the main thread. A training, or a process that waits for others, defers
-it to a point of its own choice. A second signal ends the process at once. Programs call `handle_signals` before all
-other imports, which take seconds, so this module imports nothing but the standard library.
+Files are whole at each moment, so the handler itself ends the process. Only what should come to an end of its own, as
+the step of a training or the processes that this one waits for, is `deferring`: there a signal sets a flag, and a
+second one ends the process. Programs call `handle_signals` before all other imports, which take seconds, so this module
+imports nothing but the standard library.
 """
 
 import os
@@ -28,7 +29,10 @@ before_end: list[Callable[[], None]] = []
 
 
 class Stopped(SystemExit):
-    """The exception for a signal; neither ``except Exception`` nor Lightning's handling of Ctrl-C catches it."""
+    """The exception of `check`, which neither ``except Exception`` nor Lightning's handling of Ctrl-C catches.
+
+    A handler raises none: libraries would swallow it while they are imported.
+    """
 
 
 def _is_silent() -> bool:
@@ -37,133 +41,88 @@ def _is_silent() -> bool:
 
 @dataclass
 class SignalState:
-    """The signals that this process has received, and what it tells the user about them.
+    """The signals that this process has received, and what it tells the user about them."""
 
-    Attributes:
-        signum: number of the first signal; None before it.
-        received_at: time of the last signal, by `monotonic`.
-        was_raised: whether `Stopped` was raised: an error that comes after it is one of a library's cleanup.
-        is_reported: whether the user was told that the process has stopped.
-        is_importing: whether there is nothing to clean up yet, so that a signal ends the process at once.
-        is_silent: whether another process tells the user.
-        notice: message to a user who has waited for a second; it isn't empty while signals are deferred.
-        pass_on: function that a deferred signal calls.
-        hint: function that returns how the work can be continued; an empty string for no hint.
-        position: step at which a training stopped, such as "at step 3 of 400".
-        checkpoint_note: a sentence about the last checkpoint, for a training that stops at once.
-    """
-
-    signum: int | None = None
-    received_at: float = 0.0
-    was_raised: bool = False
-    is_reported: bool = False
-    is_importing: bool = True
-    is_silent: bool = field(default_factory=_is_silent)
-    notice: str = ""
-    pass_on: Callable[[], None] | None = None
-    hint: Callable[[], str] = str
-    position: str = ""
-    checkpoint_note: str = ""
-
-    @property
-    def code(self) -> int:
-        """The exit code."""
-        return 128 + (self.signum or signal.SIGTERM)
-
-    def format_line(self) -> str:
-        """Format the line that tells the user by what signal and where the process stopped, and how to continue."""
-        name = signal.Signals(self.signum or signal.SIGTERM).name
-        if self.position:
-            event = f"stopped {self.position} by {name}"
-        elif self.checkpoint_note:
-            event = f"stopped at once by {name}; {self.checkpoint_note}"
-        else:
-            event = f"stopped by {name}"
-        hint = self.hint()
-        return f"{event}; {hint}\n" if hint else f"{event}\n"
+    signum: int | None = None  # of the first signal
+    received_at: float = 0.0  # time of the last signal, by `monotonic`
+    is_silent: bool = field(default_factory=_is_silent)  # whether another process tells the user, or this one has told
+    notice: str = ""  # for a user who has waited for a second; it isn't empty while signals are deferred
+    pass_on: Callable[[], None] | None = None  # what a deferred signal calls
+    hint: Callable[[], str] = str  # how the work can be continued; an empty string for no hint
+    position: str = ""  # where a training has stopped, such as "at step 3 of 400"
 
 
 state = SignalState()
 """The state of this process."""
 _process: int | None = None
 """The id of the process whose signals are handled: a forked child, such as a loader's worker, handles none."""
-_previous: dict[int, Any] = {}
-_previous_hook: Any = sys.unraisablehook
-
-
-def handle_signals() -> None:
-    """End this process, from now on, with one line at SIGINT and SIGTERM, and at SIGUSR1 under Slurm.
-
-    Until `start_raising` is called, there is nothing to clean up, and a signal ends the process at once. Every command
-    and every worker of a sweep begins with it, so letters that the output can't hold are escaped from here on, too.
-    """
-    global state, _process, _previous_hook
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # a notebook has others, which hold all letters
-            stream.reconfigure(errors="backslashreplace")
-    is_main_thread = threading.current_thread() is threading.main_thread()
-    if _process == os.getpid() or not is_main_thread or sys.platform == "win32":
-        return
-    state, _process = SignalState(), os.getpid()
-    for signum in list_handled():
-        _previous[signum] = signal.signal(signum, _receive)
-    if sys.unraisablehook is not _end_if_ignored:
-        _previous_hook, sys.unraisablehook = sys.unraisablehook, _end_if_ignored
 
 
 def list_handled() -> list[signal.Signals]:
-    """Return the signals that are handled.
-
-    Slurm warns a job by SIGUSR1 if --signal says so, which would kill a process that doesn't handle it.
-    """
+    """Return the signals that are handled: under Slurm also SIGUSR1, by which --signal warns a job."""
     return [signal.SIGINT, signal.SIGTERM, *([signal.SIGUSR1] if "SLURM_JOB_ID" in os.environ else [])]
+
+
+def handle_signals() -> None:
+    """End this program, from now on, with one line at each of the signals.
+
+    Every command and every worker of a sweep begins with it, so letters that the output can't hold are escaped from
+    here on, too.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a notebook has others, which hold all letters
+            stream.reconfigure(errors="backslashreplace")
+    if _process != os.getpid():
+        forget()
+        if _set_handlers():
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, list_handled())  # see `processes.start_process`
 
 
 def handle_again() -> None:
     """Handle signals again after a library has replaced the handlers."""
     if _process == os.getpid():
-        for signum in _previous:
-            signal.signal(signum, _receive)
+        _set_handlers()
+
+
+def _set_handlers() -> dict[signal.Signals, Any]:
+    """Handle the signals -> the former handlers; none outside of the main thread and on Windows."""
+    global _process
+    if threading.current_thread() is not threading.main_thread() or sys.platform == "win32":
+        return {}
+    _process = os.getpid()
+    return {signum: signal.signal(signum, _receive) for signum in list_handled()}
 
 
 @contextmanager
-def handling() -> Iterator[None]:
-    """Handle signals in the ``with`` body, and restore the previous handling after it.
+def deferring(notice: str, pass_on: Callable[[], None] | None = None) -> Iterator[None]:
+    """Let a first signal set a flag in the ``with`` body, which calls `check` where it can end, as the end of it does.
 
-    Nothing is restored if `handle_signals` was called before.
-    """
-    is_outermost = _process != os.getpid()
-    handle_signals()
-    start_raising()
-    try:
-        yield
-    finally:
-        if is_outermost:
-            _restore()
-
-
-def start_raising() -> None:
-    """Raise an exception at a signal from now on, instead of ending the process at once, so that it can clean up."""
-    state.is_importing = False
-
-
-def defer(notice: str, pass_on: Callable[[], None] | None = None) -> None:
-    """Raise nothing at a first signal: the main thread calls `check` where it can stop.
+    Signals are handled here even in a Python session, where Ctrl-C is a KeyboardInterrupt otherwise.
 
     Args:
         notice: message to a user who has waited for a second, such as "stopping after this step".
         pass_on: function that is called at each signal.
+
+    Raises:
+        Stopped: if a signal has come by the end of the body.
     """
+    global _process
+    before = _process, state.notice, state.pass_on
+    handlers = _set_handlers()
     state.notice, state.pass_on = notice, pass_on
-
-
-def stop_deferring() -> None:
-    """Raise `Stopped` at a signal again."""
-    state.notice, state.pass_on = "", None
+    try:
+        yield
+    finally:
+        if handlers:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler or signal.SIG_DFL)
+        _process, state.notice, state.pass_on = before
+    check()
 
 
 def is_requested() -> bool:
-    """Return whether a signal has arrived."""
+    """Return whether a signal has come."""
     return state.signum is not None
 
 
@@ -173,36 +132,42 @@ def request(signum: int) -> None:
         state.signum, state.received_at = signum, monotonic()
 
 
-def check() -> None:
-    """Raise `Stopped` if a signal has arrived."""
-    if is_requested():
-        state.was_raised = True
-        raise Stopped(state.code)
+def forget() -> None:
+    """Begin anew, without the signal that has stopped an earlier training of a Python session."""
+    global state
+    state = SignalState()
 
 
-def report(start: str = "") -> int:
-    """Tell the user that the process has stopped, and return the exit code."""
-    if _process == os.getpid():
-        signal.setitimer(signal.ITIMER_REAL, 0)
+def check(position: str = "") -> None:
+    """Raise `Stopped` if a signal has come; the position tells where, such as "at step 3 of 400"."""
+    if state.signum is not None:
+        state.position = position or state.position
+        raise Stopped(128 + state.signum)
+
+
+def format_line() -> str:
+    """Format the line that tells the user by what signal and where the process stopped, and how to continue."""
+    name, hint = signal.Signals(state.signum or signal.SIGTERM).name, state.hint()
+    event = " ".join(filter(None, ["stopped", state.position, "by", name]))
+    return f"{event}; {hint}\n" if hint else f"{event}\n"
+
+
+def report() -> int:
+    """Tell the user once that the process has stopped -> its exit code."""
     if not state.is_silent:
-        _write(start + state.format_line())
-    state.is_reported = True
-    return state.code
-
-
-def end_at_once() -> NoReturn:
-    """End this process after a signal without waiting for anything."""
-    if not state.is_reported:
-        report("\x1b[?25h\n" if sys.stderr.isatty() else "")  # shows the cursor, which a progress bar has hidden
-    exit_at_once(state.code)
+        _write(format_line())
+    state.is_silent = True
+    return 128 + (state.signum or signal.SIGTERM)
 
 
 def exit_at_once(code: int) -> NoReturn:
     """End this process without waiting for anything but the removal of the files that it is writing."""
-    for clean_up in before_end:
-        clean_up()
-    _write("")
-    os._exit(code)
+    try:
+        for clean_up in before_end:
+            clean_up()
+        _write("")
+    finally:
+        os._exit(code)
 
 
 def _receive(signum: int, _frame: Any) -> None:
@@ -214,53 +179,26 @@ def _receive(signum: int, _frame: Any) -> None:
     state.received_at = monotonic()
     if (is_first or is_second) and state.pass_on is not None:
         state.pass_on()
-    if state.is_importing or is_second:
-        end_at_once()
+    if not state.notice or is_second:
+        if sys.stderr.isatty():
+            _write("\x1b[?25h\n")  # shows the cursor, which a progress bar has hidden
+        exit_at_once(report())
     if is_first:
         signal.signal(signal.SIGALRM, _announce)
         signal.setitimer(signal.ITIMER_REAL, ANNOUNCED_AFTER)
-        if not state.notice:
-            check()
 
 
 def _announce(_signum: int, _frame: Any) -> None:
-    if not (state.is_silent or state.is_reported):
-        _write(f"{state.notice or 'stopping'}; Ctrl-C again stops at once\n")
+    if not state.is_silent:
+        _write(f"{state.notice}; Ctrl-C again stops at once\n")
 
 
 def _write(line: str) -> None:
     """Write a line to stderr, and what the buffers hold."""
     with suppress(OSError, ValueError):  # the terminal, or the program that read the output, has gone
-        sys.stdout.flush()
-        sys.stderr.write(line)
-        sys.stderr.flush()
-
-
-def _end_if_ignored(unraisable: Any) -> None:
-    """End the process if Python ignores the exception of a signal, as in ``__del__``."""
-    if unraisable.exc_type is Stopped:
-        end_at_once()
-    _previous_hook(unraisable)
-
-
-def _restore() -> None:
-    global state, _process
-    for signum, handler in _previous.items():
-        signal.signal(signum, handler)
-    if is_requested():
-        signal.setitimer(signal.ITIMER_REAL, 0)
-    if sys.unraisablehook is _end_if_ignored:
-        sys.unraisablehook = _previous_hook
-    _previous.clear()
-    state, _process = SignalState(), None
-
-
-@contextmanager
-def continuing() -> Iterator[None]:
-    """Make the line about a signal tell that the same command goes on; it is printed within the ``with`` statement."""
-    before = state.hint
-    state.hint = lambda: "the same command goes on"
-    try:
-        yield
-    finally:
-        state.hint = before
+        try:
+            sys.stdout.flush()
+            sys.stderr.write(line)
+            sys.stderr.flush()
+        except RuntimeError:  # the signal came while a buffer was being written
+            os.write(2, line.encode(errors="backslashreplace"))

@@ -4,7 +4,6 @@ Unescaped, a file name could move the cursor of a terminal, change colors, or re
 """
 
 import csv
-import io
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import timedelta
@@ -88,22 +87,6 @@ def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows(rows)
-
-
-def format_csv(rows: Iterable[Sequence[object]]) -> str:
-    r"""Format rows, the header first, as CSV whose lines end in "\n".
-
-    Cells with any line end are quoted; `csv.writer` leaves a carriage return unquoted where its lines end in "\n".
-
-    >>> format_csv([["class", "split"], ["a\rb", "train"]])
-    'class,split\n"a\rb",train\n'
-    """
-    lines = []
-    for row in rows:
-        line = io.StringIO(newline="")
-        csv.writer(line, lineterminator="\r\n").writerow(row)
-        lines.append(line.getvalue().removesuffix("\r\n") + "\n")
-    return "".join(lines)
 
 
 LINE_EVERY = 30.0

@@ -14,7 +14,7 @@ from dml.report.provenance import merge_facts
 from dml.report.statistics import ClassSums
 from dml.runtime.errors import InputError
 from dml.runtime.files import replacing
-from dml.runtime.locks import replacing_alone
+from dml.runtime.locks import holding
 from dml.studies.study import Cell, Key
 
 SEARCH, TEST = "search", "test"
@@ -196,7 +196,8 @@ def store_results(path: Path, new: Iterable[Result]) -> list[Result]:
     Raises:
         InputError: if the file isn't one that `write_results` wrote.
     """
-    with replacing_alone(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with holding(path.with_name(f".{path.name}.lock"), wait=True):
         old, new = read_results(path), list(new)
         merged = merge_results(old, new)
         if new:

@@ -4,8 +4,6 @@ import multiprocessing
 import os
 import shlex
 import shutil
-import signal
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -23,11 +21,11 @@ from dml.runtime.configuration import check_set_elsewhere, is_below, key_of
 from dml.runtime.errors import InputError
 from dml.runtime.paths import expand_home
 from dml.runtime.processes import (
+    blocking_signals,
     python_command,
     python_environment,
-    run_process,
+    start_process,
     stop_processes,
-    waiting_for_processes,
 )
 from dml.runtime.run_folder import RunFolder, RunState
 from dml.studies.experiments import IGNORED, compose, identify, shrink
@@ -116,7 +114,7 @@ class Run:
     def train_arguments(self, data: Path) -> list[str]:
         """Return the arguments of ``train`` that begin the run, or resume it if it was interrupted."""
         paths = [f"{key}={path}" for key, path in find_input_paths(self.training, data).items()]
-        if RunFolder(self.folder).state in (RunState.INTERRUPTED, RunState.RUNNING):
+        if RunFolder(self.folder).state == RunState.INTERRUPTED:
             return [f"resume={self.folder}", "trust=true", *paths]
         overrides = [f"experiment={self.training.experiment}", *self.training.overrides]
         return [*overrides, f"seed={self.seed}", *paths, f"hydra.run.dir={self.folder}"]
@@ -252,7 +250,7 @@ def run_processes(commands: Sequence[Sequence[str]], jobs: int = 1) -> bool:
 
     def run(arguments: Sequence[str]) -> int:
         name, *overrides = arguments
-        return run_process([*python_command(name), *overrides], env=environment)
+        return start_process([*python_command(name), *overrides], env=environment).wait()
 
     return _run_at_a_time(run, commands, jobs)
 
@@ -266,19 +264,14 @@ def run_forks(commands: Sequence[Sequence[str]], jobs: int = 1) -> bool:
         os.environ["OMP_NUM_THREADS"] = "1"  # the copied process reads it when it begins
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload(["dml.run.jobs"])
-    # It loads libraries, and Ctrl-C would make it print a trace. Started processes inherit the mask of the thread that
-    # starts them; a copy gets SIGTERM from this process.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
+    with blocking_signals():  # the server loads libraries, and Ctrl-C would make it print a trace
         forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def run(arguments: Sequence[str]) -> int | None:
         process = server.Process(target=_run_command, args=(arguments,))
         process.start()
-        if signals.is_requested():  # it came too early for this process
-            stop_processes()
+        if signals.is_requested():  # it came too early to be passed on
+            process.terminate()
         process.join()
         return process.exitcode
 
@@ -286,10 +279,9 @@ def run_forks(commands: Sequence[Sequence[str]], jobs: int = 1) -> bool:
 
 
 def _run_command(arguments: Sequence[str]) -> None:
+    os.environ[signals.SILENT] = "1"
     signals.handle_signals()
-    signals.state.is_silent = True
-    sys.argv = ["dml", *arguments]
-    main(arguments[0], is_named=True)
+    main(arguments[0], arguments[1:])
 
 
 def _run_at_a_time(run: Callable[[Sequence[str]], int | None], commands: Sequence[Sequence[str]], jobs: int) -> bool:
@@ -299,7 +291,8 @@ def _run_at_a_time(run: Callable[[Sequence[str]], int | None], commands: Sequenc
         print_line(f"[{number} of {len(commands)}] {format_command(arguments)}")
         return run(arguments)
 
-    with waiting_for_processes(), ThreadPoolExecutor(jobs) as pool:
+    notice = "stopping the runs under way after their steps"
+    with signals.deferring(notice, stop_processes), ThreadPoolExecutor(jobs) as pool:
         return any(list(pool.map(run_unless_stopped, range(1, len(commands) + 1), commands)))
 
 

@@ -11,9 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from dml.losses.csl import CSLLoss
 from dml.models.adapters import plain_name
 from dml.models.backbone import Backbone
 from dml.models.recurrent import AnyModel, RecurrentModel
@@ -25,7 +23,10 @@ from dml.runtime.reading import check_plain
 from dml.runtime.run_folder import RunFolder
 from dml.runtime.text import printable
 
-ENTRY = "frozen"
+FORMAT = 1
+"""The version of what a checkpoint holds; one of another version isn't read."""
+
+FROZEN = "frozen"
 """The entry of a checkpoint about the weights that it lacks."""
 
 INTERPOLATION = "interpolation"
@@ -36,8 +37,6 @@ STATES = ("state_dict", "current_model_state")
 
 PREFIX = "model."
 """What the names of the model's weights begin with in a checkpoint."""
-
-REMEDY = "training.init=CHECKPOINT begins a new run with its weights"
 
 
 def read_checkpoint(path: str | Path, *, lazily: bool = False) -> dict[str, Any]:
@@ -51,23 +50,22 @@ def read_checkpoint(path: str | Path, *, lazily: bool = False) -> dict[str, Any]
         InputError: if the file doesn't exist, can't be read, is damaged or is no checkpoint of a run.
     """
     path = Path(path)
-    if path.is_dir():
-        file = path / ("best.ckpt" if path.name == "checkpoints" else "checkpoints/best.ckpt")
-        argument = shlex.quote(f"checkpoint={file}")
-        remedy = f"{argument} is in it" if file.is_file() else "a run keeps checkpoints/best.ckpt and last.ckpt"
-        raise InputError(f"checkpoint={path}: a folder, not a file; {remedy}")
     if not path.is_file():
-        raise InputError(f"checkpoint={path}: no such file; a run keeps checkpoints/best.ckpt and last.ckpt")
-    if not is_zip(path):
-        raise InputError(f"checkpoint={path}: cannot be read (it doesn't begin as a checkpoint does); {_remedy(path)}")
+        what = "a folder, not a file" if path.is_dir() else "no such file"
+        best = path / ("best.ckpt" if path.name == "checkpoints" else "checkpoints/best.ckpt")
+        is_inside = f"{shlex.quote(f'checkpoint={best}')} is in it"
+        place = is_inside if best.is_file() else "a run keeps checkpoints/best.ckpt and last.ckpt"
+        raise InputError(f"checkpoint={path}: {what}; {place}")
     if damage := _describe_damage(path):
-        raise InputError(f"checkpoint={path}: damaged ({damage}); {_remedy(path)}")
+        raise InputError(f"checkpoint={path}: {damage}; {_describe_remedy(path)}")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=lazily)
     except Exception as error:  # The unpickler can raise any exception for a damaged file.
         raise InputError(f"checkpoint={path}: cannot be read ({type(error).__name__})") from error
-    if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint or "run" not in checkpoint:
+    if not isinstance(checkpoint, dict) or not checkpoint.keys() >= {"state_dict", "run", "global_step"}:
         raise InputError(f"checkpoint={path}: not a checkpoint of a dml run")
+    if (found := checkpoint.get("format")) != FORMAT:
+        raise InputError(f"checkpoint={path}: of format {found}; this version of dml reads {FORMAT} alone")
     try:
         run = check_plain(checkpoint["run"])
         check_parts(run.get("config", {}))
@@ -89,14 +87,16 @@ def _describe_damage(path: Path) -> str:
 @lru_cache(maxsize=8)
 def _check_file(path: Path, inode: int, modified: int, size: int) -> str:  # noqa: ARG001
     """Do the work of `_describe_damage`; the cache spares reading a file again unless it has changed."""
+    if not is_zip(path):
+        return "cannot be read (it doesn't begin as a checkpoint does)"
     try:
         check_zip(path)
     except DamageError as error:
-        return str(error)
+        return f"damaged ({error})"
     return ""
 
 
-def _remedy(path: Path) -> str:
+def _describe_remedy(path: Path) -> str:
     """Describe what a user can do if a checkpoint can't be read: the run's other checkpoint may be undamaged."""
     other = path.with_name("last.ckpt" if path.name == "best.ckpt" else "best.ckpt")
     if path == other or not other.is_file() or _describe_damage(other):
@@ -134,14 +134,9 @@ class TrainingProgress:
     @classmethod
     def from_checkpoint(cls, checkpoint: Mapping[str, Any]) -> "TrainingProgress":
         """Return the progress of the run that wrote a checkpoint."""
-        run = checkpoint["run"]
-        return cls(
-            stage=run.get("stage", ""),
-            first_step=run.get("first_step", 0),
-            step=checkpoint["global_step"],
-            history_checksum=checkpoint.get("history", ""),
-            share=checkpoint.get(INTERPOLATION, {}).get("share", 1.0),
-        )
+        run, share = checkpoint["run"], checkpoint.get(INTERPOLATION, {}).get("share", 1.0)
+        steps = run.get("first_step", 0), checkpoint["global_step"]
+        return cls(run.get("stage", ""), *steps, checkpoint.get("history", ""), share)
 
     @property
     def total_steps(self) -> int:
@@ -152,8 +147,7 @@ class TrainingProgress:
         """Return the epoch of the stage, the step of the run and the share of its weights below 1, for metrics.json.
 
         Args:
-            run: entry "run" of the checkpoint, with "batches_per_epoch" and "batches_per_step". Old checkpoints lack
-                these; then the epoch is missing.
+            run: entry "run" of the checkpoint; without "batches_per_epoch" and "batches_per_step" the epoch is missing.
         """
         described = {"step": self.total_steps} | ({} if self.share == 1 else {INTERPOLATION: self.share})
         if "batches_per_epoch" not in run:
@@ -192,12 +186,7 @@ def load_model(model: AnyModel, path: Path) -> None:
         InputError: if the checkpoint belongs to another model, or was trained with other frozen weights.
     """
     checkpoint = fill_in(read_checkpoint(path), model, path)
-    load_state(model, _model_state(checkpoint), path)
-    take_chosen_heads(model, checkpoint)
-
-
-def take_chosen_heads(model: AnyModel, checkpoint: Mapping[str, Any]) -> None:
-    """Give a model the heads that a training chose; checkpoints of older versions hold none, and mean all heads."""
+    load_state(model, _select_model_state(checkpoint), path)
     if "chosen_heads" in checkpoint:
         model.chosen_heads = tuple(checkpoint["chosen_heads"])
 
@@ -211,19 +200,19 @@ def load_initial_weights(model: nn.Module, path: Path) -> None:
     checkpoint = read_checkpoint(path)
     is_embedding_model = not any(name.startswith(f"{PREFIX}recurrent.") for name in checkpoint["state_dict"])
     filled = model.cnn if isinstance(model, RecurrentModel) and is_embedding_model else model
-    load_initial_state(model, _model_state(fill_in(checkpoint, filled, path)), path)
+    load_initial_state(model, _select_model_state(fill_in(checkpoint, filled, path)), path)
 
 
 def load_initial_state(model: nn.Module, state: dict[str, Any], path: Path) -> None:
     """Load weights as `load_initial_weights` does."""
     if isinstance(model, RecurrentModel) and not any(name.startswith("recurrent.") for name in state):
-        load_state(model.cnn, _with_updates(state, model.cnn), path)
-        load_state(model.pretrained, _with_updates(state, model.cnn), path)
+        load_state(model.cnn, _add_updates(state, model.cnn), path)
+        load_state(model.pretrained, _add_updates(state, model.cnn), path)
     else:
-        load_state(model, _with_updates(state, model), path)
+        load_state(model, _add_updates(state, model), path)
 
 
-def _with_updates(state: dict[str, Any], model: nn.Module) -> dict[str, Any]:
+def _add_updates(state: dict[str, Any], model: nn.Module) -> dict[str, Any]:
     """Give weights of a plain network the names that they have in a model with updates, and add its updates."""
     if any(".lora_A." in name for name in state):
         return state
@@ -233,7 +222,7 @@ def _with_updates(state: dict[str, Any], model: nn.Module) -> dict[str, Any]:
     return updates | {names.get(name, name): value for name, value in state.items()}
 
 
-def _model_state(checkpoint: dict[str, Any]) -> dict[str, Any]:
+def _select_model_state(checkpoint: dict[str, Any]) -> dict[str, Any]:
     weights = checkpoint["state_dict"]
     return {name.removeprefix(PREFIX): value for name, value in weights.items() if name.startswith(PREFIX)}
 
@@ -249,35 +238,6 @@ def load_state(model: nn.Module, state: dict[str, Any], path: Path) -> None:
             "give the model.* options that it was trained with"
         )
     model.load_state_dict(state)
-
-
-def check_resumed_state(checkpoint: Mapping[str, Any], learner: nn.Module, optimizer: Optimizer) -> None:
-    """Refuse a checkpoint of other losses, trained parameters or another optimizer, which PyTorch couldn't load.
-
-    Raises:
-        InputError: if the checkpoint is of another training.
-    """
-    stored_state, new_state = checkpoint["state_dict"], learner.state_dict()
-    if differing := sorted(new_state.keys() ^ stored_state.keys()):
-        name = differing[0]
-        verb = "lacks" if name in new_state else "has"
-        raise InputError(f"resume: the run was trained with another loss, its checkpoint {verb} {name}; {REMEDY}")
-    # the one tensor that takes the shape of a checkpoint's
-    adapting = {f"{name}.hierarchy" for name, module in learner.named_modules() if isinstance(module, CSLLoss)}
-    if resized := [name for name in new_state.keys() - adapting if new_state[name].shape != stored_state[name].shape]:
-        name = min(resized)
-        shapes = [tuple(values[name].shape) for values in (stored_state, new_state)]
-        raise InputError(f"resume: {name} had the shape {shapes[0]} and has {shapes[1]} now; {REMEDY}")
-    kind = type(optimizer).__name__
-    if (before := checkpoint.get("optimizer_class", kind)) != kind:
-        raise InputError(f"optimizer.optimizer={kind}: the run was trained with {before}; {REMEDY}")
-    sizes = [
-        [len(group["params"]) for group in groups]
-        for groups in (checkpoint["optimizer_states"][0]["param_groups"], optimizer.param_groups)
-    ]
-    if sizes[0] != sizes[1]:
-        before, now = (f"{sum(numbers)} in {len(numbers)} groups" for numbers in sizes)
-        raise InputError(f"resume: the run trained other parameters, {before}, now {now}; {REMEDY}")
 
 
 class FrozenWeights:
@@ -304,33 +264,28 @@ class FrozenWeights:
     def leave_out(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         """Return a checkpoint without the frozen weights that are as they were built."""
         states = {entry: checkpoint[entry] for entry in STATES if entry in checkpoint}
-        names = [
-            name
+        hashes = {
+            name: expected
             for name, expected in sorted(self._hashes.items())
             if all(name in state and _hash(state[name]) == expected for state in states.values())
-        ]
-        if not names:
+        }
+        if not hashes:
             return dict(checkpoint)
-        left_out = set(names)
         slim = {
-            entry: {name: value for name, value in state.items() if name not in left_out}
+            entry: {name: value for name, value in state.items() if name not in hashes}
             for entry, state in states.items()
         }
-        fingerprint = _join_hashes({name: self._hashes[name] for name in names})
-        return {**checkpoint, **slim, ENTRY: {"names": names, "fingerprint": fingerprint}}
+        return {**checkpoint, **slim, FROZEN: {"names": [*hashes], "fingerprint": _join_hashes(hashes)}}
 
 
 def _find_frozen(model: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and buffers that no step changes, by name.
-
-    What was fitted to the size of the images isn't among them: its last digits depend on the machine.
-    """
+    """Return the parameters and buffers that no step changes, by name."""
     changing = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
             changing |= {prefix + name for name, _ in module.named_buffers(recurse=False)}
-        if isinstance(module, Backbone):
+        if isinstance(module, Backbone):  # the last digits of what was fitted to an image's size depend on the machine
             changing |= {prefix + name for name in module.fitted_names}
     return {name: value for name, value in model.state_dict().items() if name not in changing}
 
@@ -345,7 +300,7 @@ def _join_hashes(hashes: Mapping[str, str]) -> str:
 
 def lacks_weights(checkpoint: Mapping[str, Any]) -> bool:
     """Return whether the model of a checkpoint has to be built with the weights that its training began with."""
-    return ENTRY in checkpoint
+    return FROZEN in checkpoint
 
 
 def fill_in(checkpoint: Mapping[str, Any], model: nn.Module, path: str | Path) -> dict[str, Any]:
@@ -356,20 +311,20 @@ def fill_in(checkpoint: Mapping[str, Any], model: nn.Module, path: str | Path) -
     """
     if not lacks_weights(checkpoint):
         return dict(checkpoint)
-    names, expected = checkpoint[ENTRY]["names"], checkpoint[ENTRY]["fingerprint"]
-    own_state = {PREFIX + name: value for name, value in model.state_dict().items()}
-    own_state |= {plain_name(name): value for name, value in own_state.items()}
-    missing = [name for name in names if name not in own_state]
+    names, expected = checkpoint[FROZEN]["names"], checkpoint[FROZEN]["fingerprint"]
+    state = {PREFIX + name: value for name, value in model.state_dict().items()}
+    state |= {plain_name(name): value for name, value in state.items()}
+    missing = [name for name in names if name not in state]
     if missing:
         raise InputError(
             f"checkpoint={path}: of another model: it lacks {len(missing)} frozen weights that the model hasn't, such "
             f"as {missing[0].removeprefix(PREFIX)}; give the model.* options that it was trained with"
         )
-    fingerprint = _join_hashes({name: _hash(own_state[name]) for name in names})
+    fingerprint = _join_hashes({name: _hash(state[name]) for name in names})
     if fingerprint != expected:
         raise InputError(
             f"checkpoint={path}: trained with frozen weights of fingerprint {expected}, but model.backbone.weights "
             f"gives {fingerprint}; give the weights that it was trained with"
         )
-    frozen = {name: own_state[name].detach().cpu() for name in names}
+    frozen = {name: state[name].detach().cpu() for name in names}
     return {**checkpoint, **{entry: {**checkpoint[entry], **frozen} for entry in STATES if entry in checkpoint}}

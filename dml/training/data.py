@@ -23,15 +23,10 @@ Transform = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class LoaderSettings:
-    """Settings of the data loaders.
+    """Settings of the data loaders, the values of ``data`` with a value for each ``auto``.
 
-    Args:
-        num_workers: number of worker processes that decode images; 0 decodes in the main process.
-        on_corrupt: treatment of images that can't be read. "raise" ends the run. "skip" takes the next image of the
-            class in training; in an evaluation it excludes the image and counts it.
-        eval_batch_size: number of images in a batch of each process, outside training.
-        pin_memory: whether batches are in pinned memory, from which a GPU copies faster.
-        limits: largest image file, and largest image, that are read.
+    With ``on_corrupt="skip"`` a training takes the next image of the class in the place of one that can't be read, and
+    an evaluation excludes the image and counts it.
     """
 
     num_workers: int = 0
@@ -42,16 +37,10 @@ class LoaderSettings:
 
 
 class ImageLoader(DataLoader[Item | None]):
-    """A loader whose workers can be ended before they have loaded all images.
-
-    PyTorch ends them when the garbage collector finds the iterator, and may wait seconds for each, see
-    `dml.data.stream.BatchStream.close`.
-
-    Attributes:
-        iterators: set that gets the iterators: they may outlive the loader, in the trace of an error; None for no set.
-    """
+    """A loader whose iterators can be ended before they have loaded all images, see `BatchStream.close`."""
 
     iterators: "weakref.WeakSet[Any] | None" = None
+    """Set that gets the iterators: they may outlive the loader, in the trace of an error; None for no set."""
 
     def _get_iterator(self) -> Any:
         if self.num_workers:
@@ -100,11 +89,7 @@ class EvaluationData(LightningDataModule):
         return self._make_loader(self.table.select_evaluated(self.tested_on), self.crops_transform)
 
     def _make_loader(self, table: ImageTable, transform: Transform) -> DataLoader[Item | None]:
-        """Make a loader of all images of a table; each of W processes gets every W-th image.
-
-        A process without an image gets one empty batch, because Lightning skips a loop without batches. The process
-        would then miss the exchange of embeddings at the end of the loop.
-        """
+        """Make a loader of all images of a table; each of W processes gets every W-th image."""
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
         on_corrupt = "raise" if self.settings.on_corrupt == "raise" else "drop"
         rows, size = range(rank, len(table), world_size), self.settings.eval_batch_size
@@ -112,6 +97,7 @@ class EvaluationData(LightningDataModule):
         num_workers = self._count_workers(dataset)
         loader = ImageLoader(
             dataset,
+            # an empty batch without an image: Lightning would skip the loop, with its exchange of embeddings
             batch_sampler=[list(rows[start : start + size]) for start in range(0, max(1, len(rows)), size)],
             collate_fn=dataset.collate,
             worker_init_fn=follow_parent,
@@ -129,7 +115,6 @@ class EvaluationData(LightningDataModule):
                 iterator._shutdown_workers()
 
     def _count_workers(self, dataset: BatchDataset) -> int:  # noqa: ARG002
-        """Return the number of processes that load the items of a data set."""
         return self.settings.num_workers
 
     def _make_dataset(self, table: ImageTable, transform: Transform, on_corrupt: str) -> BatchDataset:
@@ -201,7 +186,7 @@ class DataModule(EvaluationData):
             self.stream.close()
 
     def on_exception(self, exception: BaseException) -> None:
-        """End the workers of a training that has failed, see `EvaluationData.on_exception`."""
+        """End the workers of a training that has failed."""
         super().on_exception(exception)
         if hasattr(self, "stream"):
             self.stream.close()

@@ -15,9 +15,8 @@ from dml.ops.pairs import ALL
 def gather_batch(module: LightningModule, part: Tensor) -> Tensor:
     """Concatenate the parts of a batch of all processes, with gradients.
 
-    The backward pass adds up the gradients of all processes. If each of W processes computes the loss of the whole
-    batch, they add up to W times the gradient. DistributedDataParallel takes the mean over the processes, which is the
-    gradient.
+    The backward pass adds up the gradients of all W processes; DistributedDataParallel takes the mean. So a loss of the
+    whole batch, which each process computes, has its gradient.
 
     Args:
         module: module that the trainer runs.
@@ -53,12 +52,10 @@ def compute_losses(
 ) -> dict[str, Tensor]:
     """Compute each head's loss of the batch of all processes -> scalars by head, the same in all processes.
 
-    The gradients have the scale that DistributedDataParallel expects: their mean over the W processes is the gradient
-    of the whole batch. Without ``shard`` each process computes the whole loss, see `gather_batch`. With ``shard`` a
-    loss that takes queries computes its mean over the B / W rows of its own process, each compared with all B rows. The
-    mean of these W values is the loss, so the mean of their gradients is its gradient. Here each value is replaced by
-    this mean, and keeps the gradient of its own process. A trained parameter that no loss depends on gets a
-    gradient of 0.
+    The mean of the gradients over the W processes is the gradient of the whole batch, as DistributedDataParallel
+    expects. Without ``shard`` each process computes the whole loss, see `gather_batch`. With ``shard`` a loss that
+    takes queries computes its mean over the B / W rows of its own process, each compared with all B rows. The mean of
+    these W values is the loss; each value is replaced by it, and keeps the gradient of its own process.
 
     Args:
         module: module that the trainer runs.
@@ -106,11 +103,9 @@ class _ReplacedValues(torch.autograd.Function):
 
 
 class _ConnectedValue(torch.autograd.Function):
-    """Connects a value () with parameters that it may not depend on, and leaves value and gradients as they are.
+    """Connects a value () with all parameters, to which the backward pass has to come; DistributedDataParallel waits.
 
-    DistributedDataParallel waits until the backward pass has come to each trained parameter. Here it comes to all of
-    them, without a gradient. To add ``0.0 * parameter.sum()`` would do so too, but a NaN in the parameter would become
-    one of the loss.
+    To add ``0.0 * parameter.sum()`` would do so too, but a NaN in the parameter would become one of the loss.
     """
 
     @staticmethod

@@ -64,7 +64,7 @@ class Embedder(LightningModule):
         """Embed a batch; the embeddings of several views of an image become one."""
         images, _, rows = batch
         if len(rows):
-            has_views = images.ndim > 4
+            has_views = isinstance(images, Tensor) and images.ndim > 4  # not head inputs, as with training.frozen
             embeddings = embed_views(self.embed_images, images) if has_views else self.embed_images(images)
             self._batches.append(self.keep_batch(embeddings, rows))
 
@@ -74,8 +74,12 @@ class Embedder(LightningModule):
 
     def on_test_epoch_end(self) -> None:
         """Compute `embedded` from the batches of the test."""
-        self.embedded = self.finalize(self.gather_split(self._batches))
-        self._batches = []
+        self.embedded = self.take_split()
+
+    def take_split(self) -> Embedded:
+        """Compute the embeddings of a split from its batches, and forget the batches."""
+        batches, self._batches = self._batches, []
+        return self.finalize(self.gather_split(batches))
 
     def gather_split(self, batches: Sequence[EmbeddedBatch]) -> Embedded:
         """Join the batches of all processes to one split, each row once and in the order of the table.
@@ -86,7 +90,7 @@ class Embedder(LightningModule):
         Raises:
             InputError: if no process has an image.
         """
-        sizes = {name: part.shape[1] for name, part in batches[0][0].items()} if batches else {}
+        sizes = {name: part.shape[1:] for name, part in batches[0][0].items()} if batches else {}
         if self.trainer.world_size > 1:  # a process without any image takes part too, and learns the sizes of another
             sizes_of_all: list[Any] = [sizes] * self.trainer.world_size
             dist.all_gather_object(sizes_of_all, sizes)
@@ -96,7 +100,7 @@ class Embedder(LightningModule):
         device = batches[0][1].device if batches else self.device
         rows = torch.cat([torch.empty(0, dtype=torch.long, device=device), *(part for _, part in batches)])
         parts = {
-            name: torch.cat([torch.empty(0, size, device=device), *(embeddings[name] for embeddings, _ in batches)])
+            name: torch.cat([torch.empty(0, *size, device=device), *(embeddings[name] for embeddings, _ in batches)])
             for name, size in sizes.items()
         }
         rows, parts = gather_rows(self, rows), {name: gather_rows(self, part) for name, part in parts.items()}
@@ -172,8 +176,6 @@ def evaluate_heads(embedded: Embedded, names: Iterable[str], evaluate: Evaluate,
 @dataclass(frozen=True)
 class HeadChoice:
     """Chooses the best of the last head, the last two heads, and so on to all heads.
-
-    Lower heads help on some data sets, such as drawings, and harm on others, such as photographs of birds.
 
     Args:
         heads: names of the model's heads, from low to high.

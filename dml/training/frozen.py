@@ -5,7 +5,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from math import prod
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -13,11 +12,10 @@ from zipfile import BadZipFile
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dml.data.dataset import Batch, BatchDataset, Draw, make_unreadable_class_error
-from dml.data.image_files.contents import find_changed, hash_content, read_stamps, shorten_hash
+from dml.data.image_files.contents import read_stamps
 from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.prepared_files import UnfitFileError, open_file, replacing_file
 from dml.data.table import ImageTable
@@ -29,14 +27,12 @@ from dml.training.data import DataModule, Transform
 from dml.training.embedders import Embedded, EmbeddedBatch, Embedder
 from dml.training.module import MetricLearner
 
-FORMAT = 4
+FORMAT = 5
 """Version of the files of features; it goes up when the features or their storage change."""
 
 Compute = Callable[[ImageTable, Sequence[str]], tuple[Mapping[str, Tensor], Tensor]]
-"""Function of a table, all of whose images are in the split "test", and of names of features.
-
-It returns the features (R, ...) of the R images that can be read, by name, and the rows (R,) of these images.
-"""
+"""Function of a table, whose images are all in the split "test", and of names of features -> the features (R, ...) by
+name of the R images that can be read, and the rows (R,) of these images."""
 
 
 @dataclass
@@ -67,35 +63,30 @@ class FeatureCache:
             compute: function that computes the features which aren't stored.
 
         Returns:
-            Features (N, ...) float32 by name, on CPU, one for each row of the table. An image that can't be read has
-            NaN.
-
-        Raises:
-            InputError: if a link or a folder is in the place of a file.
+            Features (N, ...) float32 by name, on CPU, one for each row of the table; NaN for an image that can't be
+            read.
         """
         _, first_rows, image_of_row = np.unique(table.paths, return_index=True, return_inverse=True)
         images = table.take(first_rows.astype(np.int64))
         fingerprints = self._compute_fingerprints(images, backbone, settings)
-        paths = images.paths.tolist()
-        features = {name: self._read(fingerprint, paths) for name, fingerprint in fingerprints.items()}
+        features = {name: self._read(fingerprint, len(images)) for name, fingerprint in fingerprints.items()}
         if missing := [name for name in settings if features[name] is None]:
-            files = np.column_stack([read_stamps(paths), [shorten_hash(hash_content(path)) for path in paths]])
             computed, rows = compute(replace(images, split=np.full(len(images), "test")), missing)
             for name in missing:
-                features[name] = self._store(fingerprints[name], computed[name], rows, files)
+                features[name] = self._store(fingerprints[name], computed[name], rows, len(images))
         rows_of_table = torch.from_numpy(image_of_row.reshape(-1))
         return {name: part[rows_of_table] for name, part in features.items() if part is not None}
 
     def _compute_fingerprints(
         self, images: ImageTable, backbone: nn.Module, settings: Mapping[str, Mapping[str, Any]]
     ) -> dict[str, str]:
-        """Return the SHA-256 of all that decides the features of each name.
+        """Return the SHA-256 of what decides the features of each name: settings, weights, and the files.
 
-        These are settings, weights, and the files' names, sizes and times.
+        Of a file these are its name, size, time and inode: two files that were swapped may have one size and time.
         """
         paths = images.paths.tolist()
         names = self.folder.relative_paths(paths) if self.folder else paths
-        files = list(zip(names, read_stamps(paths)[:, :2].tolist(), strict=True))
+        files = list(zip(names, read_stamps(paths)[:, :3].tolist(), strict=True))
         digest = sha256(json.dumps([FORMAT, files]).encode())
         add_tensors(digest, backbone.state_dict().items())
         return {
@@ -103,8 +94,8 @@ class FeatureCache:
             for name, values in settings.items()
         }
 
-    def _read(self, fingerprint: str, paths: list[str]) -> Tensor | None:
-        """Read features (N, F) of files; None if there are none, they are damaged, or a file has another content."""
+    def _read(self, fingerprint: str, count: int) -> Tensor | None:
+        """Read stored features (N, ...) of N images; None if there are none, or they are damaged."""
         if fingerprint in self._memory or self.folder is None:
             return self._memory.get(fingerprint)
         path = _find_file(self.folder, fingerprint)
@@ -112,7 +103,7 @@ class FeatureCache:
             with open_file(path):  # it refuses links
                 check_zip(path)
             with np.load(path) as arrays:
-                stored, features, files = (arrays[name] for name in ("fingerprint", "features", "files"))
+                stored, features = arrays["fingerprint"], arrays["features"]
         except FileNotFoundError:
             return None
         except InputError as error:
@@ -123,21 +114,18 @@ class FeatureCache:
         except (DamageError, BadZipFile, KeyError, ValueError, EOFError) as error:
             self.warn(f"{path}: damaged ({error}); the features are computed anew")
             return None
-        is_fit = stored == fingerprint and features.dtype == np.float32 and features.shape[:1] == (len(paths),)
-        changed, now = find_changed(paths, files) if is_fit else (np.array([True]), files)
-        if changed.any():
+        if stored != fingerprint or features.dtype != np.float32 or features.shape[:1] != (count,):
             self.warn(f"{path}: holds features of other images or weights; they are computed anew")
             return None
-        if (now != files).any():
-            _write(path, fingerprint, features, now)
         return torch.from_numpy(features)
 
-    def _store(self, fingerprint: str, features: Tensor, rows: Tensor, files: NDArray[np.int64]) -> Tensor:
+    def _store(self, fingerprint: str, features: Tensor, rows: Tensor, count: int) -> Tensor:
         """Keep features (R, ...) of some of the N images -> features (N, ...) with NaN for the others."""
-        if len(rows) == len(files) and self.folder is not None:
-            _write(_find_file(self.folder, fingerprint), fingerprint, features.numpy(), files)
+        if len(rows) == count and self.folder is not None:
+            with replacing_file(_find_file(self.folder, fingerprint)) as partial, partial.open("wb") as file:
+                np.savez(file, fingerprint=np.array(fingerprint), features=features.numpy())
             return features
-        self._memory[fingerprint] = features.new_full((len(files), *features.shape[1:]), torch.nan)
+        self._memory[fingerprint] = features.new_full((count, *features.shape[1:]), torch.nan)
         self._memory[fingerprint][rows] = features
         return self._memory[fingerprint]
 
@@ -146,41 +134,11 @@ def _find_file(folder: CacheFolder, fingerprint: str) -> Path:
     return folder.path / f"features-{fingerprint[:16]}.npz"
 
 
-def _write(path: Path, fingerprint: str, features: NDArray[np.float32], files: NDArray[np.int64]) -> None:
-    with replacing_file(path) as partial, partial.open("wb") as file:
-        np.savez(file, fingerprint=np.array(fingerprint), features=features, files=files)
-
-
 RAW = "raw features"
 """The name of the backbone's own features, beside the head inputs that have the names of the heads."""
 
 COPIES = 3
 """The number of times that head inputs are in memory while they are computed."""
-
-
-@dataclass(frozen=True)
-class HeadInputs:
-    """The head inputs of all images of a table.
-
-    Args:
-        values: (N, F) float32, the flattened inputs of all heads, concatenated; NaN for an image that can't be read.
-        shapes: shape of one image's input by head, in the order of the concatenation.
-    """
-
-    values: Tensor
-    shapes: dict[str, tuple[int, ...]]
-
-    @classmethod
-    def pack(cls, inputs: Mapping[str, Tensor]) -> "HeadInputs":
-        """Concatenate head inputs (N, ...) by head."""
-        values = torch.cat([part.flatten(1) for part in inputs.values()], dim=1)
-        return cls(values, {head: tuple(part.shape[1:]) for head, part in inputs.items()})
-
-
-def unpack_inputs(values: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """Split rows (B, F) of `HeadInputs` -> head inputs (B, ...) by head."""
-    parts = torch.split(values, [prod(shape) for shape in shapes.values()], dim=1)
-    return {head: part.reshape(-1, *shapes[head]) for head, part in zip(shapes, parts, strict=True)}
 
 
 class FeatureEmbedder(Embedder):
@@ -195,36 +153,30 @@ class FeatureEmbedder(Embedder):
 
     def __init__(self, model: EmbeddingModel, names: Sequence[str], count: int) -> None:
         super().__init__()
-        self.model = model
-        self.names = (*names,)
-        self.count = count
-        self._shapes: dict[str, tuple[int, ...]] = {}
+        self.model, self.names, self.count = model, (*names,), count
+        self._fits_memory = False
 
     def embed_images(self, images: Tensor) -> dict[str, Tensor]:
-        """Compute flattened features (B, F) of images (B, 3, H, W), by name."""
+        """Compute features (B, ...) of images (B, 3, H, W), by name."""
         features, maps = self.model.backbone(images)
         outputs = {RAW: features.flatten(1), **self.model.pool_maps(maps)}
         chosen = {name: outputs[name].float() for name in self.names}
-        if not self._shapes:
-            self._shapes = {name: tuple(part.shape[1:]) for name, part in chosen.items()}
-            self._check_memory()
-        return {name: part.flatten(1) for name, part in chosen.items()}
+        if not self._fits_memory:
+            self._check_memory({name: part[0].numel() for name, part in chosen.items()})
+        return chosen
 
     def keep_batch(self, embeddings: dict[str, Tensor], rows: Tensor) -> EmbeddedBatch:
         """Return the features of a batch in the memory of the machine: those of a split can be larger than a GPU's."""
         return {name: part.cpu() for name, part in embeddings.items()}, rows.cpu()
 
     def finalize(self, split: Embedded) -> Embedded:
-        """Give the features (N, ...) their shapes, and L2-normalize `RAW`."""
-        features = {name: part.reshape(-1, *self._shapes[name]) for name, part in split.embeddings.items()}
-        if RAW in features:
-            features[RAW] = F.normalize(features[RAW], dim=1)
-        return Embedded(features, split.rows)
+        """L2-normalize `RAW`."""
+        normalized = {name: F.normalize(part, dim=1) for name, part in split.embeddings.items() if name == RAW}
+        return Embedded(split.embeddings | normalized, split.rows)
 
-    def _check_memory(self) -> None:
-        """Make sure that the features of all images fit into the memory."""
-        largest = max(self._shapes, key=lambda name: prod(self._shapes[name]))
-        needed = COPIES * 4 * self.count * sum(map(prod, self._shapes.values()))
+    def _check_memory(self, sizes: Mapping[str, int]) -> None:
+        largest = max(sizes, key=lambda name: sizes[name])
+        needed = COPIES * 4 * self.count * sum(sizes.values())
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if needed > memory:
             kind = type(self.model.heads[largest]).__name__ if largest in self.model.heads else RAW
@@ -232,6 +184,7 @@ class FeatureEmbedder(Embedder):
                 f"training.frozen=true: the features of {self.count:,} images take {needed / 1e9:,.1f} GB of memory, "
                 f"and this machine has {memory / 1e9:,.1f} GB; {largest} ({kind}) takes most: a PoolHead needs little"
             )
+        self._fits_memory = True
 
 
 class FeatureDataset(BatchDataset):
@@ -239,19 +192,15 @@ class FeatureDataset(BatchDataset):
 
     Args:
         table: the table of the images.
-        values: (N, F) head inputs of the images; NaN for images that can't be read.
-        on_corrupt: treatment of an image that can't be read, as in `ImageDataset`; it is "replace" or "drop" if there
-            is one.
-
-    Raises:
-        InputError: if "replace" finds no readable image of a class.
+        inputs: inputs (N, ...) of the images by head; NaN for images that can't be read.
+        on_corrupt: "replace" or "drop" for images that can't be read, as in `ImageDataset`.
     """
 
-    def __init__(self, table: ImageTable, values: Tensor, on_corrupt: str) -> None:
-        self.values = values
+    def __init__(self, table: ImageTable, inputs: Mapping[str, Tensor], on_corrupt: str) -> None:
+        self.inputs = inputs
         self.labels = torch.from_numpy(table.labels)
-        self.is_readable = ~values[:, 0].isnan()
-        self.rows = torch.arange(len(values))
+        self.is_readable = ~next(iter(inputs.values())).flatten(1)[:, 0].isnan()
+        self.rows = torch.arange(len(table))
         if on_corrupt == "replace":
             for row in torch.nonzero(~self.is_readable).flatten().tolist():
                 self.rows[row] = self._find_replacement(table, row)
@@ -265,13 +214,13 @@ class FeatureDataset(BatchDataset):
         return next((candidate for candidate in candidates if candidate > row), candidates[0])
 
     def __len__(self) -> int:
-        return len(self.values)
+        return len(self.rows)
 
-    def __getitems__(self, indices: Sequence[int | Draw]) -> Batch:
-        """Return the head inputs (B, F) of images, their labels (B, L), and their rows (B,)."""
+    def __getitems__(self, indices: Sequence[int | Draw]) -> Any:
+        """Return the inputs (B, ...) of images by head, their labels (B, L), and their rows (B,)."""
         rows = self.rows[[index[0] if isinstance(index, tuple) else index for index in indices]]
         rows = rows[self.is_readable[rows]]
-        return self.values[rows], self.labels[rows], rows
+        return {head: part[rows] for head, part in self.inputs.items()}, self.labels[rows], rows
 
     def collate(self, items: Any) -> Batch:
         """Return the batch, which `__getitems__` has made."""
@@ -280,7 +229,7 @@ class FeatureDataset(BatchDataset):
 
 
 class FrozenDataModule(DataModule):
-    """Loads head inputs, (B, F) in a batch, in the place of images, for training, validation and test.
+    """Loads head inputs, (B, ...) by head in a batch, in the place of images, for training, validation and test.
 
     All images are transformed as in a test. A test of several views of each image still loads the images.
 
@@ -288,41 +237,22 @@ class FrozenDataModule(DataModule):
         load_inputs: function that returns the head inputs of all images of a table; it is set before the training.
     """
 
-    load_inputs: Callable[[ImageTable], HeadInputs]
+    load_inputs: Callable[[ImageTable], Mapping[str, Tensor]]
 
     def _make_dataset(self, table: ImageTable, transform: Transform, on_corrupt: str) -> BatchDataset:
         if transform is self.train_transform or transform is self.test_transform:
-            return FeatureDataset(table, self.load_inputs(table).values, on_corrupt)
+            return FeatureDataset(table, self.load_inputs(table), on_corrupt)
         return super()._make_dataset(table, transform, on_corrupt)
 
     def _count_workers(self, dataset: BatchDataset) -> int:
         return 0 if isinstance(dataset, FeatureDataset) else super()._count_workers(dataset)
 
 
-class HeadNetwork(nn.Module):
-    """The heads of a model as a network of head inputs.
-
-    Args:
-        model: network with its heads.
-
-    Attributes:
-        shapes: shape of one image's input by head.
-    """
-
-    def __init__(self, model: EmbeddingModel) -> None:
-        super().__init__()
-        self.model = model
-        self.shapes: Mapping[str, tuple[int, ...]] = {}
-
-    def forward(self, values: Tensor) -> dict[str, Tensor]:
-        """Embed head inputs (B, F) -> embeddings (B, D) by head."""
-        return self.model.embed_inputs(unpack_inputs(values, self.shapes))
-
-
 class FrozenLearner(MetricLearner):
-    """A `MetricLearner` that trains the heads alone; its batches hold head inputs (B, F) in the place of images.
+    """A `MetricLearner` that trains the heads alone; its batches hold head inputs by head in the place of images.
 
-    Checkpoints hold the whole model, so they are used as those of any other training.
+    Checkpoints hold the whole model, so they are used as those of any other training. The heads take all images of a
+    batch at once, whatever ``training.gradient_cache`` says: their inputs are in memory anyway.
     """
 
     model: EmbeddingModel
@@ -330,14 +260,11 @@ class FrozenLearner(MetricLearner):
     def __init__(self, model: EmbeddingModel, *arguments: Any, **settings: Any) -> None:
         super().__init__(model, *arguments, **settings)
         model.backbone.requires_grad_(False)
-        # In a list the network is no submodule: a checkpoint would hold the model's parameters twice.
-        self._head_network = [HeadNetwork(model)]
 
-    @property
-    def network(self) -> HeadNetwork:
-        """The network that embeds the head inputs of a training step."""
-        return self._head_network[0]
+    def embed_for_loss(self, images: Any, rows: Tensor) -> dict[str, Tensor]:  # noqa: ARG002
+        """Embed the head inputs of a batch -> embeddings (B, D) by head."""
+        return self.embed_images(images)
 
-    def embed_images(self, images: Tensor) -> dict[str, Tensor]:
-        """Embed head inputs (B, F), or images (B, 3, H, W) of a test of several views -> embeddings (B, D) by head."""
-        return self.network(images) if images.ndim == 2 else super().embed_images(images)
+    def embed_images(self, images: Any) -> dict[str, Tensor]:
+        """Embed head inputs, or images (B, 3, H, W) of a test of several views -> embeddings (B, D) by head."""
+        return self.model.embed_inputs(images) if isinstance(images, Mapping) else super().embed_images(images)

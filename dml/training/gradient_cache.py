@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.utils.checkpoint import get_device_states, set_device_states
 
 from dml.runtime.errors import InputError
 
@@ -20,15 +19,11 @@ def embed_in_chunks(model: nn.Module, images: Tensor, size: int | None) -> dict[
 
     This is gradient caching (Gao et al., "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup",
     2021). First the chunks are embedded one after the other without a graph, and the loss is computed from all
-    embeddings. Then each chunk is embedded again with a graph, which turns the gradient by its embeddings into the
-    gradient by the parameters. This second pass runs inside the backward pass of the loss. So the gradient of each
-    parameter arrives once and complete, which DistributedDataParallel relies on.
+    embeddings. Then, inside the backward pass of the loss, each chunk is embedded again with a graph, with the same
+    random numbers (dropout) and the same autocast. So the gradient of each parameter arrives once and complete, which
+    DistributedDataParallel relies on, and equals that of the whole batch up to the rounding of sums.
 
-    The second pass uses the same random numbers (dropout) and the same autocast as the first. The gradients equal those
-    of the whole batch up to the rounding of sums. Another chunk size draws other random numbers.
-
-    `torch.utils.checkpoint` of each chunk would give the same gradients. But it keeps a graph of all chunks, without
-    tensors, which fragments the heap of the C library: the process then takes twice the memory of one chunk.
+    `torch.utils.checkpoint` of each chunk would give the same gradients, but takes twice the memory of one chunk.
 
     Args:
         model: network that embeds images (B, 3, H, W) -> embeddings (B, D) by name. The embeddings of an image must not
@@ -93,39 +88,26 @@ def _add(total: Gradients, more: Gradients) -> Gradients:
 
 def _record_random_state(images: Tensor) -> Callable[[], Any]:
     """Return a context in which torch draws the numbers that follow now; its end restores the state of before it."""
-    kind, state = images.device.type, torch.get_rng_state()
-    if kind == "mps":  # torch.mps is no device module as the others are, and has one generator
-        mps_state = torch.mps.get_rng_state()
-
-        @contextmanager
-        def restored_on_mps() -> Iterator[None]:
-            before = torch.mps.get_rng_state()
-            with torch.random.fork_rng(devices=()):
-                torch.set_rng_state(state)
-                torch.mps.set_rng_state(mps_state)
-                yield
-            torch.mps.set_rng_state(before)
-
-        return restored_on_mps
-    devices, states = get_device_states(images)
+    backends: dict[str, Any] = {"cuda": torch.cuda, "mps": torch.mps}
+    generators = [torch.random, *(backends[kind] for kind in backends if kind == images.device.type)]
+    states = [generator.get_rng_state() for generator in generators]
 
     @contextmanager
     def restored() -> Iterator[None]:
-        with torch.random.fork_rng(devices, device_type=kind):
-            torch.set_rng_state(state)
-            set_device_states(devices, states)
+        before = [generator.get_rng_state() for generator in generators]
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_rng_state(state)
+        try:
             yield
+        finally:
+            for generator, state in zip(generators, before, strict=True):
+                generator.set_rng_state(state)
 
     return restored
 
 
 def check_chunk_size(model: nn.Module, size: int | None) -> None:
-    """Check that a model gives the same embeddings for a batch and for its chunks.
-
-    Raises:
-        InputError: if the model normalizes over the batch. Each chunk would then be normalized by itself, and the
-            running statistics would be updated twice.
-    """
+    """Check that a model doesn't normalize over the batch: the embeddings of its chunks would be others."""
     if size is None:
         return
     for name, module in model.named_modules():

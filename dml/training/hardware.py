@@ -56,11 +56,7 @@ def choose_deterministic(trainer: Mapping[str, Any]) -> Any:
 
 
 def parse_compile(value: Any) -> dict[str, Any] | None:
-    """Return the arguments of torch.compile for a value of the key ``compile``; None for no compilation.
-
-    Raises:
-        InputError: if the value is none of true, false, null and a mapping of arguments, or PyTorch lacks its backend.
-    """
+    """Return the arguments of torch.compile for a value of ``training.compile``; None for no compilation."""
     if value is None or isinstance(value, bool):
         return {} if value else None
     known = set(signature(torch.compile).parameters) - {"model"}
@@ -82,11 +78,7 @@ def _count_cores(processes: int) -> int:
 
 
 def check_synchronized(model: nn.Module) -> None:
-    """Check that ``trainer.sync_batchnorm`` leaves a model the function that it is.
-
-    PyTorch replaces each batch normalization by a plain one, and leaves out what a class of another library does beside
-    it, such as the activation of timm's.
-    """
+    """Check that ``trainer.sync_batchnorm``, which makes all normalizations plain, leaves a model what it computes."""
     plain = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and type(module) not in plain:
@@ -97,11 +89,7 @@ def check_synchronized(model: nn.Module) -> None:
 
 
 def slurm() -> SLURMEnvironment:
-    """Make the Lightning environment of a job that srun started, without Lightning's requeueing.
-
-    At a signal, the requeueing would write a checkpoint that no run reads. A run of dml stops after the step and writes
-    ``last.ckpt``, and ``resume=FOLDER`` goes on from there (docs/training.md).
-    """
+    """Make the Lightning environment of a job that srun started; its requeueing would write a checkpoint of its own."""
     if "SLURM_PROCID" not in os.environ:
         raise InputError("trainer=slurm: srun did not start this process; srun python train.py ..., or trainer=ddp")
     return SLURMEnvironment(auto_requeue=False)

@@ -4,29 +4,17 @@ import os
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext, suppress
-from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
 from lightning_fabric.loggers.logger import rank_zero_experiment
 from lightning_fabric.utilities.apply_func import convert_tensors_to_scalars
-from PIL import Image
 from pytorch_lightning import Trainer
 from pytorch_lightning.loggers import WandbLogger
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities import rank_zero_only
 
-from dml.data.image_files.images import LIMITS, read_image
-from dml.data.image_files.limits import ImageLimits
-from dml.evaluation.per_query import (
-    QueryTable,
-    choose_lowest,
-    compare_classes,
-    describe_first_match,
-    read_queries,
-    score_queries,
-)
 from dml.runtime.checksums import rows_checksum
 from dml.runtime.errors import InputError
 from dml.runtime.files import replacing
@@ -44,10 +32,7 @@ class History(Logger):
     Args:
         path: path of ``metrics.csv``.
         resumed_at: step from which a run is resumed; 0 starts a new file.
-        checksum: value of `checksum` in the checkpoint of that step; "" if the checkpoint has none.
-
-    Raises:
-        InputError: if the file can't be read, or if its rows have another checksum than the checkpoint says.
+        checksum: value of `checksum` in the checkpoint of that step, which the rows must have; "" if it has none.
     """
 
     def __init__(self, path: Path, resumed_at: int = 0, checksum: str = "") -> None:
@@ -60,7 +45,7 @@ class History(Logger):
             if checksum and self.checksum != checksum:
                 raise InputError(
                     f"{path}: damaged (its rows up to step {resumed_at} aren't those of checkpoints/last.ckpt); "
-                    f"{remedy_for(path, path.parent, is_resumable=True)}"
+                    f"{remedy_for(path, path.parent)}"
                 )
 
     @property
@@ -89,12 +74,7 @@ class History(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Add metrics to the row of a step.
-
-        Args:
-            metrics: values by name.
-            step: index of the step, which begins at 0. The row holds the number of steps, which is one more.
-        """
+        """Add metrics to the row of a step, whose index begins at 0; the row holds the number of steps, one more."""
         num_steps = (step or 0) + 1
         self.rows.setdefault(num_steps, {"step": num_steps}).update(metrics)
         if any(name.startswith("val/") for name in metrics):
@@ -130,8 +110,6 @@ class History(Logger):
 
 
 ID_FILE = "wandb_id.txt"
-LARGEST_PICTURE = (160, 160)
-"""The largest width and height in pixels of a picture in the table of worst queries."""
 
 
 class RunFolderWandbLogger(WandbLogger):
@@ -140,29 +118,15 @@ class RunFolderWandbLogger(WandbLogger):
     Args:
         save_dir: the run folder. It keeps the W&B run's id in wandb_id.txt.
         id: id of the W&B run, in place of the one in wandb_id.txt.
-        worst_queries: number of rows in the table of worst queries.
-        neighbors: number of nearest images in each row of that table.
         **settings: arguments of Lightning's WandbLogger and of ``wandb.init``.
-
-    Raises:
-        InputError: if runs are to be sent at once, and W&B doesn't let this machine in.
     """
 
-    def __init__(
-        self,
-        save_dir: str,
-        *,
-        id: str | None = None,  # noqa: A002 (Lightning's name)
-        worst_queries: int = 16,
-        neighbors: int = 5,
-        **settings: Any,
-    ) -> None:
+    def __init__(self, save_dir: str, *, id: str | None = None, **settings: Any) -> None:  # noqa: A002 (Lightning's name)
         super().__init__(save_dir=save_dir, id=id, **settings)
         if not self._offline:
             _log_in()
         if self._wandb_init.get("anonymous") is None:
             self._wandb_init.pop("anonymous", None)  # W&B warns of this argument, even if it is None.
-        self.worst_queries, self.neighbors = worst_queries, neighbors
 
     @property
     @rank_zero_experiment
@@ -193,38 +157,14 @@ class RunFolderWandbLogger(WandbLogger):
         self._experiment = None
 
     @rank_zero_only
-    def log_retrieval(self, picture: Path | None, queries: QueryTable | None, limits: ImageLimits = LIMITS) -> None:
-        """Log the retrieval picture and the table of worst queries."""
+    def log_files(self, picture: Path, report: Path) -> None:
+        """Log the retrieval picture and the report of a test, whichever exists."""
         import wandb
 
-        if picture is not None:
+        if picture.exists():
             self.experiment.log({"retrieval": wandb.Image(str(picture))})
-        if queries is not None:
-            self.experiment.log({"worst_queries": self._worst_queries(queries, limits)})
-
-    def _worst_queries(self, queries: QueryTable, limits: ImageLimits) -> Any:
-        """Make the table of the worst queries and their nearest images, with at most one query of each class."""
-        import wandb
-
-        score, same = score_queries(queries), compare_classes(queries)
-        shown = min(self.neighbors, queries.neighbors.shape[1])
-        nearest = [f"neighbor {rank + 1}" for rank in range(shown)]
-        table = wandb.Table(columns=["query", "class", score.name, "first match", *nearest])
-        for row in choose_lowest(score.values, queries.labels[:, 0], self.worst_queries):
-            captions = [
-                f"{queries.class_name(int(labels[0]))} ({'same class' if is_same else 'another class'}, {cosine:.2f})"
-                for labels, is_same, cosine in zip(
-                    queries.neighbor_labels[row, :shown],
-                    same[row, :shown],
-                    queries.similarities[row, :shown],
-                    strict=True,
-                )
-            ]
-            name = queries.class_name(int(queries.labels[row, 0]))
-            pictures = map(partial(_picture, limits=limits), queries.neighbors[row, :shown].tolist(), captions)
-            values = (name, float(score.values[row]), describe_first_match(queries, row))
-            table.add_data(_picture(queries.paths[row], name, limits), *values, *pictures)
-        return table
+        if report.exists():
+            self.experiment.log({"report": wandb.Html(report.read_text(encoding="utf-8"), inject=False)})
 
 
 @rank_zero_only
@@ -241,17 +181,8 @@ def _log_in() -> None:
         raise InputError(f"logger=wandb: {reason} logger.loggers.wandb.offline=true sends the run later") from error
 
 
-def _picture(path: str, caption: str, limits: ImageLimits) -> Any:
-    import wandb
-
-    picture = Image.fromarray(read_image(path, limits).permute(1, 2, 0).contiguous().numpy())
-    picture.thumbnail(LARGEST_PICTURE)
-    return wandb.Image(picture, caption=caption)
-
-
 @rank_zero_only
 def _read_or_create_id(folder: Path) -> str:
-    """Read the id in the folder's wandb_id.txt, or write a new one if the file doesn't exist."""
     path = folder / ID_FILE
     if not path.exists():
         with replacing(path) as partial:
@@ -261,12 +192,12 @@ def _read_or_create_id(folder: Path) -> str:
 
 @rank_zero_only
 def log_final_metrics(loggers: Iterable[Logger], metrics: Mapping[str, Any], folder: RunFolder) -> None:
-    """Log the metrics of a test, and the retrieved images to Weights & Biases, whose run ends here.
+    """Log the metrics of a test, and its report to Weights & Biases, whose run ends here.
 
     Args:
         loggers: loggers of the run. metrics.csv gets nothing, as it is a history.
         metrics: contents of metrics.json; they are logged as "test/level0/recall@1" and so on.
-        folder: folder of the run, with retrieval.png and per_query.parquet if the configuration names them.
+        folder: folder of the run, with retrieval.png and report.html if the configuration names them.
     """
     numbers = {
         f"{metrics['split']}/{name}": value
@@ -277,10 +208,5 @@ def log_final_metrics(loggers: Iterable[Logger], metrics: Mapping[str, Any], fol
         if not isinstance(logger, History):
             logger.log_metrics(numbers, metrics.get("step"))
         if isinstance(logger, RunFolderWandbLogger):
-            picture, queries = folder.picture_file, folder.queries_file
-            logger.log_retrieval(
-                picture if picture.exists() else None,
-                read_queries(queries) if queries.exists() else None,
-                ImageLimits.from_settings(folder.config.get("data") or {}),
-            )
+            logger.log_files(folder.picture_file, folder.report_file)
             logger.close()

@@ -1,4 +1,3 @@
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,79 +11,42 @@ from dml.data.dataset import Batch
 from dml.evaluation.names import MetricName, choose_shown_metrics, describe_metric, join_head_names
 from dml.models.recurrent import AnyModel
 from dml.runtime.errors import InputError
-from dml.training.checkpoints import check_resumed_state, take_chosen_heads
 from dml.training.distributed import compute_losses
 from dml.training.embedders import CHOSEN_HEADS, Evaluate, HeadChoice, ModelEmbedder, evaluate_heads
 from dml.training.gradient_cache import embed_in_chunks
 from dml.training.optimizers import ParameterGroups, SchedulePace, change_settings, list_settings, rebuild_schedule
 
 
-class CpuCopy:
-    """A copy of a tensor to the CPU. A GPU makes it after all work that it got before; the CPU goes on meanwhile."""
-
-    def __init__(self, source: Tensor) -> None:
-        self._event: Any = None
-        self._copy = source.to("cpu", non_blocking=source.is_cuda)  # to pinned memory, else the CPU would wait
-        if source.is_cuda:
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record(torch.cuda.current_stream(source.device))
-
-    def is_done(self) -> bool:
-        """Return whether `wait` returns at once."""
-        return self._event is None or bool(self._event.query())
-
-    def wait(self) -> Tensor:
-        """Wait until the copy is done, and return it."""
-        if self._event is not None:
-            self._event.synchronize()
-        return self._copy
-
-
 class DivergenceCheck:
-    """Stops a training whose loss became NaN or infinite, without making a step wait for the GPU.
+    """Stops a training whose loss became NaN or infinite, without making each step wait for the GPU.
 
-    `add_step` computes on the device whether the losses of a step are finite, and reads the results that are on the
-    CPU by then: on a GPU those of earlier steps. `wait_for_all` waits for the other results. It is called before
-    everything that outlives the step: a checkpoint, a validation, the end of the training. So no checkpoint holds
-    weights that were trained by a loss that wasn't finite.
-
-    Args:
-        start_copy: function that starts to copy a tensor to the CPU.
+    The device notes the first step of each head whose loss was not finite. `read` waits for the notes. It is called in
+    steps that are logged, and before everything that outlives the step: a checkpoint, a validation, an embedding bank,
+    the end of the training. So no checkpoint holds weights that were trained by a loss that wasn't finite.
     """
 
-    def __init__(self, start_copy: Callable[[Tensor], CpuCopy] = CpuCopy) -> None:
-        self._start_copy = start_copy
-        # the step, the classes of its losses by head, and whether each head's loss and embeddings are finite (H, 2)
-        self._unread_steps: deque[tuple[int, dict[str, str], CpuCopy]] = deque()
+    def __init__(self) -> None:
+        self._losses: dict[str, str] = {}  # the classes of the losses by head
+        self._notes: Tensor | None = None  # (H,) -1, or twice the step, and one more if embeddings weren't finite
 
     @torch.no_grad()
     def add_step(
         self, step: int, losses: nn.ModuleDict, embeddings: Mapping[str, Tensor], values: Mapping[str, Tensor]
     ) -> None:
-        """Check embeddings (B, D) and values of the losses of a step by head, and read the results that are on the CPU.
+        """Check the embeddings (B, D) and the values of the losses of a step by head."""
+        is_finite = torch.isfinite(torch.stack([*values.values()]))
+        is_embedded = torch.stack([torch.isfinite(embeddings[head]).all() for head in values])
+        notes = torch.where(is_finite, -1, 2 * step + (~is_embedded).long())
+        self._losses = {head: type(losses[head]).__name__ for head in values}
+        self._notes = notes if self._notes is None else torch.where(self._notes < 0, notes, self._notes)
 
-        Raises:
-            InputError: if the loss of a head was not finite in a step whose result was read.
-        """
-        is_finite = [
-            torch.stack([torch.isfinite(values[head]), torch.isfinite(embeddings[head]).all()]) for head in values
-        ]
-        loss_names = {head: type(losses[head]).__name__ for head in values}
-        self._unread_steps.append((step, loss_names, self._start_copy(torch.stack(is_finite))))
-        while self._unread_steps and self._unread_steps[0][2].is_done():
-            self._read_step()
-
-    def wait_for_all(self) -> None:
-        """Wait for the results of all steps, and read them."""
-        while self._unread_steps:
-            self._read_step()
-
-    def _read_step(self) -> None:
-        step, loss_names, copy = self._unread_steps.popleft()
-        for head, (is_loss_finite, are_embeddings_finite) in zip(loss_names, copy.wait().tolist(), strict=True):
-            if not is_loss_finite:
-                values = "loss" if are_embeddings_finite else "embeddings"
-                raise _divergence_error(step, values, head, loss_names[head])
+    def read(self) -> None:
+        """Raise the error of the first step whose loss was not finite, if there is one."""
+        notes = [] if self._notes is None else self._notes.tolist()
+        self._notes = None
+        if found := sorted((note, head) for note, head in zip(notes, self._losses, strict=False) if note >= 0):
+            note, head = found[0]
+            raise _divergence_error(note // 2, "embeddings" if note % 2 else "loss", head, self._losses[head])
 
 
 def check_embeddings(step: int, losses: nn.ModuleDict, embeddings: Mapping[str, Tensor]) -> None:
@@ -210,8 +172,7 @@ class MetricLearner(ModelEmbedder):
     def log_losses(self, total: Tensor, terms: Mapping[str, Tensor]) -> None:
         """Log the total loss, the losses of several heads and the epoch, in steps that loggers write.
 
-        To log takes Lightning one or two milliseconds, so the steps between go without. The last step is one to write,
-        but if a callback ends the training before, such as that of ``trainer.max_time``, its step isn't.
+        To log takes Lightning one or two milliseconds, so the steps between go without.
         """
         if not self.is_logged_step:
             # else loggers would take the values of an earlier step for those of a step at which the training ends
@@ -241,28 +202,27 @@ class MetricLearner(ModelEmbedder):
             for parameter in self.model.backbone.parameters():
                 parameter.grad = None
 
+    def on_train_batch_end(self, *_: Any) -> None:
+        """Stop in a step that is logged, whose loss the CPU waits for anyway, if a loss so far was not finite."""
+        if self.trainer._logger_connector.should_update_logs:
+            self.divergence.read()
+
     def on_validation_start(self) -> None:
         """Stop before a validation, or at the end, if weights were trained by a loss that was not finite."""
-        self.divergence.wait_for_all()
+        self.divergence.read()
 
     on_train_end = on_validation_start
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Stop before a checkpoint of weights that were trained by a loss that was not finite."""
-        self.divergence.wait_for_all()
-        checkpoint["optimizer_class"] = type(self.optimizers(use_pl_optimizer=False)).__name__
+        self.divergence.read()
         checkpoint["optimizer_settings"] = self._optimizer_settings
         checkpoint["chosen_heads"] = [*self.model.chosen_heads]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Give a resumed run its heads, and those settings of the optimizer that it has new values for."""
-        if self.head_choice is None:  # it was chosen from before, if the checkpoint has other heads
-            self.model.chosen_heads = (*self.model.embed_dims,)
-        else:
-            take_chosen_heads(self.model, checkpoint)
-        optimizer = self._make_optimizer()
-        check_resumed_state(checkpoint, self, optimizer)
-        change_settings(checkpoint, optimizer, has_schedule=self.schedule is not None)
+        self.model.chosen_heads = tuple(checkpoint["chosen_heads"])
+        change_settings(checkpoint, self._make_optimizer())
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Embed a batch, as a test does."""
@@ -270,8 +230,7 @@ class MetricLearner(ModelEmbedder):
 
     def on_validation_epoch_end(self) -> None:
         """Evaluate the split, and log the metrics as ``val/...``."""
-        embedded = self.finalize(self.gather_split(self._batches))
-        self._batches = []
+        embedded = self.take_split()
         check_embeddings(self.global_step, self.losses, embedded.embeddings)
         heads = MetricName.parse(self.monitor).heads
         names = [heads] if heads else []
@@ -279,7 +238,7 @@ class MetricLearner(ModelEmbedder):
             metrics = evaluate_heads(embedded, [CHOSEN_HEADS, *names], self.evaluate, self.device)
         else:
             self.model.chosen_heads, metrics = self.head_choice.choose(embedded, self.evaluate, self.device)
-            metrics = metrics | evaluate_heads(embedded, names, self.evaluate, self.device)
+            metrics |= evaluate_heads(embedded, names, self.evaluate, self.device)
             embedded.embeddings[CHOSEN_HEADS] = embedded.embeddings[join_head_names(self.model.chosen_heads)]
         if self.evaluate_further is not None:
             metrics |= evaluate_heads(embedded, [CHOSEN_HEADS], self.evaluate_further, self.device)

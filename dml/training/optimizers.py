@@ -1,5 +1,5 @@
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,8 +41,7 @@ def optimizer_by_role(
         **settings: settings of all groups, such as weight_decay and momentum.
 
     Raises:
-        InputError: if no parameter requires a gradient, a setting is none that the optimizer takes, ``layer_decay`` is
-            not above 0 and at most 1, or the layers of the backbone are unknown.
+        InputError: if no parameter requires a gradient, or a setting can't be.
     """
     _check_rates({"lr": lr, "heads_lr_multiplier": heads_lr_multiplier, **settings}, "optimizer")
     _check_rates(loss or {}, "optimizer.loss")
@@ -97,43 +96,18 @@ def list_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
     return [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
 
 
-def change_settings(checkpoint: dict[str, Any], optimizer: Optimizer, *, has_schedule: bool) -> None:
-    """Change those settings in a checkpoint, in place, that a resumed run has new values for, such as another lr.
+def change_settings(checkpoint: dict[str, Any], optimizer: Optimizer) -> None:
+    """Change those settings in a checkpoint, in place, that the optimizer of a resumed run has new values for.
 
     PyTorch would restore the stored values. Settings that are the same as before stay as they are stored: a schedule or
-    a callback may have moved them. A run that has no schedule any more gets the rates that its schedule began with.
-
-    Args:
-        checkpoint: contents of the checkpoint; "optimizer_settings" are those that its optimizer was made with.
-        optimizer: the optimizer as the resumed run makes it.
-        has_schedule: whether the resumed run has a schedule of the learning rates.
-
-    Raises:
-        InputError: if the checkpoint is of an optimizer with other settings, such as SGD instead of Adam.
+    a callback may have moved them. The entry "optimizer_settings" has those that the optimizer was made with.
     """
-    groups, settings = checkpoint["optimizer_states"][0]["param_groups"], list_settings(optimizer)
-    before = checkpoint.get("optimizer_settings") or map(_guess_settings, groups, settings)
-    for group, old, new in zip(groups, before, settings, strict=False):
-        if old.keys() - new.keys() and new.keys() - old.keys():  # another version of PyTorch only adds settings
-            raise InputError(
-                f"optimizer.optimizer={type(optimizer).__name__}: the run was trained with another optimizer, whose "
-                "state it can't use; training.init=CHECKPOINT begins a new run with its weights"
-            )
+    groups = checkpoint["optimizer_states"][0]["param_groups"]
+    for group, old, new in zip(groups, checkpoint["optimizer_settings"], list_settings(optimizer), strict=True):
         changed = {name: value for name, value in new.items() if name in group and old.get(name) != value}
         group |= changed
-        if "lr" in changed and "initial_lr" in group:
+        if "lr" in changed and "initial_lr" in group:  # what a schedule begins with
             group["initial_lr"] = changed["lr"]
-        if has_schedule:
-            group.setdefault("initial_lr", new["lr"])  # the run had none before
-        elif "initial_lr" in group:
-            group["lr"] = group.pop("initial_lr")
-
-
-def _guess_settings(group: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """Return what a parameter group was probably made with, for a checkpoint of an older version, which lacks it."""
-    settings = {name: value for name, value in group.items() if name in names}
-    # a schedule keeps the rate that it begins with
-    return settings | ({"lr": group["initial_lr"]} if "initial_lr" in group else {})
 
 
 def _check_rates(settings: Mapping[str, Any], path: str) -> None:
@@ -147,8 +121,7 @@ class SchedulePace:
     """Counts the intervals after each of which the schedule of the learning rates moves; the warm-up has none.
 
     Args:
-        interval: length of an interval: "step", an optimizer step, or "epoch", an epoch of the sampler. Both are
-            counted from the end of the warm-up.
+        interval: length of an interval: "step", an optimizer step, or "epoch", an epoch of the sampler.
         warmup_steps: number of optimizer steps at the beginning of the run that the schedule doesn't count.
         batches_per_step: number of batches whose gradients make one optimizer step.
         batches_per_epoch: number of batches in the sampler's epoch.
@@ -169,11 +142,7 @@ class SchedulePace:
         return step * self.batches_per_step // self.batches_per_epoch
 
     def schedule_length(self, max_steps: int) -> int:
-        """Return the number of intervals of a schedule that ends with a run of ``max_steps`` optimizer steps.
-
-        Raises:
-            InputError: if the warm-up takes the whole run.
-        """
+        """Return the number of intervals of a schedule that ends with a run of ``max_steps`` optimizer steps."""
         if max_steps <= self.warmup_steps:
             raise InputError(
                 f"scheduler.warmup_steps={self.warmup_steps}: leaves nothing of the run's {max_steps} steps for the "
@@ -183,13 +152,7 @@ class SchedulePace:
 
 
 def rebuild_schedule(make: Callable[[Optimizer], LRScheduler], optimizer: Optimizer, intervals: int) -> LRScheduler:
-    """Make a new schedule in place of an earlier one, and move it and the optimizer's learning rates forward.
-
-    Args:
-        make: function that makes the schedule from the optimizer.
-        optimizer: optimizer that has had a schedule before, so that its parameter groups have an ``initial_lr``.
-        intervals: number of intervals that have ended.
-    """
+    """Make a new schedule in place of an earlier one of the optimizer, and move it to where so many intervals ended."""
     for group in optimizer.param_groups:
         group["lr"] = group["initial_lr"]
     schedule = make(optimizer)

@@ -57,10 +57,7 @@ class RecurrentEmbedder(ModelEmbedder):
 
 
 class RecurrentLearner(RecurrentEmbedder, MetricLearner):
-    """Trains a `RecurrentModel` (chapter 4 of the thesis on local neighborhood sampling).
-
-    In training the neighbors of an image come from the embedding bank of the training set.
-    """
+    """Trains a `RecurrentModel` (chapter 4 of the thesis) with neighbors in the embedding bank of the training set."""
 
     model: RecurrentModel
     bank: HeadBank | None = None
@@ -90,13 +87,9 @@ class RecurrentLearner(RecurrentEmbedder, MetricLearner):
 
 @torch.no_grad()
 def read_neighborhoods(model: RecurrentModel, centers: Mapping[str, Tensor], near: HeadBank) -> dict[str, Tensor]:
-    """Compute g (N, D) of images from their f and the embeddings of their neighbors -> g by head, on CPU.
-
-    There is no dropout if the model is in evaluation mode. If the model orders the neighbors randomly, the order comes
-    from seed 0.
-    """
+    """Compute g (N, D) of images from their f and the embeddings of their neighbors -> g by head, on CPU."""
     device = next(model.parameters()).device
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)  # of the neighbors' order, if the model orders them randomly
     parts = []
     for rows in torch.split(torch.arange(len(near.neighbors)), ROWS_PER_BLOCK):
         block = {head: centers[head][rows].to(device) for head in model.embed_dims}

@@ -18,8 +18,7 @@ AUTO_EPOCHS = 8
 FEWEST_STEPS = 400
 """The fewest optimizer steps of such a run: eight epochs of a small data set are too few steps to learn from."""
 FEWEST_STEPS_BETWEEN, FEWEST_VALIDATIONS = 100, 4
-"""Validations whose interval is `AUTO` are an epoch apart, or less if the run would have fewer than this number of
-them, but never fewer steps than the first number."""
+"""Validations whose interval is `AUTO` are an epoch apart, or less for so many of them, but at least so many steps."""
 
 
 class RunLength(NamedTuple):
@@ -37,12 +36,7 @@ class RunLength(NamedTuple):
 
 
 def count_steps(trainer: Mapping[str, Any], scheduler: Mapping[str, Any], batches_per_epoch: int) -> RunLength:
-    """Turn epochs into steps.
-
-    Raises:
-        InputError: if the run or the warm-up has no length or two, or if the interval between validations is no whole
-            number of steps.
-    """
+    """Turn epochs into steps; a run or a warm-up that has no length or two raises InputError."""
     epochs, steps, batches_per_step = trainer["max_epochs"], trainer["max_steps"], trainer["accumulate_grad_batches"]
     if epochs is not None and steps is not None:
         raise InputError(
@@ -50,7 +44,7 @@ def count_steps(trainer: Mapping[str, Any], scheduler: Mapping[str, Any], batche
         )
 
     def steps_of(number: int) -> int:
-        """Return the steps of a number of epochs; one that ends between the batches of a step ends with the step."""
+        """Return the steps of a number of epochs, which end with a whole step."""
         total: int = ceil(number * batches_per_epoch / batches_per_step)
         return total
 

@@ -24,9 +24,11 @@ REFUSED_ARGUMENTS = {
 }
 """For each argument that dml sets itself, what to use instead of it."""
 
+LEAST = {"log_every_n_steps": 1, "accumulate_grad_batches": 1, "gradient_clip_val": 0, "min_steps": 0}
+"""The least values of arguments; with smaller ones, which Lightning takes, nothing would happen or the run fail."""
 
-DURATION = r"\d+:\d\d:\d\d:\d\d"
-"""Pattern of a time, as Lightning reads it: days, hours, minutes and seconds."""
+DURATION = r"(?!0+:00:00:00)\d+:\d\d:\d\d:\d\d"
+"""Pattern of a time, as Lightning reads it: days, hours, minutes and seconds, longer than nothing."""
 
 
 def explain_refusal(argument: str) -> str | None:
@@ -45,32 +47,18 @@ def check_arguments(arguments: Mapping[Any, Any]) -> None:
     for argument in arguments:
         if line := explain_refusal(argument):
             raise InputError(line)
-    if (interval := arguments.get("log_every_n_steps")) is not None and interval < 1:
-        raise InputError(
-            f"trainer.log_every_n_steps={interval}: at least 1; a number beyond trainer.max_steps logs the last step "
-            "alone"
-        )
-    batches = arguments.get("accumulate_grad_batches", 1)
-    if batches is None or batches < 1:
-        raise InputError(f"trainer.accumulate_grad_batches={'null' if batches is None else batches}: at least 1")
+    for name, least in LEAST.items():
+        value = arguments.get(name)
+        if isinstance(value, int | float) and not value >= least:
+            raise InputError(f"trainer.{name}={value}: must be {least} or more")
+    if arguments.get("accumulate_grad_batches", 1) is None:
+        raise InputError("trainer.accumulate_grad_batches=null: must be 1 or more")
     if arguments.get("limit_test_batches") == 0:
         raise InputError("trainer.limit_test_batches=0: a run ends with a test; 1 is its first batch alone")
-    devices = arguments.get("devices")
+    devices, time = arguments.get("devices"), arguments.get("max_time")
     if isinstance(devices, int) and devices < 1 and devices != -1:
         raise InputError(f"trainer.devices={devices}: at least 1, or auto for all GPUs")
-    clip = arguments.get("gradient_clip_val")
-    if isinstance(clip, int | float) and not clip >= 0:
-        raise InputError(f"trainer.gradient_clip_val={clip}: 0 or more, or null for no limit")
-    steps = arguments.get("min_steps")
-    if isinstance(steps, int) and steps < 0:
-        raise InputError(f"trainer.min_steps={steps}: 0 or more, or null")
-    _check_time(arguments.get("max_time"))
-
-
-def _check_time(time: Any) -> None:
-    """Refuse a ``max_time`` that Lightning can't read, or at which a training ends at once."""
-    example = "such as 00:08:00:00 for 8 hours, or null"
-    if isinstance(time, int | float) or (isinstance(time, str) and not re.fullmatch(DURATION, time.strip())):
-        raise InputError(f"trainer.max_time={time}: must be days:hours:minutes:seconds, {example}")
-    if isinstance(time, str) and not set(time.strip()) - {*"0:"}:
-        raise InputError(f"trainer.max_time={time}: longer than nothing, {example}")
+    if isinstance(time, int | float | str) and not re.fullmatch(DURATION, str(time).strip()):
+        raise InputError(
+            f"trainer.max_time={time}: must be days:hours:minutes:seconds, such as 00:08:00:00 for 8 hours, or null"
+        )

@@ -21,7 +21,7 @@ def run_command(job: Job) -> Results:
     torch.set_num_threads(job.threads)
     clock = f"{{_target_: peers.dml_clocks.{CLOCKS[job.task]}, job: '{sys.argv[1]}'}}"
     folder = Path(job.results).with_suffix("")
-    arguments = [*list_overrides(job), f"+callbacks.clock={clock}", f'hydra.run.dir="{folder}"']
+    arguments = [*list_overrides(job), f"trainer.callbacks=[{clock}]", f'hydra.run.dir="{folder}"']
     sys.argv = ["dml"]
     run_dml("train", *arguments)
     raise RuntimeError("the run has ended before its clock")

@@ -1,6 +1,11 @@
 """``dml embed``: what it writes, and what it leaves when it is interrupted."""
 
+import os
+import signal
+import sys
+import tempfile
 from collections.abc import Iterator
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -56,16 +61,28 @@ def test_freed_memory_is_kept_for_the_next_batch(
     assert devices == [torch.device("cpu")] * 2
 
 
-def kill_after(batches: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def stop_after(batches: int, *arguments: Any) -> tuple[int | None, str]:
+    """Embed in a copy of this process, which gets SIGTERM after some batches -> exit code, and what it printed."""
     embed_in_batches = ImageEmbedder.embed_in_batches
 
     def stop(self: ImageEmbedder, *arguments: Any, **options: Any) -> Iterator[Any]:
         for number, batch in enumerate(embed_in_batches(self, *arguments, **options)):
             if number == batches:
-                raise signals.Stopped(143)
+                os.kill(os.getpid(), signal.SIGTERM)
             yield batch
 
-    monkeypatch.setattr(ImageEmbedder, "embed_in_batches", stop)
+    def run() -> None:
+        sys.stderr = errors  # pytest has replaced it
+        ImageEmbedder.embed_in_batches = stop  # type: ignore[method-assign]
+        signals.handle_signals()
+        embed(*arguments)
+
+    with tempfile.TemporaryFile("w+") as errors:
+        process = get_context("fork").Process(target=run)
+        process.start()
+        process.join()
+        errors.seek(0)
+        return process.exitcode, errors.read()
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "npz"])
@@ -92,19 +109,12 @@ def test_a_killed_command_leaves_the_file_that_was_there(
     model: Path,
     photos: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
     suffix: str,
 ) -> None:
     output = tmp_path / f"vectors.{suffix}"
     embed(model, photos / "cats", output)
     before = output.read_bytes()
-    with monkeypatch.context() as patched:
-        kill_after(2, patched)
-        with pytest.raises(SystemExit) as stopped:
-            embed(model, photos, output)
-    assert stopped.value.code == 143
-    assert capsys.readouterr().err.strip() == "stopped by SIGTERM"
+    assert stop_after(2, model, photos, output) == (143, "stopped by SIGTERM\n")
     assert [path.name for path in tmp_path.iterdir()] == [output.name]
     assert output.read_bytes() == before
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from manifests import seal
 from PIL import Image, ImageColor
 from small_embedders import make_model, write_photos
 
@@ -18,7 +19,6 @@ import dml
 from dml.__main__ import dispatch
 from dml.inference.index_folder import hold_folder
 from dml.report.pictures import COLORS, OTHER, SAME
-from dml.runtime.run_files import read_values, write_values
 
 
 @pytest.fixture(scope="module")
@@ -94,14 +94,14 @@ def test_a_network_of_ones_own_is_trusted_on_request(
     )
     saved = shutil.copytree(model, tmp_path / "saved")
     (saved / "config.yaml").write_text(yaml.safe_dump(config))
+    seal(saved / "model.json")
     image = photos / "cats" / "00.png"
     advice = "is not known and could run any code; trust=True, or --trust of a command, if you trust these files"
     assert refusal(capsys, "index", saved, photos, "--output", "index").endswith(advice)
     line = refusal(capsys, "index", saved, photos, "--output", "index", "--trust")
     own = re.search(r"fingerprint (\w+),", line)
     assert own is not None, line
-    description, _ = read_values(saved / "model.json", may_nest=True)
-    write_values(saved / "model.json", description | {"fingerprint": own[1]}, {})
+    seal(saved / "model.json", fingerprint=own[1])
     dispatch(["index", "saved", str(photos), "--output", "index", "--trust", "--workers", "0"])
     dispatch(["embed", "saved", str(photos), "--output", "vectors.npz", "--trust", "--workers", "0"])
     assert refusal(capsys, "search", "index", image).endswith(advice)

@@ -14,6 +14,7 @@ from threading import Thread
 from urllib.parse import urlsplit
 
 import pytest
+from manifests import seal
 from small_embedders import make_model
 
 pytestmark = pytest.mark.pipeline
@@ -127,8 +128,10 @@ def test_a_model_is_uploaded_and_opened(
     assert {*repositories["ann/birds"]} >= {"README.md", "config.yaml", "model.json", "model.safetensors"}
 
     files = repositories["ann/birds"]
-    attack = files["config.yaml"].partition(b"\n")[2].replace(b"dml.models.small_cnn.small_cnn", b"os.getcwd")
-    repositories |= {"eve/birds": {**files, "config.yaml": attack}, "eve/pickle": {"model.pkl": b"cos\nsystem\n"}}
+    (folder / "config.yaml").write_bytes(files["config.yaml"].replace(b"dml.models.small_cnn.small_cnn", b"os.getcwd"))
+    seal(folder / "model.json")
+    attack = {file.name: file.read_bytes() for file in folder.iterdir()}
+    repositories |= {"eve/birds": attack, "eve/pickle": {"model.pkl": b"cos\nsystem\n"}}
     places = ["ann/birds@main", "ann/birds@v2", "ann/no@main", "eve/birds@main", "eve/pickle@main"]
     opened, no_revision, no_repository, refused, no_model = run_python(LOADS, *places, env=environment, cwd=tmp_path)
     assert opened == make_model().fingerprint

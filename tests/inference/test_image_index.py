@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from manifests import seal
 from PIL import Image
 from small_embedders import SETTINGS, make_model
 
@@ -31,7 +32,6 @@ from dml.inference.image_inputs import list_source
 from dml.inference.index_folder import IndexItems, hold_folder
 from dml.inference.serving.image_search import ImageSearch
 from dml.retrieval.vector_index import EXACT, VectorIndex
-from dml.runtime.checksums import CHECKSUMS
 from dml.runtime.errors import InputError
 
 pytest_plugins = ("small_embedders",)
@@ -503,20 +503,12 @@ def test_paths_are_absolute(
 def test_an_index_of_another_version_is_one_line(index: dml.Index, tmp_path: Path, version: dict[str, int]) -> None:
     folder = index.save(tmp_path / "index")
     (folder / "index.json").write_text(json.dumps({"files": {}, **version}))
-    with pytest.raises(InputError, match=f"of format {version.get('format')}, not 4; build the index again"):
+    with pytest.raises(InputError, match=rf"of format {version.get('format')}, not 5\); build the index again"):
         dml.Index.load(folder)
 
 
-def forget_checksums(folder: Path) -> None:
-    """Make a saved index one without checksums."""
-    description = json.loads((folder / "index.json").read_text())
-    del description[CHECKSUMS]
-    (folder / "index.json").write_text(json.dumps(description))
-
-
-def test_vectors_without_checksums_are_compared_with_the_model_and_the_items(index: dml.Index, tmp_path: Path) -> None:
+def test_vectors_of_a_stranger_are_compared_with_the_model_and_the_items(index: dml.Index, tmp_path: Path) -> None:
     folder = index.save(tmp_path / "index")
-    forget_checksums(folder)
     (file,) = folder.glob("vectors-*")
     image = str(index.items.paths[0])
     assert dml.Index.load(folder).search(image, k=1)[1][0, 0] == image
@@ -527,6 +519,7 @@ def test_vectors_without_checksums_are_compared_with_the_model_and_the_items(ind
         vectors = VectorIndex(dimension)
         vectors.add(np.eye(12, dimension, dtype=np.float32), ids)
         vectors.write(file)
+        seal(folder / "index.json")
         with pytest.raises(InputError, match=line):
             dml.Index.load(folder).search(image, k=12)
 
@@ -554,19 +547,21 @@ def test_damage_is_named(index: dml.Index, tmp_path: Path) -> None:
     for name in (files["vectors"], files["items"]):
         content = (folder / name).read_bytes()
         (folder / name).write_bytes(content[:-10])
-        with pytest.raises(InputError, match=f"{name}: missing, or not as it was written"):
+        with pytest.raises(InputError, match=f"{name} is missing, or not as it was written"):
             dml.Index.load(folder)
         (folder / name).write_bytes(content)
     (folder / files["items"]).write_bytes(b"x" * (folder / files["items"]).stat().st_size)
-    forget_checksums(folder)
+    seal(description)
     text = description.read_text()
     with pytest.raises(InputError, match=r"items-\w+.parquet is damaged"):
         dml.Index.load(folder)
     for written, other in [('"model": "model', '"model": "../model'), (r'"next_id": (\d+)', r'"next_id": "\1"')]:
         description.write_text(re.sub(written, other, text))
+        seal(description)
         with pytest.raises(InputError, match="values that dml doesn't write"):
             dml.Index.load(folder)
     description.write_text(text.replace('"items": ', '"itens": '))
+    seal(description)
     with pytest.raises(InputError, match=r"index.json: damaged"):
         dml.Index.load(folder)
     description.write_text(text[:50])

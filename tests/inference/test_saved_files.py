@@ -148,14 +148,9 @@ def run_until(line: int, action: Callable[[], Any], functions: tuple[str, ...]) 
     return process.exitcode == 0
 
 
-@pytest.mark.parametrize("can_exchange", [True, False])
-def test_a_save_that_is_killed_leaves_a_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_exchange: bool
-) -> None:
-    if not can_exchange:  # as on other systems and file systems
-        monkeypatch.setattr(files, "_exchange", lambda *_: False)
+def test_a_save_that_is_killed_leaves_a_model(tmp_path: Path) -> None:
     old, new, path = make_described_model(0), make_described_model(1), tmp_path / "saved"
-    functions = ("save_folder", "replacing_folder", "_exchange", "clean_up", "_delete")
+    functions = ("save_folder", "replacing_folder", "clean_up", "_delete")
     fingerprints = []
     for line in count(1, 4):
         shutil.rmtree(path, ignore_errors=True)

@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from manifests import seal
 from small_embedders import make_model
 
 import dml
 from dml.runtime.errors import InputError
+from dml.training.checkpoints import FORMAT
 
 pytestmark = pytest.mark.pipeline
 
@@ -90,6 +92,7 @@ def test_no_place_of_a_saved_model_runs_code(saved: Path, tmp_path: Path, attack
         for attack in attacks:
             changed = replace_value(config, keys, attack)
             (folder / "config.yaml").write_text(yaml.safe_dump(changed))
+            seal(folder / "model.json")
             refused += bool(load_quietly(folder))
             assert not (tmp_path / "ran").exists(), (keys, attack)
     assert refused > len(places)
@@ -114,6 +117,7 @@ def test_nothing_runs_behind_an_interpolation(
         if isinstance(changed["transform"], dict):
             changed["transform"]["other"] = attack
         (folder / "config.yaml").write_text(yaml.safe_dump(changed))
+        seal(folder / "model.json")
         assert load_quietly(folder)
         assert not (tmp_path / "ran").exists()
 
@@ -126,6 +130,7 @@ def test_the_environment_is_not_read(saved: Path, tmp_path: Path, monkeypatch: p
     config.setdefault("dataset", {})
     changed = replace_value(config, tuple(place.split(".")), "${oc.env:DML_TEST_SECRET}")
     (folder / "config.yaml").write_text(yaml.safe_dump(changed))
+    seal(folder / "model.json")
     line = load_quietly(folder)
     assert "interpolation" in line
     assert "hunter2" not in line
@@ -152,6 +157,8 @@ LAUGHS = "a0: &a0 [1, 1]\n" + "".join(f"a{n + 1}: &a{n + 1} [*a{n}, *a{n}, *a{n}
 def test_texts_without_bounds_are_refused_within_a_second(saved: Path, tmp_path: Path, file: str, text: str) -> None:
     folder = shutil.copytree(saved, tmp_path / "saved")
     (folder / file).write_text(text)
+    if file == "config.yaml":
+        seal(folder / "model.json")
     start = time.monotonic()
     assert "not as save_pretrained wrote it" in load_quietly(folder)
     assert time.monotonic() - start < 1
@@ -173,6 +180,7 @@ def test_settings_that_no_model_has_are_one_line(saved: Path, tmp_path: Path, ke
     folder = shutil.copytree(saved, tmp_path / "saved")
     config = yaml.safe_load((folder / "config.yaml").read_text())
     (folder / "config.yaml").write_text(yaml.safe_dump(replace_value(config, tuple(key.split(".")), value)))
+    seal(folder / "model.json")
     start = time.monotonic()
     assert named in load_quietly(folder)
     assert time.monotonic() - start < 1
@@ -181,8 +189,9 @@ def test_settings_that_no_model_has_are_one_line(saved: Path, tmp_path: Path, ke
 def test_a_checkpoint_of_a_stranger_is_held_to_the_same(tmp_path: Path) -> None:
     config: Any = {"model": {}}
     config["model"]["heads"] = config
-    torch.save({"state_dict": {}, "global_step": 1, "run": {"config": config, "overrides": []}}, tmp_path / "a.ckpt")
+    run = {"config": config, "overrides": []}
+    torch.save({"format": FORMAT, "state_dict": {}, "global_step": 1, "run": run}, tmp_path / "a.ckpt")
     assert "more than 100 lists and mappings" in load_quietly(tmp_path / "a.ckpt")
     for run in (None, [], {"config": 3, "overrides": []}, {"config": {}, "overrides": [3]}, {"config": {"model": 1}}):
-        torch.save({"state_dict": {}, "global_step": 1, "run": run}, tmp_path / "b.ckpt")
+        torch.save({"format": FORMAT, "state_dict": {}, "global_step": 1, "run": run}, tmp_path / "b.ckpt")
         assert "not a checkpoint of a dml run" in load_quietly(tmp_path / "b.ckpt")

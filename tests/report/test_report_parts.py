@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 from PIL import Image
 from report_runs import MakeRun
 
-from dml.evaluation.names import describe_metric
+from dml.evaluation.names import describe_metric, format_value
 from dml.evaluation.per_query import QueryTable, choose_lowest, compare_classes, describe_first_match, score_queries
-from dml.report.metrics import choose_headlines, format_metric, make_metric_tables
+from dml.report.metrics import choose_headlines, make_metric_tables
 from dml.report.run import ReportedRun, collect_versions, read_run
 from dml.report.sheets import COLUMNS, Tiles, find_confusions, make_sheets
 from dml.runtime.errors import InputError
-from dml.runtime.run_files import write_sealed_text
 
 pytest_plugins = ("report_runs",)
 
@@ -156,10 +155,10 @@ def test_tables_of_metrics(make_run: MakeRun) -> None:
     assert list(levels.groups) == ["shape", "family"]
     rows = levels.groups["shape"]
     assert list(rows) == ["before training", "head L", "head H", "all heads"]
-    assert rows["all heads"][levels.columns.index("AP")] == format_metric(
+    assert rows["all heads"][levels.columns.index("AP")] == format_value(
         run.metrics["level0/ap"], describe_metric("h_ap")
     )
-    assert rows["before training"][levels.columns.index("R@1")] == format_metric(
+    assert rows["before training"][levels.columns.index("R@1")] == format_value(
         run.metrics["raw/level0/recall@1"], describe_metric("h_ap")
     )
     assert rows["head L"][levels.columns.index("NMI")] == "–"
@@ -212,7 +211,7 @@ def test_words() -> None:
         "H-AP",
         "other",
     ]
-    assert [format_metric(value, describe_metric("h_ap")) for value in (0.12345, None, float("nan"), 1.0)] == [
+    assert [format_value(value, describe_metric("h_ap")) for value in (0.12345, None, float("nan"), 1.0)] == [
         "12.3",
         "–",
         "–",
@@ -243,7 +242,7 @@ def test_a_report_names_what_downloaded_weights_were_trained_on(make_run: MakeRu
     folder = make_run("run")
     config = yaml.safe_load((folder / ".hydra/config.yaml").read_text())
     config["model"] |= {"backbone": {"weights": weights}, "pretraining": {"data": "WebLI", "license": "mit", "lr": 0.1}}
-    write_sealed_text(folder / ".hydra/config.yaml", yaml.safe_dump(config))
+    (folder / ".hydra/config.yaml").write_text(yaml.safe_dump(config))
     assert read_run(folder).summarize().get("weights trained on") == ("WebLI (license: mit)" if weights else None)
 
 
@@ -254,7 +253,7 @@ def test_pictures_are_found_from_any_folder(make_run: MakeRun, tmp_path: Path, m
     Image.new("RGB", (4, 3), "red").save(tmp_path / "red.png")
     choices = yaml.safe_load((folder / ".hydra/hydra.yaml").read_text())
     choices["hydra"]["runtime"]["cwd"] = str(tmp_path)
-    write_sealed_text(folder / ".hydra/hydra.yaml", yaml.safe_dump(choices))
+    (folder / ".hydra/hydra.yaml").write_text(yaml.safe_dump(choices))
     for working_folder in (tmp_path, elsewhere):
         monkeypatch.chdir(working_folder)
         assert read_run(folder).read_picture("red.png").shape == (3, 3, 4)
@@ -284,7 +283,7 @@ def test_a_folder_that_lacks_a_file(make_run: MakeRun, name: str) -> None:
 def test_metrics_that_are_no_json(make_run: MakeRun, tmp_path: Path) -> None:
     folder = make_run("run")
     (folder / "metrics.json").write_text("{")
-    with pytest.raises(InputError, match=r"metrics\.json: damaged \(no JSON"):
+    with pytest.raises(InputError, match=r"metrics\.json: damaged \(.*line 1 column 2"):
         read_run(folder)
 
 

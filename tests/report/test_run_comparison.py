@@ -194,7 +194,7 @@ def test_the_command(sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     compare_runs([str(sweep), *files])
     printed = capsys.readouterr().out
     assert printed.startswith("| run | seeds | level0/recall@1 |")
-    assert "\n- vector: 8 dimensions, cosine\n- first weights: random\n- checkpoint: " in printed
+    assert "\nVector: 8 dimensions, cosine. First weights: random. Checkpoint: " in printed
     best, other = sorted(("nra", "rll"), key=lambda loss: -statistics.mean(recalls(sweep, loss)))
     assert f"\n| run | level0/recall@1, difference to loss={best}, in points |\n" in printed
     difference = 100 * (statistics.mean(recalls(sweep, other)) - statistics.mean(recalls(sweep, best)))
@@ -219,10 +219,7 @@ def test_facts_that_differ_name_their_runs() -> None:
             ("xbm", "64 dimensions, cosine"),
         )
     ]
-    assert describe_facts(rows) == (
-        "- vector:\n  - 256 dimensions, cosine: loss=rll\n  - 64 dimensions, cosine: loss=nra; loss=xbm\n"
-        "- split: test\n"
-    )
+    assert describe_facts(rows) == ("Vector: 64 dimensions, cosine (loss=rll: 256 dimensions, cosine). Split: test.\n")
 
 
 def test_the_interval_of_a_difference_is_that_of_whole_classes(sweep: Path) -> None:

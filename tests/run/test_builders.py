@@ -10,7 +10,7 @@ import torch
 from configurations import compose as composed
 from configurations import settings_of
 from PIL import Image
-from pytorch_lightning import Trainer
+from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.callbacks import ProgressBar, Timer
 from pytorch_lightning.profilers import SimpleProfiler
 from trees import dyml_vehicle
@@ -19,12 +19,12 @@ from dml.data.copies import count_queries_in_gallery
 from dml.data.table import ImageTable
 from dml.evaluation import Evaluator, evaluate
 from dml.run import builders, loop
+from dml.run.checks import check_values
 from dml.run.evaluators import build_metric_config
-from dml.run.value_types import check_types
 from dml.runtime.errors import InputError
 from dml.training.callbacks.checkpoints import AtomicCheckpointIO
 from dml.training.callbacks.process_state import Float32Precision, StepSeed
-from dml.training.callbacks.progress import Progress
+from dml.training.callbacks.progress import Progress, ProgressLines
 from dml.training.run_length import describe_late_milestones
 from dml.training.trainer_arguments import REFUSED_ARGUMENTS
 
@@ -64,7 +64,7 @@ def test_the_length_follows_the_data_set(
     overrides: list[str], batches_per_epoch: int, expected: tuple[int, int]
 ) -> None:
     config = composed(*overrides)
-    check_types(config)
+    check_values("train", config)
     builders.count_in_steps(config, batches_per_epoch)
     assert (config.trainer.max_steps, config.trainer.val_check_interval) == expected
 
@@ -260,7 +260,7 @@ def test_what_dml_sets_itself_is_refused_with_what_to_use_instead(argument: str)
 
 
 def test_an_interval_of_no_steps_is_refused() -> None:
-    with pytest.raises(InputError, match=r"^trainer\.log_every_n_steps=0: at least 1; "):
+    with pytest.raises(InputError, match=r"^trainer\.log_every_n_steps=0: must be 1 or more$"):
         built_trainer("trainer.log_every_n_steps=0")
 
 
@@ -284,17 +284,14 @@ def test_arguments_reach_lightnings_trainer() -> None:
     assert any(isinstance(callback, Timer) for callback in trainer.callbacks)
 
 
-def test_callbacks_of_the_users_own_join_those_of_a_training() -> None:
+@pytest.mark.parametrize("callbacks", [[StepSeed(0)], [StepSeed(0), Progress()]])
+def test_a_trainer_has_the_callbacks_that_it_is_given_and_no_bar_beside_them(callbacks: list[Callback]) -> None:
     own = "trainer.callbacks=[{_target_: pytorch_lightning.callbacks.Timer, duration: {hours: 1}}]"
-    trainer = built_trainer(own, callbacks=[StepSeed(0)])
-    assert {type(callback) for callback in trainer.callbacks} >= {StepSeed, Timer, Float32Precision}
-    assert not any(isinstance(callback, Timer) for callback in built_trainer(own).callbacks)
-
-
-@pytest.mark.parametrize(("override", "count"), [([], 1), (["trainer.enable_progress_bar=false"], 0)])
-def test_the_progress_bar_can_be_left_out(override: list[str], count: int) -> None:
-    trainer = built_trainer(*override, callbacks=[Progress()])
-    assert sum(isinstance(callback, ProgressBar) for callback in trainer.callbacks) == count
+    trainer = built_trainer(own, callbacks=callbacks)
+    kinds = {type(callback) for callback in trainer.callbacks}
+    assert kinds >= {type(callback) for callback in callbacks} | {Float32Precision}
+    assert Timer not in kinds  # the user's own are among those of a training
+    assert any(issubclass(kind, ProgressBar) for kind in kinds) == (len(callbacks) == 2)
 
 
 def test_a_run_has_one_length() -> None:
@@ -339,7 +336,7 @@ def test_a_test_shows_how_far_it_is_and_has_no_callbacks_of_the_users(override: 
     own = "trainer.callbacks=[{_target_: pytorch_lightning.callbacks.Timer}]"
     config = composed("trainer.accelerator=cpu", f"trainer.enable_progress_bar={override}", own)
     callbacks = loop.build_testing_trainer(settings_of(config)).callbacks
-    assert any(isinstance(callback, ProgressBar) for callback in callbacks) == is_shown
+    assert any(isinstance(callback, ProgressLines) for callback in callbacks) == is_shown
     assert not any(isinstance(callback, Timer) for callback in callbacks)
 
 

@@ -1,4 +1,4 @@
-"""What ``conf/callbacks`` builds, in which order, and how a user adds to it and leaves out of it."""
+"""The callbacks of a training, their order, and how a user adds to them."""
 
 from typing import Any
 
@@ -12,7 +12,6 @@ from dml.run.loop import build_callbacks
 from dml.run.stages import list_stages
 from dml.runtime.errors import InputError
 from dml.training.callbacks.averaging import Averaging
-from dml.training.callbacks.embedding_bank import EmbeddingBankUpdates
 from dml.training.callbacks.loss_schedule import LossSchedule
 
 DEFAULT = [
@@ -75,37 +74,39 @@ def test_the_keys_of_the_options_reach_the_callbacks() -> None:
     assert (schedule["attribute"], schedule["start"], schedule["end"]) == ("temperature", 1, 2)
     assert stored["every_n_steps"] == 7
     assert averaging["decay"] == 0.9
-    assert (best["metric"], best["mode"], last["every_n_steps"]) == ("h_ap", "max", 11)
+    assert (best["metric"], best["sign"], last["every_n_steps"]) == ("h_ap", 1, 11)
     assert last["every_n_seconds"] == 300
 
 
-def test_an_entry_can_be_left_out_or_changed() -> None:
-    assert names("callbacks.best_checkpoint=null", "callbacks.progress=null") == [
-        name for name in DEFAULT if name not in ("BestCheckpoint", "ProgressLines")
+def test_a_part_can_be_left_out_by_its_key() -> None:
+    keys = [
+        *("heads.initial=null", "training.proxies=null", "checkpoints.beginning=false"),
+        "checkpoints.interpolation=null",
     ]
-    assert names("training.ema=0.9", "callbacks.averaging=null") == DEFAULT
-    assert built(EmbeddingBankUpdates, "callbacks.embedding_bank.every_n_steps=3").every_n_steps == 3
+    kept = ["StepSeed", "EmbeddingBankUpdates", "FinalValidation", "BestCheckpoint", "LastCheckpoint"]
+    assert names(*keys, "trainer.enable_progress_bar=false") == kept
+    assert "PrincipalHeads" not in names("training.init=other.ckpt")
 
 
-def test_a_users_entry_comes_after_the_others() -> None:
-    timer = "+callbacks.mine={_target_: pytorch_lightning.callbacks.Timer, duration: {hours: 1}}"
-    assert names(timer) == [*DEFAULT, "Timer"]
-    assert built(Timer, timer)._duration == 3600
+def test_a_users_callback_comes_before_the_checkpoints() -> None:
+    timer = "{_target_: pytorch_lightning.callbacks.Timer, duration: {hours: 1}}"
+    assert names(f"trainer.callbacks=[{timer}]") == [*DEFAULT[:-2], "Timer", *DEFAULT[-2:]]
+    assert built(Timer, f"trainer.callbacks=[{timer}]")._duration == 3600
 
 
-@pytest.mark.parametrize(
-    ("override", "line"),
-    [
-        ("callbacks.last_checkpoint=null", "callbacks.last_checkpoint=null: a run needs its last checkpoint; "),
-        ("callbacks.averaging=0.9", "callbacks.averaging: 0.9 is not a callback; a mapping is due"),
-        ("+callbacks.mine={_target_: dml.losses.rll.RankedListLoss}", "callbacks.mine: RankedListLoss() is not a"),
-    ],
-)
 @pytest.mark.usefixtures("own_code")
-def test_what_is_no_callback_is_refused(override: str, line: str) -> None:
-    with pytest.raises(InputError) as refused:
-        build_callbacks(settings_of(composed(override)))
-    assert str(refused.value).startswith(line)
+def test_a_users_bar_is_shown_in_place_of_dmls() -> None:
+    shown = names("trainer.callbacks=[{_target_: pytorch_lightning.callbacks.TQDMProgressBar}]")
+    assert shown == [name for name in DEFAULT[:-2] if name != "ProgressLines"] + ["TQDMProgressBar", *DEFAULT[-2:]]
+
+
+@pytest.mark.usefixtures("own_code")
+@pytest.mark.parametrize(
+    ("entry", "kind"), [("0.9", "float"), ("{_target_: dml.losses.rll.RankedListLoss}", "RankedL")]
+)
+def test_what_is_no_callback_is_refused(entry: str, kind: str) -> None:
+    with pytest.raises(InputError, match=rf"^trainer\.callbacks\[0\]: a {kind}.* is no callback; a mapping is due"):
+        build_callbacks(settings_of(composed(f"trainer.callbacks=[{entry}]")))
 
 
 def test_each_stage_has_its_own_options() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from dml.run.config_folders import format_value, list_overrides, search_path_overrides
+from dml.run.config_folders import format_value, search_path_overrides
 from dml.run.resolvers import sweep_subfolder
 from dml.run.stored import read_stored_run
 from dml.runtime.run_folder import RunFolder
@@ -36,39 +36,13 @@ def test_a_search_path_is_kept_as_an_override_that_holds_in_any_folder(
 
 
 def test_a_run_of_a_sweep_knows_its_search_path(tmp_path: Path) -> None:
-    hydra = {"sweep": {"dir": str(tmp_path)}, "searchpath": ["file:///conf"], "overrides": {"task": ["seed=1"]}}
+    task = ["seed=1", "dataset.root=${oc.env:NOT_SET}", "dataset.name=${dataset.root}"]
+    hydra = {"sweep": {"dir": str(tmp_path)}, "searchpath": ["file:///conf"], "overrides": {"task": task}}
     name = sweep_subfolder(0, _root_=OmegaConf.create({"seed": 1, "hydra": hydra}))
     assert read_stored_run(RunFolder(tmp_path / name)).overrides == [
         "hydra.searchpath=['file:///conf']",
-        "seed=1",
+        *task,
     ]
-
-
-@pytest.mark.parametrize(
-    ("override", "stored"),
-    [
-        ('optimizer.lr="${oc.decode:${oc.env:RATE}}"', "optimizer.lr=0.001"),
-        ("+optimizer.lr='${oc.decode:${oc.env:RATE}}'", "+optimizer.lr=0.001"),
-        ("dataset.name=${oc.env:RATE}", "dataset.name='1e-3'"),  # a text, as it was for the run
-        ("dataset.root='${oc.env:FOLDER}/${dataset.name}'", "dataset.root='/my photos/sop'"),
-        (
-            "++a.b={lr: '${oc.decode:${oc.env:RATE}}', names: [x, '${oc.env:FOLDER}']}",
-            "++a.b={lr:0.001,names:[x,'/my photos']}",
-        ),
-        ("dataset.cache=${oc.decode:null}", "dataset.cache=null"),
-        ("dataset.cache='${oc.decode:${oc.env:YES}}'", "dataset.cache=true"),
-        ("dataset.root='${dataset.name}'", "dataset.root='${dataset.name}'"),
-        ("loss=rll", "loss=rll"),
-    ],
-)
-def test_an_override_is_stored_with_its_value_and_the_type_of_it(
-    monkeypatch: pytest.MonkeyPatch, override: str, stored: str
-) -> None:
-    monkeypatch.setenv("RATE", "1e-3")
-    monkeypatch.setenv("FOLDER", "/my photos")
-    monkeypatch.setenv("YES", "True")
-    config = OmegaConf.create({"dataset": {"name": "sop"}, "hydra": {"overrides": {"task": [override]}}})
-    assert list_overrides(config.hydra, config) == [stored]
 
 
 VALUES = st.recursive(

@@ -63,7 +63,7 @@ def test_a_run_leaves_what_its_evaluations_are_writing(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     make_run(run.evaluations_folder / "1", checkpoint="best.ckpt")
     for folder in (run.path, run.evaluations_folder / "1"):
-        (folder / ".metrics.json.1-ab.partial").touch()
+        (folder / ".metrics.json.4194305-0123abcd.partial").touch()
     with run.hold():
         assert [path.parent.name for path in run.path.rglob("*.partial")] == ["1"]
 

@@ -28,7 +28,7 @@ def test_a_run_on_all_classes_is_tested_on_its_validation_classes(tmp_path: Path
     checkpoint = f"checkpoint={run / 'checkpoints' / 'best.ckpt'}"
     here("evaluate", checkpoint, f"hydra.run.dir={tmp_path / 'again'}")
     again = json.loads((tmp_path / "again" / "metrics.json").read_text())
-    repeated = {name for name in again if name != "checksums"}
+    repeated = {*again}
     assert {"split", "selection", "level0/recall@1"} <= repeated
     assert {name: again[name] for name in repeated} == {name: metrics[name] for name in repeated}
     line = refused(checkpoint, "split=test", f"hydra.run.dir={tmp_path / 'none'}", command="evaluate")
@@ -58,7 +58,7 @@ def test_a_test_of_a_fold_is_repeated_with_its_threshold(tmp_path: Path, here: H
     tested, again = (json.loads((folder / "metrics.json").read_text()) for folder in (run, tmp_path / "again"))
     assert again["selection"] == choice  # a choice on the test split is said again
     assert "threshold/fmr" in tested
-    names = {name for name in tested if not name.startswith("raw/")} - {"checksums", "configuration"}
+    names = {name for name in tested if not name.startswith("raw/")} - {"configuration"}
     assert {name: again.get(name) for name in names} == {name: tested[name] for name in names}
 
 

@@ -11,7 +11,6 @@ from configurations import settings_of
 from hydra import compose, initialize_config_dir
 from PIL import Image
 
-from dml.commands.arguments import replace_resize_option
 from dml.data.dataset import ImageDataset
 from dml.data.prepared.cache import CacheFolder
 from dml.data.transforms import Pipeline, Resize
@@ -192,23 +191,6 @@ def test_a_data_set_without_a_root(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_errors(prepare: Prepare, overrides: list[str], message: str) -> None:
     with pytest.raises(InputError, match=message):
         prepare(*overrides)
-
-
-# the command line
-
-
-@pytest.mark.parametrize(
-    ("arguments", "overrides"),
-    [
-        ([], []),
-        (["dataset=sop", "--resize", "256", "mode=longer"], ["dataset=sop", "resize=256", "mode=longer"]),
-        (["--resize=256"], ["resize=256"]),
-        (["resize=256", "--help"], ["resize=256", "--help"]),
-        (["--resize"], ["--resize"]),
-    ],
-)
-def test_resize_as_an_option(arguments: list[str], overrides: list[str]) -> None:
-    assert replace_resize_option(arguments) == overrides
 
 
 def test_the_command(here: Any, refused: Any, sop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import optuna
 import pytest
 import torch
 from configurations import settings_of
-from conftest import PLAIN, Here
+from conftest import PLAIN, Here, Refused
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -235,6 +235,42 @@ def test_optuna_searches_and_goes_on(here: Here, told: Lines, small_emoji: Path,
     found: Any = OmegaConf.load(tmp_path / "optimization_results.yaml")
     assert found.best_value == study.best_value
     assert found.best_params == study.best_params
+
+
+@pytest.mark.parametrize(
+    ("mistake", "line"),
+    [
+        ("checkpoints.monitor=foo", "checkpoints.monitor=foo: no metric that a validation has"),
+        ("trainer.val_check_interval=null", "trainer.val_check_interval=null validates never, and the search"),
+    ],
+)
+def test_a_search_that_cannot_succeed_ends_before_its_first_step(
+    refused: Refused, tmp_path: Path, small_emoji: Path, mistake: str, line: str
+) -> None:
+    search = ["-m", "sweep=optuna", f"hydra.sweep.dir={tmp_path}", f"dataset.root={small_emoji}", *TINY]
+    assert line in refused(*search, "hydra.sweeper.n_trials=2", mistake)  # one line alone, and no second run
+    assert not [*tmp_path.rglob("checkpoints")]
+
+
+def test_a_search_goes_on_after_a_run_that_fails(
+    here: Here, capfd: pytest.CaptureFixture[str], tmp_path: Path, small_emoji: Path
+) -> None:
+    """Of the losses one alone has a margin, and it is the second; the sampler's seed proposes both."""
+    searched = [
+        "loss=proxy_nca,rll",
+        "++loss.margin=interval(0.2,0.8)",
+        "optimizer.lr=5e-4",
+        "hydra.sweeper.n_trials=4",
+    ]
+    short = ["trainer.max_steps=1", "trainer.val_check_interval=1", f"hydra.sweep.dir={tmp_path}"]
+    here("train", "-m", "sweep=optuna", f"dataset.root={small_emoji}", *PLAIN, *searched, *short)
+    failed = [line for line in capfd.readouterr().err.splitlines() if line.startswith("failed: ")]
+    assert failed
+    assert all("margin" in line for line in failed)
+    assert len([*tmp_path.glob("*/metrics.json")]) == 4 - len(failed)
+    found = OmegaConf.to_container(OmegaConf.load(tmp_path / "optimization_results.yaml"))
+    assert isinstance(found, dict)
+    assert found["best_params"]["loss"] == "rll"
 
 
 def test_the_objective_is_that_of_the_tested_checkpoint(tmp_path: Path) -> None:

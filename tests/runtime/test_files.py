@@ -1,11 +1,12 @@
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from dml.runtime.files import remove_partial_files, replacing
+from dml.runtime.files import clean_up, replacing, replacing_folder
+
+ENDED = 2**22 + 1
+"""A number that no process has."""
 
 
 def test_a_whole_file_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
@@ -63,21 +64,31 @@ def test_two_writers_of_one_file_never_share_a_partial_file(tmp_path: Path) -> N
     assert path.read_text() == "one"  # whose block ended last
 
 
-def test_what_killed_processes_were_writing_is_deleted(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints").mkdir()
-    for name in (".metrics.json.1-ab.partial", "checkpoints/.last.ckpt.1-cd.partial", "kept.partial", "checkpoints/a"):
-        (tmp_path / name).touch()
-    remove_partial_files(tmp_path)
-    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["a", "kept.partial"]
-
-
-def test_what_living_processes_are_writing_is_left_alone_where_they_share_a_folder(tmp_path: Path) -> None:
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    numbers = {"first": os.getppid(), "mine": os.getpid(), "killed": ended.pid}
-    for name, number in numbers.items():
-        (tmp_path / f".{name}.{number}-ab12.partial").touch()
+def test_what_ended_processes_were_writing_is_deleted_and_nothing_else(tmp_path: Path) -> None:
+    for name in (f".saved.{ENDED}-0123abcd.old", f".other.{ENDED}-0123abcd.old", "other"):
+        (tmp_path / name).mkdir()
+    for name, number in {"parents": os.getppid(), "mine": os.getpid(), "killed": ENDED}.items():
+        (tmp_path / f".{name}.{number}-0123abcd.partial").touch()
+    (tmp_path / ".users.partial").touch()
     with replacing(tmp_path / "file") as partial:
-        remove_partial_files(tmp_path, is_shared=True)
+        clean_up(tmp_path)
         assert partial.exists()
-        assert [path.name.split(".")[1] for path in sorted(tmp_path.iterdir())] == ["file", "first"]
+    parents = f".parents.{os.getppid()}-0123abcd.partial"
+    assert sorted(os.listdir(tmp_path)) == sorted([parents, ".users.partial", "file", "other", "saved"])
+
+
+def test_a_folder_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "folder"
+
+    def write(text: str, error: Exception | None = None) -> None:
+        with replacing_folder(path) as partial:
+            (partial / text).write_text(text)
+            if error is not None:
+                raise error
+
+    write("old")
+    with pytest.raises(ValueError, match="half"):
+        write("half", ValueError("half"))
+    assert os.listdir(path) == ["old"]
+    write("new")
+    assert (os.listdir(path), os.listdir(tmp_path)) == (["new"], ["folder"])

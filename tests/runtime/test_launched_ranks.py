@@ -2,18 +2,14 @@ import os
 import signal
 import sys
 import time
-from contextlib import redirect_stderr, suppress
-from io import StringIO
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from gloo import on_processes
-from ports import free_port
 
+from dml.commands.error_lines import one_line_errors
 from dml.runtime import ranks, signals
 
 FORK = get_context("fork")
@@ -60,10 +56,14 @@ def test_the_processes_of_a_launcher_start_no_others(monkeypatch: pytest.MonkeyP
 WRITES = """
 import os, sys, time
 from pathlib import Path
+from dml.runtime import ranks
+from dml.runtime.signals import handle_signals
+handle_signals()
 rank = os.environ["RANK"]
 (Path(sys.argv[1]) / rank).write_text(" ".join([os.environ["WORLD_SIZE"], os.environ["ADDED"], *sys.argv[2:]]))
 """
 WAITS = WRITES + "if rank == {rank!r}: {then}\ntime.sleep(60)"
+FAILS = WRITES + "ranks.join(int(rank), 2)\ntime.sleep({delays}[int(rank)])\n{then}"
 
 
 def launch(script: str, folder: Path, *arguments: str) -> int:
@@ -71,10 +71,11 @@ def launch(script: str, folder: Path, *arguments: str) -> int:
 
 
 def launch_in_fork(script: str, folder: Path) -> Any:
-    """Launch in a copy of this process, whose handlers of signals elastic replaces."""
+    """Launch in a program, a copy of this process."""
 
     def run() -> None:
-        with signals.handling():
+        signals.handle_signals()
+        with one_line_errors():
             sys.exit(launch(script, folder))
 
     process = FORK.Process(target=run)
@@ -84,15 +85,11 @@ def launch_in_fork(script: str, folder: Path) -> Any:
 
 @pytest.mark.distributed
 def test_each_process_gets_the_arguments_and_the_variables(tmp_path: Path) -> None:
-    handlers, environment = [signal.getsignal(signum) for signum in (15, 2)], dict(os.environ)
+    environment = dict(os.environ)
     odd = ["a b", "$HOME", "$$", "${local_rank}", "'x'"]
-    with signals.handling():
-        assert launch(WRITES, tmp_path, *odd) == 0
-        with pytest.raises(signals.Stopped):  # signals are handled as before
-            os.kill(os.getpid(), signal.SIGTERM)
+    assert launch(WRITES, tmp_path, *odd) == 0
     assert [(tmp_path / rank).read_text() for rank in "01"] == [" ".join(["2", "x", *odd])] * 2
     assert dict(os.environ) == environment
-    assert [signal.getsignal(signum) for signum in (15, 2)] == handlers
 
 
 @pytest.mark.distributed
@@ -102,36 +99,40 @@ def test_each_process_gets_the_arguments_and_the_variables(tmp_path: Path) -> No
     [
         ("1", "sys.exit(2)", 2, ""),
         (
-            "0",
+            "1",
             "os.kill(os.getpid(), 9)",
             137,
-            "error: process 0 of 2 was killed by SIGKILL: most often memory is short\n",
+            "error: process 1 of 2 was killed by SIGKILL: most often memory is short\n",
         ),
-        ("1", "os.kill(os.getpid(), 11)", 139, "error: process 1 of 2 was killed by SIGSEGV\n"),
+        ("0", "os.kill(os.getpid(), 11)", 139, "error: process 0 of 2 was killed by SIGSEGV\n"),
     ],
 )
 def test_the_end_of_one_ends_all(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], rank: str, then: str, code: int, line: str
 ) -> None:
     began = time.monotonic()
-    with signals.handling():
-        assert launch(WAITS.format(rank=rank, then=then), tmp_path) == code
+    assert launch(WAITS.format(rank=rank, then=then), tmp_path) == code
     assert time.monotonic() - began < 30
     assert capfd.readouterr().err == line
 
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_is_passed_on(tmp_path: Path, signum: signal.Signals) -> None:
-    handles = f"import signal\nsignal.signal({int(signum)}, lambda *_: sys.exit((Path(sys.argv[1]) / 'got').touch()))\n"
-    process = launch_in_fork(handles.join(WRITES.split("rank =")[:1]) + WRITES + handles + "time.sleep(60)", tmp_path)
-    while not ((tmp_path / "0").exists() and (tmp_path / "1").exists()):
+@pytest.mark.parametrize("to", ["launcher", "0", "1"])
+def test_a_signal_to_one_ends_all_with_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], signum: signal.Signals, to: str
+) -> None:
+    script = WRITES + "(Path(sys.argv[1]) / f'pid_{rank}').write_text(str(os.getpid()))\ntime.sleep(60)"
+    process = launch_in_fork(script, tmp_path)
+    names = {rank: tmp_path / f"pid_{rank}" for rank in "01"}
+    while not all(name.exists() and name.read_text() for name in names.values()):
         time.sleep(0.01)
-    time.sleep(0.1)
-    os.kill(process.pid, signum)
-    process.join(30)
+    began = time.monotonic()
+    os.kill(process.pid if to == "launcher" else int(names[to].read_text()), signum)
+    process.join(60)
+    assert time.monotonic() - began < 30
     assert process.exitcode == 128 + signum
-    assert (tmp_path / "got").exists()
+    assert capfd.readouterr().err == f"stopped by {signum.name}\n"
 
 
 @pytest.mark.distributed
@@ -140,9 +141,6 @@ def test_a_process_ends_with_its_launcher(monkeypatch: pytest.MonkeyPatch) -> No
 
     def join() -> None:
         monkeypatch.setenv(ranks.LAUNCHER, str(os.getppid()))
-        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-        monkeypatch.setenv("MASTER_PORT", str(free_port()))
-        signals.handle_signals()
         ranks.join(0, 1)
         os.write(writer, b"joined")
         time.sleep(60)
@@ -166,32 +164,22 @@ def test_a_process_ends_with_its_launcher(monkeypatch: pytest.MonkeyPatch) -> No
 # one report for all
 
 
-def fail(environment: dict[str, str], explained: dict[int, bool], delays: list[float]) -> str:
-    """Join as a process of a launcher, and fail, unless this process has no error -> what it prints."""
-    rank = dist.get_rank()
-    os.environ |= environment
-    ranks.join(rank, dist.get_world_size())
-    time.sleep(delays[rank])
-    signals.exit_at_once = sys.exit
-    with redirect_stderr(StringIO()) as errors, suppress(SystemExit):
-        if rank in explained:
-            ranks.fail(2, f"error {rank}", is_explained=explained[rank])
-    dist.barrier()  # the first process keeps what the others ask
-    return errors.getvalue()
-
-
 @pytest.mark.distributed
 @pytest.mark.parametrize(
-    ("explained", "delays", "reporter"),
+    ("delays", "then", "line"),
     [
-        ({0: True, 1: True, 2: True}, [0.5, 0.2, 0], 0),
-        ({0: False, 1: False, 2: False}, [0.5, 0.2, 0], 0),
-        ({0: False, 2: True}, [3.5, 0, 0], 2),  # the first fails because the last has reported and ended
+        ([1.0, 0.0], "ranks.fail(2, f'error {rank}\\n')", "error 0\n"),  # all have made the user's mistake
+        ([60.0, 0.0], "ranks.fail(2, f'error {rank}\\n')", "error 1\n"),  # the first waits for the second
+        (  # a bug that is a consequence of the other's end
+            [0.5, 0.0],
+            "os.kill(os.getpid(), 9) if rank == '1' else ranks.fail(1, 'lost', is_explained=False)",
+            "error: process 1 of 2 was killed by SIGKILL: most often memory is short\n",
+        ),
+        ([0.0, 0.0], "ranks.fail(1, f'bug {rank}\\n', is_explained=False)", "bug 0\n"),
     ],
 )
 def test_one_process_reports_an_error(
-    tmp_path: Path, explained: dict[int, bool], delays: list[float], reporter: int
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], delays: list[float], then: str, line: str
 ) -> None:
-    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    printed = on_processes(3, tmp_path, fail, environment, explained, delays)
-    assert printed == [f"error {rank}" if rank == reporter else "" for rank in range(3)]
+    assert launch(FAILS.format(delays=delays, then=then), tmp_path)
+    assert capfd.readouterr().err == line

@@ -9,24 +9,31 @@ from pathlib import Path
 import pytest
 
 from dml.runtime import processes, signals
-from dml.runtime.processes import follow_parent, run_process, waiting_for_processes
+from dml.runtime.processes import follow_parent, python_environment, start_process, stop_processes
 
 FORK = get_context("fork")
 
 SLEEPER = """
-import signal, sys, time
+import sys, time
 from pathlib import Path
-signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))
+time.sleep(float(sys.argv[2]))
+from dml.runtime.signals import handle_signals
+handle_signals()
 Path(sys.argv[1]).touch()
 time.sleep(60)
 """
 
 
+def start(ready: Path, before: float = 0.0) -> int:
+    """Start a program that handles signals after some seconds, and then makes a file -> its exit code."""
+    return start_process([sys.executable, "-c", SLEEPER, str(ready), str(before)], env=python_environment()).wait()
+
+
 def test_a_signal_stops_the_started_process_and_then_this_one(tmp_path: Path) -> None:
     def run() -> None:
-        with signals.handling(), waiting_for_processes():
-            code = run_process([sys.executable, "-c", SLEEPER, str(tmp_path / "ready")])
-            (tmp_path / "code").write_text(str(code))
+        signals.handle_signals()
+        with signals.deferring("stopping", stop_processes):
+            (tmp_path / "code").write_text(str(start(tmp_path / "ready")))
 
     process = FORK.Process(target=run)
     process.start()
@@ -36,19 +43,20 @@ def test_a_signal_stops_the_started_process_and_then_this_one(tmp_path: Path) ->
     os.kill(process.pid, signal.SIGINT)
     process.join(30)
     assert process.exitcode == 130
-    assert (tmp_path / "code").read_text() == str(int(signal.SIGTERM))
+    assert (tmp_path / "code").read_text() == "130"
 
 
-def test_a_signal_that_came_too_early_stops_the_next_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_that_came_too_early_stops_the_next_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes.multiprocessing, "active_children", list)  # other tests may keep workers
 
     def run() -> None:
-        with waiting_for_processes():
+        with signals.deferring("stopping", stop_processes):
             os.kill(os.getpid(), signal.SIGTERM)
-            assert run_process([sys.executable, "-c", "import time; time.sleep(60)"]) == -signal.SIGTERM
+            assert start(tmp_path / "ready", before=0.2) == 143
 
-    with signals.handling(), pytest.raises(signals.Stopped):
+    with pytest.raises(signals.Stopped):
         run()
+    assert not (tmp_path / "ready").exists()
 
 
 def _work(ready: Event) -> None:

@@ -25,7 +25,7 @@ def test_no_yaml_and_no_code(text: str) -> None:
 
 
 @pytest.mark.parametrize("nested", ["[", "- ", "? ", "{a: "])
-@pytest.mark.parametrize("depth", [101, 100_000])
+@pytest.mark.parametrize("depth", [101, 60_000])
 def test_lists_within_lists_end_no_process(nested: str, depth: int) -> None:
     with pytest.raises(ValueError, match="more than 100 lists and mappings within each other"):
         parse_yaml(nested * depth)
@@ -67,11 +67,10 @@ LAUGHS = "a: &a [1, 1]\n" + "".join(f"{new}: &{new} [{', '.join([f'*{old}'] * 9)
         (MERGED, "an alias or a merge key"),
         (LAUGHS, "an alias or a merge key"),
         ("<<: {a: 1}", "an alias or a merge key"),
-        ("a: 1\n" * 12_000_000, "more than 4,194,304 characters"),
-        ("[" + "1," * 500_000 + "]", "more than 50,000 values"),
-        ("a: " + "1:" * 500_000 + "1", "a number of more than 1,000 characters"),
+        ("a: 1\n" * 12_000_000, "more than 262,144 characters"),
+        ("a: " + "1:" * 100_000 + "1", "a number of more than 1,000 characters"),
     ],
-    ids=["itself", "merged", "laughs", "merge key", "60 MB", "values", "number"],
+    ids=["itself", "merged", "laughs", "merge key", "60 MB", "number"],
 )
 def test_a_yaml_text_that_takes_long_is_refused_at_once(text: str, line: str) -> None:
     started = time.process_time()

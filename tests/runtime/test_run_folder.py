@@ -1,6 +1,7 @@
 import json
 import math
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,6 @@ def test_the_states_of_a_run(tmp_path: Path) -> None:
     assert folder.state == RunState.NEW
     with folder.hold():
         begun(folder.path)
-        assert RunFolder(folder.path).state == RunState.RUNNING
     assert folder.state == RunState.INTERRUPTED
     folder.write_metrics({"recall": 0.5, "configuration": configuration_id(CONFIG)})
     assert folder.state == RunState.FINISHED
@@ -57,11 +57,44 @@ def test_a_held_folder_is_refused_in_one_line(tmp_path: Path) -> None:
 
 
 def test_holding_a_folder_deletes_what_a_killed_process_was_writing(tmp_path: Path) -> None:
-    partial = tmp_path / "checkpoints" / ".last.ckpt.7-ab.partial"
-    partial.parent.mkdir()
-    partial.touch()
+    names = ("checkpoints/.last.ckpt.4194305-0123abcd.partial", ".metrics.json.4194305-0123abcd.partial")
+    (tmp_path / "checkpoints").mkdir()
+    for name in names:
+        (tmp_path / name).touch()
     with RunFolder(tmp_path).hold():
-        assert not partial.exists()
+        assert not any((tmp_path / name).exists() for name in names)
+
+
+@pytest.mark.parametrize(
+    "name", [".lock", "train.log", "metrics.json", "metrics.csv", "checkpoints", "checkpoints/last.ckpt", ".hydra"]
+)
+@pytest.mark.parametrize("is_dangling", [False, True])
+def test_a_link_in_the_place_of_what_a_run_writes_is_refused(tmp_path: Path, name: str, is_dangling: bool) -> None:
+    outside, run = tmp_path / "outside", tmp_path / "run"
+    (run / name).parent.mkdir(parents=True)
+    if not is_dangling:
+        outside.mkdir() if "." not in name[1:] else outside.write_text("a user's")
+    (run / name).symlink_to(outside)
+    with pytest.raises(InputError, match=rf"/{re.escape(name)}: a link, .*; delete the link$"), RunFolder(run).hold():
+        pass
+    assert outside.exists() != is_dangling
+    assert outside.is_dir() or is_dangling or outside.read_text() == "a user's"
+
+
+def test_an_evaluation_does_not_follow_the_link_of_its_runs_folder(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "evaluations").symlink_to(tmp_path / "outside")
+    with pytest.raises(InputError, match="/evaluations: a link"), RunFolder(tmp_path / "evaluations" / "best").hold():
+        pass
+    assert not any((tmp_path / "outside").iterdir())
+
+
+def test_the_folder_itself_and_what_is_a_users_may_be_links(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "run").symlink_to(tmp_path / "disk")
+    (tmp_path / "disk" / "photos").symlink_to(tmp_path)
+    with RunFolder(tmp_path / "run").hold():
+        assert (tmp_path / "disk" / ".lock").exists()
 
 
 def test_metrics_that_are_no_number_are_null_in_the_file(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from configurations import settings_of
 from conftest import PLAIN, Here
 from omegaconf import OmegaConf
 from pytorch_lightning import seed_everything
+from pytorch_lightning.trainer.states import TrainerFn
 from runs import last
 
 from dml.run import builders
@@ -88,18 +89,28 @@ def test_heads_and_beginning_are_options(here: Here, small_emoji: Path, tmp_path
         ([(1.0, 0.2), (1.0, 0.5), (1.0, 0.4)], 1),
         ([(0.8, 0.2), (0.9, 0.1), (0.9, 0.1)], 1),
         ([(0.8, 0.2), (0.7, 0.9), (0.8, 0.1)], 0),
+        ([(float("nan"), 0.9), (0.1, 0.1), (float("nan"), 0.9)], 1),
     ],
 )
-def test_the_tie_breaker_decides_between_equal_validations(validations: list[tuple[float, float]], best: int) -> None:
-    callback: Any = BestCheckpoint("level0/recall@1", tie_breaker="level0/map@r")
-    callback.monitor = "val/level0/recall@1"
-    chosen = None
+def test_the_tie_breaker_decides_between_equal_validations(
+    validations: list[tuple[float, float]], best: int, tmp_path: Path
+) -> None:
+    callback, chosen = BestCheckpoint("level0/recall@1", tie_breaker="level0/map@r"), []
     for index, (recall, tie) in enumerate(validations):
-        strategy = SimpleNamespace(reduce_boolean_decision=lambda decision, **_: decision)
-        trainer = SimpleNamespace(callback_metrics={"val/level0/map@r": torch.tensor(tie)}, strategy=strategy)
-        current = torch.tensor(recall)
-        if callback.check_monitor_top_k(trainer, current):
-            chosen = index
-            callback.best_k_models, callback.kth_best_model_path = {"best.ckpt": current}, "best.ckpt"
-            callback.best_model_score = current
-    assert chosen == best
+        trainer: Any = SimpleNamespace(
+            callback_metrics={"val/level0/recall@1": torch.tensor(recall), "val/level0/map@r": torch.tensor(tie)},
+            strategy=SimpleNamespace(broadcast=lambda decision: decision),
+            state=SimpleNamespace(fn=TrainerFn.FITTING),
+            save_checkpoint=lambda path, index=index: chosen.append((index, Path(path).name)),
+            sanity_checking=False,
+            default_root_dir=tmp_path,
+            min_steps=None,
+            global_step=index,
+            max_steps=9,
+            should_stop=False,
+        )
+        callback.on_validation_end(trainer, cast(Any, SimpleNamespace(validated_on="val")))
+        resumed = BestCheckpoint("level0/recall@1", tie_breaker="level0/map@r")
+        resumed.load_state_dict(callback.state_dict())  # it knows all that it knew
+        callback = resumed
+    assert chosen[-1] == (best, "best.ckpt")

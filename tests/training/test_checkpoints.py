@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from dml.runtime.errors import InputError
-from dml.training.callbacks.checkpoints import AtomicCheckpointIO, BestCheckpoint
-from dml.training.checkpoints import load_model, read_checkpoint
+from dml.training.callbacks.checkpoints import AtomicCheckpointIO
+from dml.training.checkpoints import FORMAT, load_model, read_checkpoint
 
 
 def checkpoint(weights: torch.Tensor, step: int = 3) -> dict[str, Any]:
@@ -35,32 +35,6 @@ def test_a_death_while_writing_leaves_the_old_one(tmp_path: Path, monkeypatch: p
     assert torch.equal(read_checkpoint(path)["state_dict"]["model.weight"], torch.zeros(3))
 
 
-def best_checkpoint(folder: Path) -> BestCheckpoint:
-    callback = BestCheckpoint("recall")
-    callback.dirpath = str(folder)  # as its setup does
-    return callback
-
-
-def test_the_best_one_remembers_all_that_it_knew(tmp_path: Path) -> None:
-    before, after = (best_checkpoint(tmp_path) for _ in range(2))
-    before.current_score = before.best_model_score = torch.tensor(0.75)
-    after.load_state_dict(before.state_dict())
-    assert after.state_dict() == before.state_dict()
-
-
-def test_the_best_one_of_a_moved_run_knows_its_score_and_its_file(tmp_path: Path) -> None:
-    """Lightning would take any later score for better, and the run would test another checkpoint."""
-    before, after = (best_checkpoint(tmp_path / place) for place in ("here", "there"))
-    score = torch.tensor(0.75)
-    before.current_score = before.best_model_score = before.kth_value = score
-    before.best_model_path = before.kth_best_model_path = str(tmp_path / "here" / "best.ckpt")
-    before.best_k_models = {before.best_model_path: score}
-    after.load_state_dict(before.state_dict())
-    assert after.best_k_models == {str(tmp_path / "there" / "best.ckpt"): score}
-    assert after.best_model_path == after.kth_best_model_path == str(tmp_path / "there" / "best.ckpt")
-    assert after.best_model_score == after.current_score == after.kth_value == score
-
-
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_weights_gone_bad_do_not_replace_good_ones(tmp_path: Path, bad: float) -> None:
     path = tmp_path / "last.ckpt"
@@ -79,6 +53,8 @@ class Evil:
     ("content", "expected"),
     [
         ({"state_dict": {}, "run": Evil()}, "cannot be read"),
+        ({"state_dict": {}, "run": {}, "global_step": 1}, "of format None; this version of dml reads"),
+        ({"state_dict": {}, "run": {}, "global_step": 1, "format": FORMAT + 1}, f"of format {FORMAT + 1}; this"),
         ({"weights": torch.ones(1)}, "not a checkpoint of a dml run"),
         ([1, 2], "not a checkpoint of a dml run"),
     ],

@@ -124,9 +124,8 @@ def test_a_signal_to_one_ends_all(
     if signum != signal.SIGKILL:
         assert errors == f"stopped at step {step:,} of 1,000,000 by {signum.name}; resume={folder} goes on\n"
     elif to != "launcher":
-        lines = [line for line in errors.splitlines() if not line.startswith("stopped by SIGTERM")]
         killed = f"error: process {to} of 2 was killed by SIGKILL: most often memory is short"
-        assert lines == [f"{killed}; what was saved is kept, and resume={folder} goes on"]
+        assert errors == f"{killed}; what was saved is kept, and resume={folder} goes on\n"
 
 
 @pytest.mark.first_cases(1)

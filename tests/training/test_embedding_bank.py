@@ -209,18 +209,6 @@ def test_the_shares_of_the_last_batch_are_its_own() -> None:
     assert recorder.logged[2]["batch/hard_negatives"] != recorder.logged[1]["batch/hard_negatives"]
 
 
-@pytest.mark.parametrize(("few", "many"), [(2, NEIGHBORS), (NEIGHBORS, ROWS + 9)])
-def test_a_resumed_run_may_need_more_neighbors(few: int, many: int) -> None:
-    recorder, _ = fit(network(), Images(neighborhoods(num_neighbors=few)), 1)
-    updates = EmbeddingBankUpdates()
-    updates.load_state_dict(recorder.updates.state_dict())
-    resumed, _ = fit(network(), Images(neighborhoods(num_neighbors=many)), 2, updates=updates)
-    (before, *_), (after, *_) = recorder.banks, resumed.banks
-    assert after.embeddings["H"] is before.embeddings["H"]  # those of its checkpoint
-    assert after.neighbors.shape == (ROWS, min(many, ROWS - 1))
-    assert torch.equal(after.neighbors[:, :few], before.neighbors)
-
-
 def test_a_prolonged_run_makes_up_for_the_update_of_its_last_step() -> None:
     torch.manual_seed(0)
     whole, _ = fit(network(), neighborhoods(), 4, every_n_steps=2)

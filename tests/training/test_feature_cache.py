@@ -1,7 +1,6 @@
 """The stored features of a backbone: computed once, and anew as soon as anything differs."""
 
 import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,20 +98,6 @@ def test_files_of_one_size_and_time_that_were_swapped_are_seen(features: Feature
     (features.root / "kept").rename(other)
     features.load()
     assert features.calls == 2
-    assert "holds features of other images" in features.warnings[0]
-
-
-def test_copies_with_their_times_compute_nothing(features: Features) -> None:
-    first = features.load()
-    for path in features.root.glob("*.png"):
-        shutil.copy2(path, features.root / "copy")
-        (features.root / "copy").replace(path)
-    before = features.file.stat().st_mtime_ns
-    torch.testing.assert_close(features.load(), first, atol=0, rtol=0)
-    renewed = features.file.stat().st_mtime_ns
-    features.load()
-    assert (features.calls, features.warnings) == (1, [])
-    assert before < renewed == features.file.stat().st_mtime_ns
 
 
 @pytest.mark.parametrize("change", [touch, change_weights, change_transform, leave_out_an_image])

@@ -26,8 +26,6 @@ from dml.training.frozen import (
     FeatureEmbedder,
     FrozenDataModule,
     FrozenLearner,
-    HeadInputs,
-    unpack_inputs,
 )
 
 COUNT = 24
@@ -47,9 +45,9 @@ def make_model(head_l: Any = PoolHead) -> EmbeddingModel:
     return EmbeddingModel(small_cnn(), taps=taps, head=heads, heads=["L", "H"], embed_dim=6, image_size=8).eval()
 
 
-def pool(model: EmbeddingModel) -> HeadInputs:
+def pool(model: EmbeddingModel) -> dict[str, Tensor]:
     with torch.no_grad():
-        return HeadInputs.pack(model.pool_maps(model.backbone(PIXELS)[1]))
+        return model.pool_maps(model.backbone(PIXELS)[1])
 
 
 def make_learner(model: EmbeddingModel, loss: str = "rll", **changes: Any) -> tuple[FrozenLearner, FrozenDataModule]:
@@ -65,7 +63,7 @@ def make_learner(model: EmbeddingModel, loss: str = "rll", **changes: Any) -> tu
     assert isinstance(images, FrozenDataModule)
     assert isinstance(learner, FrozenLearner)
     inputs = pool(model)
-    learner.network.shapes, images.load_inputs = inputs.shapes, lambda table: inputs
+    images.load_inputs = lambda table: inputs
     return learner, images
 
 
@@ -104,35 +102,26 @@ def test_embeddings_and_gradients_are_those_of_the_images(head_l: Any) -> None:
         return [parameter.grad for parameter in model.heads.parameters() if parameter.grad is not None]
 
     expected = model(PIXELS[rows])
-    inputs = learner.embed_for_loss(pool(model).values[rows], rows)
+    inputs = learner.embed_for_loss({head: part[rows] for head, part in pool(model).items()}, rows)
     torch.testing.assert_close(inputs, expected)
     torch.testing.assert_close(gradients(inputs), gradients(expected))
     torch.testing.assert_close(learner.embed_images(PIXELS[rows]), expected)  # of several crops
 
 
-def test_inputs_are_packed_and_unpacked() -> None:
-    inputs = {"L": torch.rand(5, 2, 3, 4), "H": torch.rand(5, 6), "S": torch.rand(5)[:, None]}
-    packed = HeadInputs.pack(inputs)
-    assert packed.values.shape == (5, 31)
-    torch.testing.assert_close(
-        unpack_inputs(packed.values[[3, 1]], packed.shapes), {h: v[[3, 1]] for h, v in inputs.items()}
-    )
-
-
 def test_an_unreadable_image_is_replaced_or_dropped_as_among_images(tmp_path: Path) -> None:
     values = torch.rand(COUNT, 5)
     values[[1, 2, 7]] = torch.nan
-    replaced = FeatureDataset(TABLE, values, "replace")
+    replaced = FeatureDataset(TABLE, {"H": values}, "replace")
     features, labels, rows = replaced.__getitems__([0, (1, (0, 0)), 2, (7, (0, 1))])
     images = ImageDataset(TABLE, lambda image: image, "replace")
     candidates = [next(row for row in images._candidates(row) if not values[row].isnan().any()) for row in (0, 1, 2, 7)]
     assert rows.tolist() == candidates == [0, 3, 3, 4]
-    torch.testing.assert_close(features, values[rows])
+    torch.testing.assert_close(features["H"], values[rows])
     assert labels.tolist() == TABLE.labels[rows].tolist()
-    assert FeatureDataset(TABLE, values, "drop").__getitems__([0, 1, 2, 3])[2].tolist() == [0, 3]
+    assert FeatureDataset(TABLE, {"H": values}, "drop").__getitems__([0, 1, 2, 3])[2].tolist() == [0, 3]
     values[:4] = torch.nan
     with pytest.raises(InputError, match=r"image 0\.png: not one image of its class can be read"):
-        FeatureDataset(TABLE, values, "replace")
+        FeatureDataset(TABLE, {"H": values}, "replace")
 
 
 def test_features_beyond_the_memory_are_refused() -> None:

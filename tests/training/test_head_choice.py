@@ -104,13 +104,6 @@ def test_a_resumed_run_keeps_its_heads(here: Here, small_emoji: Path, tmp_path: 
         assert {step: again[step] for step in validated} == validated
 
 
-def test_a_run_that_is_resumed_without_a_choice_has_all_heads(here: Here, small_emoji: Path, tmp_path: Path) -> None:
-    here("train", *CHOOSING, "trainer.max_steps=3", f"dataset.root={small_emoji}", f"hydra.run.dir={tmp_path}")
-    torch.save(last(tmp_path) | {"chosen_heads": ["H"]}, tmp_path / "checkpoints" / "last.ckpt")
-    here("train", f"resume={tmp_path}", "trainer.max_steps=4", "evaluation.selection=last")
-    assert last(tmp_path)["chosen_heads"] == ["L", "M", "H"]
-
-
 @pytest.mark.first_cases(1)
 @pytest.mark.parametrize("option", ["evaluation.selection=last", "model.heads=[H]", "heads.choose=false"])
 def test_without_a_choice_all_heads_are_used(here: Here, small_emoji: Path, tmp_path: Path, option: str) -> None:

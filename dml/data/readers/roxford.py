@@ -1,5 +1,8 @@
 """The reader of Revisited Oxford and Paris: ROxford5k and RParis6k."""
 
+import io
+import pickle
+import pickletools
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,6 @@ from dml.data.judgments import Query, make_judged_table
 from dml.data.layout import Layout
 from dml.data.table import ImageTable
 from dml.runtime.errors import InputError
-from dml.runtime.reading import parse_pickle
 from dml.runtime.text import printable
 
 LAYOUT = Layout(
@@ -25,6 +27,26 @@ SETUPS = {  # the lists of a query's positives, and of what it ignores
     "medium": (("easy", "hard"), ("junk",)),
     "hard": (("hard",), ("junk", "easy")),
 }
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it would run {module}.{name}")
+
+
+def _parse_pickle(content: bytes) -> Any:
+    """Parse a pickle of plain values; a `ValueError` tells that it is damaged, or would run anything."""
+    try:
+        for opcode, argument, _ in pickletools.genops(content):
+            # unpickling takes memory for all places up to this one
+            if opcode.name.endswith("PUT") and int(argument or 0) > len(content):
+                raise pickle.UnpicklingError(f"a place {argument:,}")  # noqa: TRY301
+        return _PlainUnpickler(io.BytesIO(content), encoding="latin-1").load()
+    except MemoryError:
+        raise
+    except Exception as error:  # damaged pickles raise many kinds
+        reason = str(error) if isinstance(error, pickle.UnpicklingError) else type(error).__name__
+        raise ValueError(f"not a pickle of plain values ({reason})") from error
 
 
 def read(root: str | Path | None) -> ImageTable:
@@ -45,7 +67,7 @@ def read(root: str | Path | None) -> ImageTable:
     images = LAYOUT.find(folder, "jpg")
     content = read_list_bytes(path)
     try:
-        truth = parse_pickle(content)
+        truth = _parse_pickle(content)
     except ValueError as error:
         raise InputError(f"{path}: {printable(error)}") from error
     gallery, queries, entries = (_select(truth, key, path) for key in ("imlist", "qimlist", "gnd"))

@@ -8,11 +8,6 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 
-def make_averaging(decay: float | None) -> "Averaging | None":
-    """Make the callback of ``ema``; return None if there is no decay."""
-    return None if decay is None else Averaging(decay)
-
-
 class Averaging(WeightAveraging):
     """Computes an exponential moving average of the weights, which validations and tests use in place of the weights.
 
@@ -21,13 +16,11 @@ class Averaging(WeightAveraging):
 
         d = min(decay, n / (9 + n))
 
-    as in TensorFlow's ``ExponentialMovingAverage`` with ``num_updates``. So the weights of the first steps soon lose
-    their share; with a fixed decay of 0.999 they would dominate the average of a run of a few hundred steps. Buffers of
-    real numbers, such as running statistics, are averaged as well; other buffers, and those of losses, such as the
-    embeddings of a memory, are copied.
+    as in TensorFlow's ``ExponentialMovingAverage`` with ``num_updates``: with a fixed decay of 0.999 the first weights
+    would dominate the average of a run of a few hundred steps. Buffers of real numbers, such as running statistics, are
+    averaged as well; other buffers, and those of losses, such as the embeddings of a memory, are copied.
 
-    Checkpoints hold the average as their ``state_dict``, so that loading a model loads the average. They hold the
-    weights too, with which a resumed training continues.
+    Checkpoints hold the average as their ``state_dict``, and the weights too, with which a resumed training continues.
 
     Args:
         decay: d after many steps, between 0 and 1.
@@ -62,11 +55,12 @@ class Averaging(WeightAveraging):
     def _update(self, module: LightningModule) -> None:
         """Update the average as `AveragedModel.update_parameters` does, without waiting for the GPU."""
         assert self._average_model is not None
-        pairs = list(zip(_tensors(self._average_model.module), _tensors(module), strict=True))
-        is_moving = [bool(self._updates) and is_averaged for is_averaged in _list_averaged(module)]
-        moving = [pair for pair, moves in zip(pairs, is_moving, strict=True) if moves]
-        for (average, current), moves in zip(pairs, is_moving, strict=True):
-            if not moves:
+        averages_and_weights = zip(_tensors(self._average_model.module), _tensors(module), strict=True)
+        moving: list[tuple[Tensor, Tensor]] = []
+        for (average, current), is_averaged in zip(averages_and_weights, _list_averaged(module), strict=True):
+            if self._updates and is_averaged:
+                moving.append((average, current))
+            else:
                 average.copy_(current)
         if moving:
             averages, weights = zip(*moving, strict=True)

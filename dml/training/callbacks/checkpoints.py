@@ -1,7 +1,7 @@
 """The writing of a run's checkpoints: the last one, and the one of the best validation."""
 
-import os
-from collections.abc import Sequence
+from collections.abc import Mapping
+from math import inf, isnan
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from lightning_fabric.plugins import CheckpointIO
 from pytorch_lightning import Callback, LightningModule, Trainer
-from pytorch_lightning.callbacks import Checkpoint, ModelCheckpoint
+from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
 
@@ -19,15 +19,14 @@ from dml.runtime.console import console
 from dml.runtime.errors import InputError
 from dml.runtime.files import replacing
 from dml.runtime.run_folder import RunFolder
-from dml.training.checkpoints import FrozenWeights, fill_in, read_checkpoint
+from dml.training.checkpoints import FORMAT, FrozenWeights, fill_in, read_checkpoint
 from dml.training.loggers import History
 
 
 class AtomicCheckpointIO(CheckpointIO):
     """Reads checkpoints, and writes them so that the path always has a complete one, even if the process is killed.
 
-    A checkpoint is written to a temporary file, which is then renamed. Weights that are NaN or infinite raise an error,
-    so that they never replace good ones. Reading unpickles tensors and plain values only.
+    Weights that are NaN or infinite raise an error, so that they never replace good ones.
 
     Args:
         model: model in training, which has the frozen weights that checkpoints lack.
@@ -45,6 +44,7 @@ class AtomicCheckpointIO(CheckpointIO):
                 f"step {checkpoint['global_step']}: {len(names)} weights became NaN or infinite, such as {names[0]}; "
                 f"{path} keeps its last good state, a lower optimizer.lr may help"
             )
+        checkpoint = {**checkpoint, "format": FORMAT}
         if self.frozen is not None:
             checkpoint = self.frozen.leave_out(checkpoint)
         path = Path(path)
@@ -63,7 +63,6 @@ class AtomicCheckpointIO(CheckpointIO):
 
 
 def _is_finite(value: Any) -> bool:
-    """Return whether a value holds no NaN and no infinity; a value without real numbers holds none."""
     return not isinstance(value, Tensor) or not value.is_floating_point() or bool(torch.isfinite(value).all())
 
 
@@ -76,8 +75,6 @@ class LastCheckpoint(Checkpoint):
 
     A training that ended before ``max_steps``, by ``max_time`` or an early stop, ends there again if the run is
     resumed with the same configuration. A training that a signal ended goes on.
-
-    Every checkpoint holds `MetricLearner.run_description` as "run", and the checksum of the history as "history".
 
     Args:
         every_n_steps: number of optimizer steps between two writes.
@@ -93,10 +90,7 @@ class LastCheckpoint(Checkpoint):
         self._ended_with: dict[str, Any] | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """End a training that had ended early; from now on a signal ends the training after a whole step."""
-        saved = f"the last checkpoint is of step {trainer.global_step:,}" if trainer.global_step else ""
-        signals.state.checkpoint_note = saved or "there is no checkpoint of this training yet"
-        signals.defer("stopping after this step")
+        """End a training that had ended early."""
         self._last_write = monotonic()
         if self._ended_with is not None and self._ended_with == _describe_run(pl_module).get("config"):
             trainer.should_stop = True
@@ -137,15 +131,8 @@ class LastCheckpoint(Checkpoint):
         is_logged = trainer.global_step % trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
         return is_logged and bool(trainer.strategy.broadcast(is_long_ago))
 
-    def on_validation_start(self, *_: Any) -> None:
-        """Set the line that a signal prints: the training ends after the validation."""
-        if signals.state.notice:
-            signals.defer("stopping after this validation")
-
     def on_validation_end(self, trainer: Trainer, *_: Any) -> None:
         """Write the checkpoint, unless no step has been taken."""
-        if signals.state.notice:
-            signals.defer("stopping after this step")
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking and trainer.global_step:
             self._save(trainer)
 
@@ -155,12 +142,10 @@ class LastCheckpoint(Checkpoint):
             self._ended_with = description.get("config")
         trainer.save_checkpoint(RunFolder(trainer.default_root_dir).last_checkpoint)
         self._last_write = monotonic()
-        signals.state.checkpoint_note = f"the last checkpoint is of step {trainer.global_step:,}"
         if self._is_stopped or _is_signaled(trainer):
             name = description.get("stage")
             stage = f" of stage {name}" if name else ""
-            signals.state.position = f"at step {trainer.global_step:,} of {trainer.max_steps:,}{stage}"
-            signals.check()
+            signals.check(f"at step {trainer.global_step:,} of {trainer.max_steps:,}{stage}")
 
     def state_dict(self) -> dict[str, Any]:
         """Return the configuration with which the training ended early, if it did."""
@@ -207,27 +192,12 @@ class FirstCheckpoint(Callback):
             trainer.save_checkpoint(RunFolder(trainer.default_root_dir).first_checkpoint)
 
 
-def make_first_checkpoint(interpolation: Sequence[float] | None) -> FirstCheckpoint | None:
-    """Make the callback of ``checkpoints.interpolation``; return None if it is null or empty.
+class BestCheckpoint(Checkpoint):
+    """Writes ``checkpoints/best.ckpt`` after each validation that is better than all before it.
 
-    Raises:
-        InputError: if a share isn't a number between 0 and 1.
-    """
-    for share in interpolation or ():
-        if not isinstance(share, int | float) or not 0 <= share <= 1:
-            raise InputError(f"checkpoints.interpolation: {share} is no share of the last weights, from 0 to 1")
-    return FirstCheckpoint() if interpolation else None
-
-
-class BestCheckpoint(ModelCheckpoint):
-    """Write ``checkpoints/best.ckpt`` after each validation that is better than all before it.
-
-    Unlike Lightning's `ModelCheckpoint`, a resumed run still knows the score that it saved last, and a run whose
-    folder was moved or copied still knows the best score. On a small validation split several validations may find the
-    same share of queries, even all: a second metric decides between them.
-
-    It also ends a training that has not been better for several validations (early stopping), as both need to know
-    which validation was the best.
+    Unlike Lightning's `ModelCheckpoint` it knows a second metric, which decides between equal values of the first: on a
+    small validation split several validations may find the same share of queries, even all. It also ends a training
+    that has not been better for several validations, as both need to know which validation was the best.
 
     Args:
         monitor: name of a metric of a validation, without the name of the split: "level0/recall@1".
@@ -236,42 +206,32 @@ class BestCheckpoint(ModelCheckpoint):
             keeps the earlier validation.
         patience: number of validations in a row, none of them the best, after which the training ends; None for no
             such end.
+
+    Attributes:
+        best: what later validations have to exceed: the value, negative with "min", and that of the tie breaker.
     """
 
     def __init__(
         self, monitor: str, mode: str = "max", tie_breaker: str | None = None, patience: int | None = None
     ) -> None:
-        super().__init__(monitor=monitor, mode=mode, save_on_train_epoch_end=False, enable_version_counter=False)
+        self.sign = 1.0 if mode == "max" else -1.0
         self.metric, self.tie_breaker = full_metric_name(monitor), tie_breaker and full_metric_name(tie_breaker)
         self.patience = patience
-        self._best_tie: float | None = None
+        self.best: list[float] | None = None
         self._validations_since_best = 0
-        self._last_global_step_saved = -1  # Lightning would skip the validation before the first step
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Find the folder of the run and the split that is validated."""
-        path = RunFolder(trainer.default_root_dir).best_checkpoint
-        self.dirpath, self.filename = os.path.realpath(path.parent), path.stem
-        self.monitor = f"{pl_module.validated_on}/{self.metric}"
-        super().setup(trainer, pl_module, stage)
-
-    def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
-        """Return whether the last validation is the best so far, of which the caller then writes the checkpoint."""
-        tie = self._read_tie(trainer)
-        is_best: bool = super().check_monitor_top_k(trainer, current)
-        is_equal = current is not None and self.best_model_score is not None and bool(current == self.best_model_score)
-        if not is_best and is_equal and tie is not None and self._best_tie is not None:
-            is_best = trainer.strategy.reduce_boolean_decision(tie > self._best_tie)
-        self._validations_since_best += 1
-        if is_best:
-            self._best_tie, self._validations_since_best = tie, 0
-        return is_best
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the checkpoint if the validation is the best so far; end the training if it has long been another."""
-        super().on_validation_end(trainer, pl_module)
-        fewest = max(1, trainer.min_steps or 0)
-        may_end = trainer.state.fn == TrainerFn.FITTING and fewest <= trainer.global_step < trainer.max_steps
+        if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
+            return
+        score = self._read_score(trainer.callback_metrics, str(pl_module.validated_on))
+        # all processes together write a checkpoint, or none
+        if trainer.strategy.broadcast(self.best is None or score > self.best):
+            self.best, self._validations_since_best = score, 0
+            trainer.save_checkpoint(RunFolder(trainer.default_root_dir).best_checkpoint)
+            return
+        self._validations_since_best += 1
+        may_end = max(1, trainer.min_steps or 0) <= trainer.global_step < trainer.max_steps
         if may_end and self.patience is not None and self._validations_since_best >= self.patience:
             trainer.should_stop = True
             if trainer.is_global_zero:
@@ -280,32 +240,16 @@ class BestCheckpoint(ModelCheckpoint):
                     "validations was better than all before (checkpoints.patience)"
                 )
 
-    def _read_tie(self, trainer: Trainer) -> float | None:
-        split = str(self.monitor).partition("/")[0]
-        value = trainer.callback_metrics.get(f"{split}/{self.tie_breaker}")
-        return None if value is None else float(value)
+    def _read_score(self, metrics: Mapping[str, Tensor], split: str) -> list[float]:
+        """Return the monitored value, the larger the better, NaN the least of all, and that of the tie breaker."""
+        value = self.sign * float(metrics[f"{split}/{self.metric}"])
+        tie = float(metrics[f"{split}/{self.tie_breaker}"]) if self.tie_breaker else 0.0
+        return [-inf if isnan(value) else value, -inf if isnan(tie) else tie]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what Lightning does, and what the next validations are compared with."""
-        return super().state_dict() | {
-            "best_tie": self._best_tie,
-            "validations_since_best": self._validations_since_best,
-        }
+        """Return what the next validations are compared with."""
+        return {"best": self.best, "validations_since_best": self._validations_since_best}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what Lightning does, and the last score, with the files in the present folder of the run."""
-        super().load_state_dict(_move_files(str(self.dirpath), state_dict))
-        self.current_score = state_dict["current_score"]
-        self._best_tie = state_dict.get("best_tie")  # checkpoints of older versions have none, and no number either
-        self._validations_since_best = state_dict.get("validations_since_best", 0)
-
-
-def _move_files(folder: str, state: dict[str, Any]) -> dict[str, Any]:
-    """Return the state of a `ModelCheckpoint` with its files in another folder."""
-
-    def move(path: str) -> str:
-        return str(Path(folder, Path(path).name)) if path else path
-
-    paths = {name: move(state[name]) for name in ("best_model_path", "kth_best_model_path", "last_model_path")}
-    best = {move(path): score for path, score in state["best_k_models"].items()}
-    return state | paths | {"dirpath": folder, "best_k_models": best}
+        """Restore what `state_dict` returned."""
+        self.best, self._validations_since_best = state_dict["best"], state_dict["validations_since_best"]

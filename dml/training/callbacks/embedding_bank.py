@@ -23,9 +23,7 @@ from dml.training.module import MetricLearner
 
 @dataclass(frozen=True)
 class HeadBank:
-    """The embedding bank of all heads: embeddings of all images of a split, and their neighbors, on the CPU.
-
-    It is Z of section 3.4, step 1, of the thesis on local neighborhood sampling.
+    """The embedding bank of all heads, Z in section 3.4 of the thesis on local neighborhood sampling, on the CPU.
 
     Args:
         embeddings: embeddings (N, D) of each head by its name, as the losses see them.
@@ -42,13 +40,7 @@ class HeadBank:
 
 
 def find_neighbors(model: AnyModel, embeddings: Mapping[str, Tensor], k: int) -> HeadBank:
-    """Find the k nearest neighbors of each image of a split, or all other images if there are fewer.
-
-    Args:
-        model: model that made the embeddings; it concatenates them for the search.
-        embeddings: embeddings (N, D) of each head by its name.
-        k: number of neighbors; 0 searches none.
-    """
+    """Find the k nearest neighbors of each image of a split by its model's embeddings (N, D) of all heads."""
     if not k:
         return HeadBank(dict(embeddings), torch.empty(len(next(iter(embeddings.values()))), 0).long())
     device = ranking_device(next(model.parameters()).device)
@@ -58,12 +50,9 @@ def find_neighbors(model: AnyModel, embeddings: Mapping[str, Tensor], k: int) ->
 class EmbeddingBankUpdates(Callback):
     """Recomputes the embedding bank and passes it to the sampler, the losses and the models that use it.
 
-    Each object that implements `UsesEmbeddingBank` gets the bank before the first step, and again every n steps. It can
-    be the sampler, the learner, or a part of the model or of a loss. Without such an object this callback does nothing.
-    The images are embedded with the transform of a test and the network in evaluation mode. Checkpoints hold the bank,
-    and a resumed run uses it.
-
-    While the bank has neighbors, the shares of hard negatives and positives in a batch (`hard_shares`) are logged as
+    Each object that implements `UsesEmbeddingBank`, the sampler, the learner, or a part of the model or of a loss, gets
+    the bank before the first step, and again every n steps. Checkpoints hold the bank, and a resumed run uses it. While
+    the bank has neighbors, the shares of hard negatives and positives in a batch (`hard_shares`) are logged as
     ``batch/...``.
 
     Args:
@@ -76,17 +65,8 @@ class EmbeddingBankUpdates(Callback):
         self.bank: HeadBank | None = None
         self._is_outdated = False
 
-    @property
-    def state_key(self) -> str:
-        """The key of the state in checkpoints: the name that this class had when the first runs wrote it."""
-        return "StoredEmbeddings"
-
     def on_fit_start(self, trainer: Trainer, *_: Any) -> None:
-        """Refuse an interval that ends within an epoch of the sampler, and keep the loader from going beyond its end.
-
-        Raises:
-            InputError: if the sampler uses the bank, and an update falls within one of its epochs.
-        """
+        """Refuse an interval that ends within an epoch of the sampler; the loader doesn't go beyond its end."""
         sampler = get_training_data(trainer).sampler
         if self.every_n_steps and isinstance(sampler, UsesEmbeddingBank):
             batches = self.every_n_steps * trainer.accumulate_grad_batches
@@ -104,10 +84,6 @@ class EmbeddingBankUpdates(Callback):
             if self.bank is None or self._is_outdated:
                 self._compute_bank(trainer, pl_module)
                 self._is_outdated = False
-            elif self.bank.neighbors.shape[1] < min(
-                self._num_neighbors(trainer, pl_module), len(self.bank.neighbors) - 1
-            ):
-                self._find_neighbors(trainer, pl_module, self.bank.embeddings)
             self._set_bank(trainer, pl_module)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, *_: Any) -> None:
@@ -143,19 +119,15 @@ class EmbeddingBankUpdates(Callback):
         return [(candidate, head) for candidate, head in candidates if isinstance(candidate, UsesEmbeddingBank)]
 
     def _compute_bank(self, trainer: Trainer, module: MetricLearner) -> None:
+        module.divergence.read()
         embedded = embed_training_images(trainer, module, lambda images, **_: module.embed_for_bank(images))
         count = len(get_training_data(trainer).train_table)
         embeddings = {head: rows.new_zeros(count, rows.shape[1]) for head, rows in embedded.embeddings.items()}
         for head, rows in embedded.embeddings.items():
             # An image that can't be read stays at 0, where it is the nearest neighbor of no other image.
             embeddings[head][embedded.rows] = rows
-        self._find_neighbors(trainer, module, embeddings)
-
-    def _num_neighbors(self, trainer: Trainer, module: MetricLearner) -> int:
-        return max(user.num_bank_neighbors for user, _ in self._users(trainer, module))
-
-    def _find_neighbors(self, trainer: Trainer, module: MetricLearner, embeddings: dict[str, Tensor]) -> None:
-        bank = find_neighbors(module.model, embeddings, self._num_neighbors(trainer, module))
+        k = max(user.num_bank_neighbors for user, _ in self._users(trainer, module))
+        bank = find_neighbors(module.model, embeddings, k)
         # Neighbors at nearly equal distances may come in another order on another machine.
         self.bank = HeadBank(embeddings, trainer.strategy.broadcast(bank.neighbors))
 
@@ -173,7 +145,7 @@ class EmbeddingBankUpdates(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         bank = dict(state_dict)
-        self._is_outdated = bank.pop("is_outdated", False)  # checkpoints of older versions lack it
+        self._is_outdated = bank.pop("is_outdated", False)
         self.bank = HeadBank(**bank) if bank else None
 
 

@@ -42,16 +42,9 @@ def begin_at_principal_components(layer: nn.Linear, inputs: Tensor, whitening: f
     (Eckart and Young, 1936), so that an untrained head finds nearly what its inputs find. With whitening, components
     along which the inputs vary much count for less, and an untrained head often finds more.
 
-    The components are those of the inputs about 0 and not about their mean, as cosine similarities are. A randomized
-    method finds them, with a negligible error, since heads may have tens of thousands of inputs. The weights keep their
-    norm, which decides how fast a learning rate turns them; a bias becomes 0. If there are more outputs than
-    components, as with few images, the other rows keep the part of their weights that is orthogonal to all components,
-    as far as there are such directions, and else become 0.
-
-    >>> layer = nn.Linear(3, 2)
-    >>> begin_at_principal_components(layer, torch.tensor([[0.0, 9.0, 0.0], [0.0, 0.0, 5.0], [0.0, 7.0, 0.1]]))
-    >>> (layer.weight[0] / layer.weight[0].norm()).abs().round(decimals=1).tolist()
-    [0.0, 1.0, 0.0]
+    The components are those of the inputs about 0, as cosine similarities are. The weights keep their norm, which
+    decides how fast a learning rate turns them; a bias becomes 0. If there are more outputs than components, the other
+    rows keep the part of their weights that is orthogonal to all components, and else become 0.
 
     Args:
         layer: linear layer from C inputs to D outputs.
@@ -83,16 +76,12 @@ def begin_at_principal_components(layer: nn.Linear, inputs: Tensor, whitening: f
 def begin_at_vectors(layer: nn.Linear, inputs: Tensor, vectors: Tensor) -> None:
     """Set a linear layer to the ridge regression from the directions of its inputs to vectors of the same images.
 
-    The ridge is the one that predicts an image best which the regression leaves out. The weights keep their norm, as in
-    `begin_at_principal_components`; a bias becomes 0.
+    The ridge is the one that predicts an image best which the regression leaves out. The weights keep their norm.
 
     Args:
         layer: linear layer from C inputs to D outputs.
         inputs: (N, C) inputs of the layer.
         vectors: (N, D) unit vectors; NaN for an image that has none.
-
-    Raises:
-        InputError: if all inputs are 0.
     """
     from sklearn.linear_model import RidgeCV  # late, as above
 
@@ -120,15 +109,14 @@ def _set_weight(layer: nn.Linear, weight: Tensor) -> None:
 
 @torch.no_grad()
 def choose_whitening(layer: nn.Linear, inputs: Tensor, labels: npt.NDArray[np.int64]) -> float:
-    """Choose the share of the whitening that finds more in classes that the components don't know.
+    """Choose the share of the whitening by which held-out classes have the best MAP@R; the largest with few classes.
 
-    Components of a few images that are whitened more than a little lose some of what a network knows well; of other
-    images they find more so. Each group of `hold_out_classes` is embedded by the components of the other classes.
+    Each group of `hold_out_classes` is embedded by the components of the other classes.
 
-    ``inputs`` (N, C) are those of a layer, which stays as it is, and ``labels`` (N,) their classes.
-
-    Returns:
-        The one of `SHARES` with the best MAP@R; the largest if there are too few classes.
+    Args:
+        layer: linear layer, which stays as it is.
+        inputs: (N, C) inputs of the layer.
+        labels: (N,) classes of the inputs.
     """
     scores = dict.fromkeys(SHARES, 0.0)
     for is_held in hold_out_classes(labels):
@@ -141,11 +129,7 @@ def choose_whitening(layer: nn.Linear, inputs: Tensor, labels: npt.NDArray[np.in
 
 
 def _make_orthogonal(rows: Tensor, directions: Tensor) -> Tensor:
-    """Return unit vectors that are orthogonal to each other and to orthogonal directions. (R, C), (K, C) -> (R, C)
-
-    As rows of a layer they give 0 for all images of the training split, and learn as soon as the network or the
-    augmentation changes the inputs; rows of 0 would never learn.
-    """
+    """Return unit vectors orthogonal to each other and to directions; as rows of a layer they can learn, unlike 0."""
     basis: Tensor = torch.linalg.qr((rows - rows @ directions.T @ directions).T).Q
     return basis.T
 
@@ -159,18 +143,11 @@ WHITENING = {
 """The share of the whitening by the values of ``heads.initial``; with None, `choose_whitening` chooses it."""
 
 
-def make_principal_heads(initial_heads: str | None, init: str | None = None) -> "PrincipalHeads | None":
-    """Make the callback of ``heads.initial``; return None if it is None, or if the heads begin as in a checkpoint."""
-    return None if initial_heads is None or init else PrincipalHeads(WHITENING[initial_heads])
-
-
 class PrincipalHeads(Callback):
     """Sets the heads' last layers to the principal components of their inputs before the first step.
 
-    A head that learns a teacher's vectors (``distill=embedding``) begins at what predicts them, `begin_at_vectors`.
-
-    The inputs are computed from the training images in evaluation mode and with the transform of a test. A head that
-    does not end in a linear layer keeps its weights, and so do all heads of a later stage and of a resumed run.
+    A head that learns a teacher's vectors (``distill=embedding``) begins at what predicts them, `begin_at_vectors`. A
+    head that doesn't end in a linear layer keeps its weights, and so do all heads of a later stage.
 
     Args:
         whitening: share of the whitening of the components; None chooses it for each head, see `choose_whitening`.
@@ -217,16 +194,10 @@ def _keep(inputs: dict[str, Tensor], name: str, _: nn.Module, arguments: tuple[A
     inputs[name] = arguments[0].float()
 
 
-def make_class_mean_proxies(proxies: str | None) -> "ProxiesAtClassMeans | None":
-    """Make the callback of ``proxies``; return None if the losses draw their proxies themselves."""
-    return ProxiesAtClassMeans() if proxies else None
-
-
 class ProxiesAtClassMeans(Callback):
-    """Sets the proxies of the losses to the mean embeddings of their classes before the first step.
+    """Sets the proxies of the losses to the mean embeddings of their classes before the first step of a stage.
 
-    See `dml.losses.proxies.begin_at_class_means`. The embeddings are computed from the network before training, in
-    evaluation mode and with the transform of a test. A resumed run uses the proxies of its checkpoint.
+    See `dml.losses.proxies.begin_at_class_means`.
     """
 
     @torch.no_grad()

@@ -7,33 +7,26 @@ from torch import nn
 
 from dml.runtime.errors import InputError, check_number
 
-ARGUMENTS = ("attribute", "start", "end")
-"""The arguments of `LossSchedule`."""
-
 
 def make_loss_schedule(schedule: Mapping[str, Any] | None) -> "LossSchedule | None":
     """Make the callback of ``scheduler.loss``; return None if there is no schedule."""
     if not schedule:
         return None
-    if {*schedule} != {*ARGUMENTS}:
-        raise InputError(f"scheduler.loss={{{', '.join(map(str, schedule))}}}: takes {', '.join(ARGUMENTS)}")
+    if {*schedule} != {"attribute", "start", "end"}:
+        raise InputError(f"scheduler.loss={{{', '.join(map(str, schedule))}}}: takes attribute, start, end")
     return LossSchedule(**schedule)
 
 
 class LossSchedule(Callback):
     """Changes an attribute of the losses linearly over the run, such as the dynamic temperature of RLL (Eq. 15).
 
-    At step t of n the value is ``start - t (start - end) / n``. It doesn't depend on earlier values, so a resumed run
-    needs no state.
+    At step t of n the value is ``start - t (start - end) / n``, so a resumed run needs no state.
 
     Args:
         attribute: name of the attribute, such as "negative_temperature", or "terms.rll.negative_temperature" for an
             attribute of a term of the loss.
         start: value of the first step.
         end: value that the step after the last would have.
-
-    Raises:
-        InputError: if a value is no finite number, or the attribute no text.
     """
 
     def __init__(self, attribute: str, start: float, end: float) -> None:
@@ -45,16 +38,8 @@ class LossSchedule(Callback):
         self.start = start
         self.end = end
 
-    def on_train_start(self, _trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check that the losses have the attribute."""
-        self.check_losses(self._losses(pl_module))
-
     def check_losses(self, losses: Iterable[nn.Module]) -> None:
-        """Check that losses have the attribute.
-
-        Raises:
-            InputError: if the attribute of a loss doesn't exist or is no number.
-        """
+        """Check that losses have the attribute, and that it is a number."""
         for loss in losses:
             try:
                 value = attrgetter(self.attribute)(loss)
@@ -70,13 +55,8 @@ class LossSchedule(Callback):
         """Set the value for the step."""
         value = self.start - trainer.global_step * (self.start - self.end) / trainer.max_steps
         owner, name = self.attribute.rpartition(".")[::2]
-        for loss in self._losses(pl_module):
+        for loss in pl_module.losses.values():  # type: ignore[operator]
             setattr(attrgetter(owner)(loss) if owner else loss, name, value)
-
-    @staticmethod
-    def _losses(pl_module: LightningModule) -> list[nn.Module]:
-        losses: Any = pl_module.losses
-        return list(losses.values())
 
 
 def _list_numbers(loss: nn.Module) -> list[str]:

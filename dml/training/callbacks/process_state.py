@@ -43,9 +43,8 @@ PRECISIONS = {
 class Float32Precision(Callback):
     """Sets the precision of float32 products and convolutions on a GPU for training steps; elsewhere it is full.
 
-    TF32 keeps 10 of the 23 bits of a mantissa. So embeddings have an error of one part in a thousand, which can change
-    the nearest neighbor. This doesn't harm training. But validations, tests and the embeddings of the training set
-    are computed in full precision. On a CPU this callback does nothing.
+    TF32 keeps 10 of the 23 bits of a mantissa, which can change the nearest neighbor, but doesn't harm training. On a
+    CPU this callback does nothing.
 
     Args:
         precision: "highest" for float32; "high" for TF32; "medium" for bfloat16 in matrix products and TF32 in

@@ -1,13 +1,15 @@
+"""What shows how far a run is: Lightning's bar in a terminal, lines in a file or a pipe."""
+
 from time import monotonic
 from typing import Any
 
-from pytorch_lightning import LightningModule, Trainer
-from pytorch_lightning.callbacks import ProgressBar, RichProgressBar
+from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.callbacks import RichProgressBar
 from pytorch_lightning.callbacks.progress.rich_progress import ProcessingSpeedColumn, RichProgressBarTheme
 from rich.console import Console
 
 from dml.evaluation.names import choose_shown_metrics, describe_metric, format_value
-from dml.runtime.console import PLAIN, console
+from dml.runtime.console import console
 from dml.runtime.text import LINE_EVERY, ProgressMeter, printable
 
 FIRST_ESTIMATE = 10
@@ -16,20 +18,20 @@ TEST_ESTIMATE = 5.0
 """Seconds of a test after which that line is printed; the first test is the first that a user waits for."""
 
 
-def make_progress() -> ProgressBar:
-    """Make what shows how far a run is: a bar in a terminal; lines where output goes into a file or a pipe."""
+def make_progress() -> Callback:
+    """Make the bar in a terminal, and the lines where output goes into a file or a pipe."""
     return Progress() if console.is_terminal and not console.is_dumb_terminal else ProgressLines()
 
 
-def validation_line(trainer: Trainer, split: str) -> str:
-    """Return the step and the metrics of the validation that has just ended, see `choose_shown_metrics`."""
-    values = {
-        name.removeprefix(f"{split}/"): value.item()
-        for name, value in trainer.callback_metrics.items()
-        if name.startswith(f"{split}/")
-    }
-    shown = [f"{name.rpartition('/')[2]} {_format(name, values[name])}" for name in choose_shown_metrics(values)]
-    return printable(f"{split:8} step {trainer.global_step:,}: {', '.join(shown)}")
+def print_validation(trainer: Trainer, split: str, screen: Console) -> None:
+    """Print the step and the metrics of the validation that has just ended, see `choose_shown_metrics`."""
+    if trainer.is_global_zero:
+        metrics = {name.partition("/")[::2]: value.item() for name, value in trainer.callback_metrics.items()}
+        values = {name: value for (part, name), value in metrics.items() if part == split}
+        shown = [f"{name.rpartition('/')[2]} {_format(name, values[name])}" for name in choose_shown_metrics(values)]
+        line = printable(f"{split:8} step {trainer.global_step:,}: {', '.join(shown)}")
+        Console.print(screen, line, highlight=False, soft_wrap=True, markup=False, emoji=False)
+        console.write_log(line, markup=False)
 
 
 def _format(name: str, value: float) -> str:
@@ -56,10 +58,7 @@ class Progress(RichProgressBar):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the validation's metrics above the bar."""
         super().on_validation_end(trainer, pl_module)
-        if self.is_enabled and self.progress is not None:
-            line = validation_line(trainer, str(pl_module.validated_on))
-            self.progress.console.print(line, highlight=False, soft_wrap=True, markup=False, emoji=False)
-            console.write_log(line, markup=False)
+        print_validation(trainer, str(pl_module.validated_on), self.progress.console if self.progress else console)
 
     def _get_train_description(self, current_epoch: int) -> str:  # noqa: ARG002
         return "Training"
@@ -69,83 +68,60 @@ class Progress(RichProgressBar):
         if not trainer.training or trainer._logger_connector.should_update_logs:
             super()._update_metrics(trainer, pl_module)
 
-    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        """The metrics beside the bar, without the version number of a logger that has none."""
-        metrics = super().get_metrics(trainer, pl_module)
-        metrics.pop("v_num", None)
-        return dict(metrics)
 
-
-class ProgressLines(ProgressBar):
-    """Print lines about the progress of trainings, validations and tests, and one line for each validation's metrics.
+class ProgressLines(Callback):
+    """Prints lines about the progress of trainings, validations and tests, and one for each validation's metrics.
 
     Args:
-        seconds_between_lines: seconds between two lines about progress.
+        interval: seconds between two lines about progress.
     """
 
-    def __init__(self, seconds_between_lines: float = LINE_EVERY) -> None:
-        super().__init__()
-        self.seconds_between_lines = seconds_between_lines
-        self.console = Console(markup=False, **PLAIN)
-        self._is_enabled = True
-        self._training = self._evaluation = ProgressMeter(seconds_between_lines)
-        self._validation_began = 0.0
-
-    def enable(self) -> None:
-        """Let it print."""
-        self._is_enabled = True
-
-    def disable(self) -> None:
-        """Keep it silent, as in all processes but the first."""
-        self._is_enabled = False
-
-    def print(self, *args: Any, **kwargs: Any) -> None:
-        """Print at once, also into a pipe."""
-        if self._is_enabled:
-            self.console.print(*args, **kwargs)
+    def __init__(self, interval: float = LINE_EVERY) -> None:
+        self.interval = interval
+        self._training = self._evaluation = ProgressMeter(interval)
 
     def on_train_start(self, *_: Any) -> None:
         """Start the clock."""
-        self._training = ProgressMeter(self.seconds_between_lines)
-
-    def on_train_batch_end(self, trainer: Trainer, _module: Any, outputs: Any, batch: Any, *_: Any) -> None:
-        """Print the step, of how many, the loss, images a second and the time left, if a line is due."""
-        is_due = self._training.advance(len(batch[0]) * trainer.world_size)
-        if (is_due or self._training.done == FIRST_ESTIMATE) and self._is_enabled:
-            left = (trainer.max_steps - trainer.global_step) * trainer.accumulate_grad_batches
-            loss = outputs["loss"].item() * trainer.accumulate_grad_batches  # Lightning divides it
-            where = f"step {trainer.global_step:,} of {trainer.max_steps:,}"
-            self.print(f"training {where}, loss {loss:.4g}, {self._training.line(left)}")
+        self._training = ProgressMeter(self.interval)
 
     def on_validation_start(self, *_: Any) -> None:
         """Start the validation's clock."""
-        self._evaluation, self._validation_began = ProgressMeter(self.seconds_between_lines), monotonic()
+        self._evaluation = ProgressMeter(self.interval)
 
     def on_test_start(self, *_: Any) -> None:
         """Start the test's clock."""
-        self._evaluation = ProgressMeter(self.seconds_between_lines, first=TEST_ESTIMATE)
+        self._evaluation = ProgressMeter(self.interval, first=TEST_ESTIMATE)
+
+    def on_train_batch_end(self, trainer: Trainer, _module: Any, outputs: Any, batch: Any, *_: Any) -> None:
+        """Print the step, of how many, the loss, images a second and the time left, if a line is due."""
+        is_due = self._training.advance(len(batch[-1]) * trainer.world_size)
+        if is_due or self._training.done == FIRST_ESTIMATE:
+            loss = outputs["loss"].item() * trainer.accumulate_grad_batches  # Lightning divides it
+            step = f"training step {trainer.global_step:,} of {trainer.max_steps:,}, loss {loss:.4g}"
+            left = (trainer.max_steps - trainer.global_step) * trainer.accumulate_grad_batches
+            _print(trainer, f"{step}, {self._training.line(left)}")
 
     def on_validation_batch_end(
-        self, trainer: Trainer, _module: Any, _outputs: Any, batch: Any, batch_idx: int, *_: Any
+        self, trainer: Trainer, _module: Any, _outputs: Any, batch: Any, index: int, *_: Any
     ) -> None:
         """Print how far the pass over the validation split is, if a line is due."""
-        self._print_evaluation("validating", trainer, batch, batch_idx, int(sum(trainer.num_val_batches)))
+        self._count_evaluated("validating", trainer, batch, index + 1, int(sum(trainer.num_val_batches)))
 
-    def on_test_batch_end(
-        self, trainer: Trainer, _module: Any, _outputs: Any, batch: Any, batch_idx: int, *_: Any
-    ) -> None:
+    def on_test_batch_end(self, trainer: Trainer, _module: Any, _outputs: Any, batch: Any, index: int, *_: Any) -> None:
         """Print how far the pass over the tested split is, if a line is due."""
-        self._print_evaluation("testing", trainer, batch, batch_idx, int(sum(trainer.num_test_batches)))
+        self._count_evaluated("testing", trainer, batch, index + 1, int(sum(trainer.num_test_batches)))
 
-    def _print_evaluation(self, verb: str, trainer: Trainer, batch: Any, batch_idx: int, batches: int) -> None:
-        if self._evaluation.advance(len(batch[0]) * trainer.world_size):
-            line = self._evaluation.line(batches - (batch_idx + 1))
-            self.print(f"{verb:8} batch {batch_idx + 1:,} of {batches:,}, {line}")
+    def _count_evaluated(self, verb: str, trainer: Trainer, batch: Any, done: int, total: int) -> None:
+        if self._evaluation.advance(len(batch[-1]) * trainer.world_size):
+            _print(trainer, f"{verb:8} batch {done:,} of {total:,}, {self._evaluation.line(total - done)}")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the validation's metrics."""
-        self._training.pause(monotonic() - self._validation_began)
-        line = validation_line(trainer, str(pl_module.validated_on))
-        self.print(line)
-        if self._is_enabled:
-            console.write_log(line, markup=False)
+        self._training.pause(monotonic() - self._evaluation.began)
+        print_validation(trainer, str(pl_module.validated_on), console)
+
+
+def _print(trainer: Trainer, line: str) -> None:
+    """Print a line of the first process, which the run's log needn't keep."""
+    if trainer.is_global_zero:
+        Console.print(console, line, markup=False)

@@ -25,11 +25,6 @@ class FirstValidation(Callback):
         loop._batches_that_stepped = 0
 
 
-def make_first_validation(is_on: bool) -> FirstValidation | None:
-    """Make the callback of ``checkpoints.beginning``; return None if it is false."""
-    return FirstValidation() if is_on else None
-
-
 class FinalValidation(Callback):
     """Validates and logs after the last step too, where the intervals of the trainer would end the run without.
 

@@ -82,9 +82,12 @@ def test_a_test_without_pictures_leaves_none_of_an_earlier_test(
     for setting, line in [
         (
             "evaluation.report={neighbors:abc,map:false,seed:0}",
-            "evaluation.report.neighbors=abc: must be a whole number",
+            "evaluation.report.neighbors=abc: must be a valid integer",
         ),
-        ("evaluation.sheet={queries:0,neighbors:5,seed:0}", "evaluation.sheet.queries=0: must be a whole number"),
+        (
+            "evaluation.sheet={queries:0,neighbors:5,seed:0}",
+            "evaluation.sheet.queries=0: must be greater than",
+        ),
         ("evaluation.level_weights=[abc,1,0]", "level_weights=abc: must be a finite number"),
     ]:
         assert line in refused(*evaluate, setting, command="evaluate")

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from pytorch_lightning import LightningModule, Trainer
-from pytorch_lightning.callbacks import ProgressBar
+from pytorch_lightning import Callback, LightningModule, Trainer
 from rich.console import Console
 from torch.utils.data import DataLoader
 
@@ -53,13 +52,14 @@ def batches(number: int) -> DataLoader[Any]:
     return DataLoader(torch.utils.data.TensorDataset(images), batch_size=4)
 
 
-def trainer(bar: ProgressBar, **settings: Any) -> Trainer:
+def trainer(bar: Callback, **settings: Any) -> Trainer:
     quiet()
     plain = {"devices": 1, "accelerator": "cpu", "logger": False, "enable_checkpointing": False}
+    plain["enable_progress_bar"] = isinstance(bar, Progress)
     return Trainer(callbacks=[bar], enable_model_summary=False, num_sanity_val_steps=0, **plain, **settings)
 
 
-def run(bar: ProgressBar, **settings: Any) -> None:
+def run(bar: Callback, **settings: Any) -> None:
     options = {"max_steps": 6, "val_check_interval": 6, "check_val_every_n_epoch": None} | settings
     trainer(bar, **options).fit(Counting(), batches(12), batches(3))
 
@@ -69,7 +69,7 @@ TRAINING = re.compile(r"training step (\d+) of 6, loss (\d+), [\d,]+ images/s, \
 
 @pytest.mark.parametrize("accumulated", [1, 2])
 def test_lines_say_how_far_training_is(capsys: pytest.CaptureFixture[str], accumulated: int) -> None:
-    run(ProgressLines(seconds_between_lines=0), accumulate_grad_batches=accumulated)
+    run(ProgressLines(interval=0), accumulate_grad_batches=accumulated)
     lines = capsys.readouterr().out.splitlines()
     trained = [match.groups() for line in lines if (match := TRAINING.fullmatch(line))]
     expected = [(str(batch // accumulated), str((batch - 1) // accumulated)) for batch in range(1, 6 * accumulated + 1)]
@@ -88,7 +88,7 @@ def test_lines_are_rare_but_a_validation_is_told_at_once(capsys: pytest.CaptureF
 
 
 def test_lines_say_how_far_a_test_is(capsys: pytest.CaptureFixture[str]) -> None:
-    trainer(ProgressLines(seconds_between_lines=0)).test(Counting(), batches(2), verbose=False)
+    trainer(ProgressLines(interval=0)).test(Counting(), batches(2), verbose=False)
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(", ")[0] for line in lines] == ["testing  batch 1 of 2", "testing  batch 2 of 2"]
 

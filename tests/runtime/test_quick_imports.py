@@ -1,5 +1,6 @@
 """What commands import before they do their work; a new process tells, as this one has imported everything."""
 
+import gc
 import json
 import subprocess
 import sys
@@ -10,11 +11,11 @@ from conftest import ROOT, SHORT_RUN
 from small_embedders import make_model, write_photos
 
 from dml.inference import Index
-from dml.runtime.lean_imports import hide
+from dml.runtime.quick_imports import hidden, quick_imports
 
-FOR_NOTHING = {"matplotlib", "optuna", "pandas", "scipy", "sklearn", "transformers", "wandb"}
+FOR_NOTHING = {"optuna", "ray", "wandb"}
 """Libraries that neither a start of a training nor a search needs, and that take more than a tenth of a second."""
-HEAVY = {"faiss", "hydra", "numpy", "pytorch_lightning", "timm", "torch", "torch._dynamo", "torchmetrics", *FOR_NOTHING}
+HEAVY = {"faiss", "hydra", "numpy", "pytorch_lightning", "timm", "torch", "torchmetrics", *FOR_NOTHING}
 
 COMMANDS = """
 import json, os, sys
@@ -58,30 +59,19 @@ def test_commands_import_nothing_heavy_that_they_do_not_need(small_emoji: Path, 
     assert "fontManager" not in done.stdout + done.stderr
 
 
-def test_a_hidden_library_can_be_imported_afterwards() -> None:
+def test_a_hidden_package_can_be_imported_afterwards() -> None:
     name = "colorsys"
     sys.modules.pop(name, None)
-    with hide(name, "json"):
+    with hidden(name, "json"):
         with pytest.raises(ModuleNotFoundError):
             __import__(name)
         __import__("json")  # which is imported already
     assert __import__(name).rgb_to_hsv(0, 0, 0) == (0, 0, 0)
 
 
-WITHOUT_COMPILER = """
-import sys
-from dml.runtime.lean_imports import import_lean
-import_lean()
-import timm, torch
-from timm.layers import disable_compiler
-assert "torch._dynamo" not in sys.modules
-assert torch.compiler.disable.__module__ == "torch.compiler"  # as it was
-assert disable_compiler(lambda number: number + 1)(1) == 2
-assert "torch._dynamo" in sys.modules
-"""
-
-
-@pytest.mark.pipeline
-def test_timm_leaves_torchs_compiler_to_the_functions_that_need_it() -> None:
-    done = subprocess.run([sys.executable, "-c", WITHOUT_COMPILER], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+def test_garbage_is_collected_again_after_the_imports() -> None:
+    frozen = gc.get_freeze_count()
+    with quick_imports(), quick_imports():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == frozen > 0  # what conftest.py has imported, and nothing of a body without imports

@@ -1,0 +1,432 @@
+"""The one pass over a composed configuration before a job: what is missing, mistyped or contradictory is told at once.
+
+What Lightning, torch or a part's own class refuses with a clear message is refused here too, as far as the object can
+be made without the data: a user would otherwise read the message after minutes.
+"""
+
+import inspect
+import logging
+import types
+import typing
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields
+from functools import cache, partial
+from pkgutil import resolve_name
+from typing import Any, Literal, Union, get_args, get_origin
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from torch import nn
+
+from dml.data.table import ImageTable
+from dml.evaluation.items import check_queries, check_validation_classes
+from dml.evaluation.metric import MetricConfig
+from dml.evaluation.monitor import check_monitor, check_tie_breaker, make_further_config
+from dml.evaluation.names import list_evaluated_heads
+from dml.models.backbone import LayeredParameters
+from dml.run.builders import build_table
+from dml.run.building import build
+from dml.run.config_folders import CONF, format_value
+from dml.run.evaluators import (
+    build_metric_config,
+    build_threshold_settings,
+    choose_selection,
+    choose_tested_split,
+    complete_metric_names,
+)
+from dml.run.feature_source import check_frozen
+from dml.run.loop import build_trainer, make_loggers
+from dml.run.settings import SETTINGS, TRAINED, Settings, find_group, list_declared, read_settings
+from dml.run.stages import check_stages, list_stages
+from dml.run.sweeps import monitored_metric
+from dml.runtime.configuration import flat, is_below
+from dml.runtime.errors import InputError, suggest
+from dml.training.callbacks.loss_schedule import make_loss_schedule
+from dml.training.optimizers import optimizer_by_role
+from dml.training.run_length import AUTO, COUNTED
+
+logger = logging.getLogger(__name__)
+
+BUILT = ("loss", "model", "optimizer", "sampler", "trainer")
+"""The parts of which a run builds an object, so that each needs a ``_target_``."""
+FILLED_IN = ("num_classes", "embedding_dim", "teacher_dim")
+"""The values of a loss that the run fills in."""
+EXAMPLES = {
+    "model.backbone.name": "resnet18, convnext_tiny or vit_small_patch16_224",
+    "checkpoint": "outputs/.../checkpoints/best.ckpt",
+}
+"""Values for keys that have no default and that users give most often."""
+
+SCALARS = (int, float, bool, str, type(None))
+LISTED = (list, tuple, set, frozenset, Sequence, Collection, Iterable)
+MAPPED = (dict, Mapping)
+
+CROPS = ("torchvision.transforms.v2.CenterCrop", "torchvision.transforms.v2.RandomCrop")
+"""Transforms that cut out a part of the resized image and don't scale it."""
+RESIZES = ("dml.data.transforms.Resize", "torchvision.transforms.v2.Resize")
+PAD = "dml.data.transforms.Pad"
+
+INTERVALS = 1000
+"""The length that stands for each ``???`` of a schedule, whose true length is known once the data has been read."""
+
+
+def check(command: str, config: DictConfig) -> None:
+    """Check a composed configuration, and write its values as the job takes them: 1e3 steps become 1000.
+
+    Args:
+        command: "train", "evaluate", "prepare" or "inspect". What the command doesn't use is neither checked nor
+            imported: the test of a stranger's checkpoint imports no loss.
+        config: configuration of the command, which is changed in place.
+
+    Raises:
+        InputError: naming the first key that is missing, unknown or wrong, its value, and what would be right.
+    """
+    if command != "train":
+        check_values(command, config)
+        if command != "prepare":
+            check_crops(config.transform)
+        return
+    stages = list_stages(config)
+    for stage in stages:
+        check_values(command, stage.config, config, config.stages.get(stage.name))
+    complete_metric_names(config)
+    settings = read_settings(config, Settings)
+    if settings.dataset.fold and not settings.dataset.folds:  # a sweep over folds would train on one split
+        fold = f"dataset.fold={settings.dataset.fold}"
+        raise InputError(f"{fold}: it needs dataset.folds=5, which divides the training classes")
+    check_stages(config, stages[0])
+    make_loggers(settings)
+    for stage in stages:
+        check_crops(stage.config.transform)
+        _check_training(stage.settings)
+
+
+def check_values(command: str, config: DictConfig, *also: DictConfig | None) -> None:
+    """Check that no key is missing or unknown, and that each can take its value.
+
+    Keys of dml's own have the annotations of `dml.run.settings`. The parameters of a ``_target_`` have those of its
+    signature, or the types of their defaults. What is in a list is for the function to check.
+
+    Args:
+        command: command that uses the configuration.
+        config: configuration of the command, or of a stage of a run. 1e3 becomes 1000 in it for a whole number.
+        also: configurations that have the same values, in which they become whole numbers, too.
+
+    Raises:
+        InputError: naming the key, the value and what would be right.
+    """
+    plain: Any = OmegaConf.to_container(config, resolve=False)
+    unused = _list_unused(command)
+    used = {name: part for name, part in plain.items() if name not in unused}
+    declared = [*_list_declared(used, SETTINGS[command], unused)]
+    for name in BUILT:
+        if name in used and not _has_target(used[name]):
+            raise InputError(f"{name}: has no _target_, which names the class to build")
+    for key, value in flat(used).items():
+        if (value == "???" and not _is_filled_in(key)) or (key == "checkpoint" and not value):
+            raise _make_missing_error(key)
+    for key, value, annotation in [*declared, *_list_parameters(used)]:
+        if isinstance(value, str) and ("${" in value or value == "???"):  # known later
+            continue
+        checked = _check_value(key, value, annotation)
+        for part in (config, *also) if type(checked) is int and type(value) is float else ():
+            if part is not None and OmegaConf.select(part, key) == value:
+                OmegaConf.update(part, key, checked)
+
+
+def _check_value(key: str, value: Any, annotation: Any) -> Any:
+    """Return a value as its annotation has it, such as 1000 for 1e3."""
+    adapter = _make_adapter(annotation)
+    if isinstance(value, float) and value.is_integer():
+        is_share = abs(value) <= 1 and adapter.validator.isinstance_python(value)  # 1.0 may be all of the batches
+        value = value if is_share else int(value)
+    try:
+        return adapter.validate_python(value)
+    except ValidationError as error:
+        rules = dict.fromkeys(fault["msg"].removeprefix("Input should be ") for fault in error.errors())
+        raise InputError(f"{key}={format_value(value, in_quotes=False)}: must be {' or '.join(rules)}") from error
+
+
+@cache
+def _make_adapter(annotation: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(annotation, config=ConfigDict(strict=True, allow_inf_nan=False))
+
+
+def _list_unused(command: str) -> tuple[str, ...]:
+    """Return the top-level keys that a command doesn't use."""
+    if command == "prepare":
+        return tuple(field.name for field in fields(Settings) if field.name not in ("data", "dataset"))
+    return () if command == "train" else (*TRAINED, "stages")
+
+
+def _is_filled_in(key: str) -> bool:
+    """Return whether the run gives a value to a key that has none."""
+    group, _, name = key.rpartition(".")
+    return group == "scheduler.schedule" or (key.startswith(("loss.", "distill.loss")) and name in FILLED_IN)
+
+
+def _has_target(node: Any) -> bool:
+    return isinstance(node, dict) and isinstance(node.get("_target_"), str)
+
+
+def _list_declared(
+    part: Mapping[str, Any], kind: type[Any], unused: Collection[str] = (), prefix: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the key, the value and the annotation of each key that `dml.run.settings` declares."""
+    declared = {name: field for name, field in list_declared(kind).items() if name not in unused}
+    for name in part:
+        if name not in declared:
+            raise InputError(f"{prefix}{name}: no such key{suggest(str(name), declared)}")
+    for name, field in declared.items():
+        key, group = f"{prefix}{name}", find_group(field.type)
+        if name not in part:
+            if field.default is MISSING:
+                raise _make_missing_error(key)
+        elif group is None:
+            yield key, part[name], field.type
+        elif isinstance(part[name], dict):
+            yield from _list_declared(part[name], group, prefix=f"{key}.")
+        else:
+            yield key, part[name], dict[Any, Any] | None if type(None) in get_args(field.type) else dict[Any, Any]
+
+
+def _make_missing_error(key: str) -> InputError:
+    """Return the error about a key without a value, with an example, such as the default choice of a group."""
+    entries: Any = OmegaConf.load(CONF / "train.yaml").defaults
+    default = next((entry[key] for entry in entries if OmegaConf.is_dict(entry) and key in entry), None)
+    example = EXAMPLES.get(key) or (default and f"{key}={default}")
+    return InputError(f"{key}: no value; give {key}=..." + (f", such as {example}" if example else ""))
+
+
+def _iterate_nodes(node: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each node of plain values that has a ``_target_``, with its dotted path."""
+    if isinstance(node, dict):
+        if _has_target(node):
+            yield path, node
+        for key, value in node.items():
+            yield from _iterate_nodes(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(node, list):
+        for index, value in enumerate(node):
+            yield from _iterate_nodes(value, f"{path}[{index}]")
+
+
+def _list_parameters(plain: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the key, the value and the annotation of each value below a ``_target_`` whose type is known."""
+    for path, node in _iterate_nodes(plain):
+        parameters, takes_any = _find_parameters(node["_target_"])
+        for name, value in node.items():
+            if name not in parameters:
+                if takes_any or name.startswith("_"):
+                    continue
+                raise InputError(f"{path}.{name}: no such key{suggest(name, parameters)}")
+            # null is Lightning's default; a node may become whatever is needed; transforms of torchvision take lists
+            # without an annotation that says so, such as the color ``fill=0``
+            is_default = path == "trainer" and (value is None or (name in COUNTED and value == AUTO))
+            is_container = isinstance(value, dict | list) and is_below(path, ["transform"])
+            if parameters[name] is Any or is_default or is_container or _has_target(value):
+                continue
+            if isinstance(value, dict) and int in get_args(parameters[name]):  # a whole number for each head
+                yield from ((f"{path}.{name}.{head}", number, int) for head, number in value.items())
+            else:
+                yield f"{path}.{name}", value, parameters[name]
+
+
+def _find_parameters(target: str) -> tuple[dict[str, Any], bool]:
+    """Return the annotation of each parameter of a function or class, and whether it may take others, too."""
+    try:
+        function: Any = resolve_name(target)
+        signature = inspect.signature(function)
+        hints = typing.get_type_hints(function.__init__ if inspect.isclass(function) else function)
+    except (ImportError, AttributeError, ValueError, TypeError, NameError):  # building the object tells what is wrong
+        return {}, True
+    annotations = {}
+    for name, parameter in signature.parameters.items():
+        default = parameter.default
+        if name in hints:
+            annotations[name] = _simplify(Union[hints[name], None] if default is None else hints[name])  # noqa: UP007 (of any hint)
+        elif isinstance(default, str):
+            annotations[name] = str | list[Any] | dict[Any, Any]
+        elif isinstance(default, bool):
+            annotations[name] = bool
+        else:
+            annotations[name] = type(default) | float if isinstance(default, int | float) else Any
+    return annotations, any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
+
+
+def _simplify(annotation: Any) -> Any:
+    """Return an annotation of scalars, choices, lists and mappings alone; `Any` if an object of a class may be due."""
+    kinds = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+    simple = [kind if get_origin(kind) is Literal or kind in SCALARS else _find_container(kind) for kind in kinds]
+    if Any in simple:  # a text or a number may stand for the object
+        return Any
+    filled_in = () if {*simple}.intersection(SCALARS) else (type(None),)  # as the loss's sizes are
+    return Union[(*simple, *filled_in)]
+
+
+def _find_container(kind: Any) -> Any:
+    container = get_origin(kind) or kind
+    return list[Any] if container in LISTED else dict[Any, Any] if container in MAPPED else Any
+
+
+def _check_training(settings: Settings) -> None:
+    """Make the parts of a stage that need no data, and refuse what would train on wrong numbers in silence."""
+    trainer, compilation = settings.trainer, settings.training.compile
+    build_trainer(settings, callbacks=[], logger=False)
+    make_loss_schedule(settings.scheduler.loss)
+    check_frozen(settings)
+    _check_optimizer(settings)
+    build(settings.adapter)
+    if trainer.sync_batchnorm and settings.model.backbone.get("fold_batchnorm"):
+        raise InputError(
+            "trainer.sync_batchnorm=true: replaces the batch normalizations that convolutions compute too; leave it "
+            "out, as they are frozen and have no statistics to share"
+        )
+    mode = compilation.get("mode") if isinstance(compilation, Mapping) else None
+    keeps_outputs = settings.training.gradient_cache or trainer.accumulate_grad_batches != 1
+    if mode in ("max-autotune", "reduce-overhead") and keeps_outputs:
+        raise InputError(
+            f"training.compile={{mode: {mode}}}: its CUDA graphs overwrite what training.gradient_cache and "
+            "trainer.accumulate_grad_batches keep; training.compile={mode: max-autotune-no-cudagraphs}"
+        )
+
+
+def _check_optimizer(settings: Settings) -> None:
+    """Make the optimizer and the schedule for three parameters of one value each, and move them by one step."""
+    make_optimizer, schedule = build(settings.optimizer), settings.scheduler.schedule
+    if not isinstance(make_optimizer, partial) or make_optimizer.func is not optimizer_by_role:
+        return  # one of the user's own may need the parameters of the real model, as a schedule that isn't PyTorch's
+    # two dimensions: some optimizers take matrices alone
+    groups = {name: LayeredParameters([nn.Parameter(torch.zeros(1, 1))], [0]) for name in ("backbone", "heads", "loss")}
+    optimizer = make_optimizer(groups)
+    if schedule is None or not str(schedule.get("_target_")).startswith("torch."):
+        return
+    filled = schedule.copy()
+    for key in schedule:
+        if OmegaConf.is_missing(schedule, key):
+            filled[key] = INTERVALS
+    try:
+        made = build(filled)(optimizer)
+        with warnings.catch_warnings():  # PyTorch warns that the optimizer took no step
+            warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler")
+            made.step()
+    except (ValueError, TypeError, ArithmeticError) as error:
+        raise InputError(f"scheduler.schedule: {schedule._target_}: {' '.join(str(error).split())}") from error
+
+
+def check_crops(transform: DictConfig) -> None:
+    """Refuse a crop that is larger than the image is resized to before, and log a warning if it is less than half.
+
+    Such a crop comes from a ``transform.size`` that the file's Resize doesn't follow: transform=rll always resizes to
+    256. With transform.size=64 a test would see a sixteenth of each image, and with 336 a black frame around it.
+
+    Raises:
+        InputError: if a crop is larger than the resized image.
+    """
+    for split in ("train", "test"):
+        node: Any = OmegaConf.to_container(transform[split], resolve=True)
+        side: int | None = None
+        for step in node.get("steps") or ():
+            target, size = step.get("_target_"), step.get("size")
+            if not isinstance(size, int):
+                continue
+            if target in RESIZES:
+                side = size
+            elif side is not None and target == PAD:
+                side = max(side, size)
+            elif side is not None and target in CROPS:
+                line = f"transform.{split} crops {size} of {side} pixels"
+                remedy = "transform=imagenet resizes in proportion to transform.size"
+                if size > side:
+                    raise InputError(f"{line}, and frames each image in black: {side} at most; {remedy}")
+                if 2 * size < side:
+                    logger.warning("%s: most of each image is cut off; %s", line, remedy)
+
+
+def check_share(key: str, settings: Settings, part: ImageTable) -> None:
+    """Make sure that a share of the batches of a validation or a test is a batch at least.
+
+    Args:
+        key: "limit_val_batches" or "limit_test_batches" of ``trainer``.
+        settings: settings of a stage.
+        part: images that are validated or tested.
+
+    Raises:
+        InputError: if the share is less than one batch of each process.
+    """
+    trainer = settings.trainer
+    processes = max(1, trainer.devices) * (trainer.get("num_nodes") or 1) if isinstance(trainer.devices, int) else 1
+    share, batches = trainer.get(key), -(-len(part) // (settings.data.eval_batch_size * processes))
+    if isinstance(share, float) and share > 0 and int(share * batches) < 1 <= batches:
+        raise InputError(
+            f"trainer.{key}={share}: less than one of the {batches} batches; {1 / batches:.3g} or more, or a whole "
+            "number of batches"
+        )
+
+
+def check_tested_settings(settings: Settings, table: ImageTable) -> MetricConfig:
+    """Make sure, before anything is embedded, that a test can use its settings -> the configuration of its metrics.
+
+    Raises:
+        InputError: if a metric, the threshold, the pictures or a re-ranking can't be had as ``evaluation`` says.
+    """
+    metrics = build_metric_config(settings, table)
+    metrics.check_labels()
+    build_threshold_settings(settings)
+    if settings.evaluation.reranking and metrics.exclude_nearest:
+        raise InputError(
+            f"evaluation.reranking={settings.evaluation.reranking}: with evaluation.exclude=nearest a query excludes "
+            "another item after it; evaluation.exclude=null"
+        )
+    return metrics
+
+
+def check_evaluation(settings: Settings, table: ImageTable) -> None:
+    """Make sure, before any training, that every metric of the configuration can be computed.
+
+    Args:
+        settings: settings of a run, or of one of its stages.
+        table: the data set with all its splits.
+
+    Raises:
+        InputError: if a metric or a set of heads is unknown, no validation has ``checkpoints.monitor``, no query has a
+            positive, or a validation would have less than one batch.
+    """
+    metrics, heads = check_tested_settings(settings, table), list(settings.model.heads)
+    check_queries(table.select_evaluated("test"))
+    evaluated_heads = list_evaluated_heads(heads, settings.evaluation.heads, settings.evaluation.head_sets)
+    validated = table.select_evaluated("test" if choose_selection(settings, table) == "test" else "val")
+    if len(validated):  # without a validation nothing is monitored
+        monitor, mode = settings.checkpoints.monitor, settings.checkpoints.mode
+        if settings.trainer.val_check_interval is not None or settings.trainer.check_val_every_n_epoch is not None:
+            check_queries(validated)
+            check_validation_classes(validated)
+            check_share("limit_val_batches", settings, validated)
+        check_monitor(monitor, mode, validated, metrics, heads, evaluated_heads)
+        check_tie_breaker(settings.checkpoints.tie_breaker, validated, metrics)
+        make_further_config(settings.evaluation.validation_metrics, metrics, (), validated)
+
+
+def check_search(config: DictConfig) -> None:
+    """Make sure that the runs of a search validate, and that a validation has the metric.
+
+    Raises:
+        InputError: if no run could give the search a value.
+    """
+    complete_metric_names(config)
+    settings, stages = read_settings(config, Settings), list_stages(config)
+    table = build_table(settings)
+    choose_tested_split(settings, table)
+    for stage in stages:
+        check_evaluation(stage.settings, table)
+    trainer, metric = stages[-1].settings.trainer, monitored_metric(settings)
+    if metric.startswith("val/") and not len(table.rows("val")):
+        raise InputError(
+            f"sweep=optuna: {table.source} has no validation split for {metric}; dataset.folds=5 holds classes out"
+        )
+    if trainer.val_check_interval is None and trainer.get("check_val_every_n_epoch") is None:
+        raise InputError(
+            f"sweep=optuna: trainer.val_check_interval=null validates never, and the search optimizes {metric}; "
+            "give a number of steps"
+        )
