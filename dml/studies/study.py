@@ -108,7 +108,7 @@ class Study:
 
 
 def read_study(path: Path, settings: Sequence[str] = (), data: Path | None = None) -> Study:
-    """Read a study from its file; docs/studies.md describes its keys and settings, such as "rows=rll,*softmax"."""
+    """Read a study from its file; docs/sweeps.md describes its keys and settings, such as "rows=rll,*softmax"."""
     if not path.is_file():
         raise InputError(f"{path}: no such file, which would describe a study")
     content = parse_yaml(path.read_text(encoding="utf-8"), with_aliases=True)

@@ -252,7 +252,7 @@ def test_the_snippet_of_the_docs_gives_the_same_digits(tmp_path: Path, monkeypat
     Image.fromarray(pixels).resize((450, 600)).save("one.jpg", exif=exif)
     Image.fromarray(pixels[:20]).save("other.png")
     model.export("model.onnx")
-    code = USING.read_text().partition("## Export")[2].split("```python\n")[2].partition("```")[0]
+    code = USING.read_text().partition("## Export")[2].split("```python\n")[1].partition("```")[0]
     names: dict[str, Any] = {}
     exec(compile(code, "using.md", "exec"), names)
     for name in ("one.jpg", "other.png"):
