@@ -64,7 +64,7 @@ def test_bad_values_are_refused(
     ("overrides", "expected"),
     [
         (["sampler.classes_per_batch=1"], "sampler.classes_per_batch=1: RankedListLoss compares images of different"),
-        (["trainer.callbacks=[{_target_:nowhere.Mine}]"], "trainer.callbacks.0._target_: Error loading 'nowhere.Mine'"),
+        (["trainer.callbacks=[{_target_:nowhere.Mine}]"], "error: trainer.callbacks0: Error loading 'nowhere.Mine'"),
         (["scheduler.loss={attribute:marge,start:0,end:2}"], "scheduler.loss.attribute=marge: RankedListLoss has none"),
     ],
 )

@@ -112,6 +112,7 @@ def main(command: str, words: Sequence[str] | None = None, *, outcome: Outcome |
     # set before torch is loaded: threads that spin while they wait keep the loader's workers, or any other program,
     # from the cores that they in turn wait for; on two busy cores a step then takes ten times as long
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    console.end_log()  # of an earlier command in this process
     quiet()  # what is read of a checkpoint imports Lightning before Hydra has called the job
     # Hydra is told to raise: it would print its own shortened trace and exit with 1
     with one_line_errors(is_debugged, raises=outcome is not None), _environment("HYDRA_FULL_ERROR", "1"):

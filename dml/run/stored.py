@@ -123,11 +123,20 @@ def read_stored_run(folder: RunFolder) -> StoredRun:
 
 
 def _take_newer(stored: StoredRun, folder: RunFolder) -> StoredRun:
-    """Return what a checkpoint holds with the `NEW_VALUES` of a run that was resumed, and killed before another one."""
-    config = OmegaConf.create(stored.config)
-    for key, value in flat(folder.config).items():
-        if _may_be_new(key):
-            OmegaConf.update(config, key, value, merge=False, force_add=True)
+    """Return what a checkpoint holds with the `NEW_VALUES` of a run that was resumed, and killed before another one.
+
+    Raises:
+        InputError: if another value differs: the files aren't of one run.
+    """
+    config, then, now = OmegaConf.create(stored.config), flat(stored.config), flat(folder.config)
+    for key in sorted(key for key in now.keys() | then.keys() if now.get(key) != then.get(key)):
+        if not _may_be_new(key):
+            raise InputError(
+                f"{key}={format_value(then.get(key))}: the run was made with {format_value(now.get(key))} by "
+                f"{folder.config_file}, which isn't that of its {folder.last_checkpoint.name}; without "
+                f"{folder.config_file.parent} it goes on as that says"
+            )
+        OmegaConf.update(config, key, now.get(key), merge=False, force_add=True)
     values: Any = OmegaConf.to_container(config, resolve=False)
     return StoredRun(_without_run_keys(folder.overrides), values)
 

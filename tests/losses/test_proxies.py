@@ -119,7 +119,7 @@ def test_proxies_of_ones_own_have_a_place_for_each_class(shape: tuple[int, ...],
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["loss=cluster", "training.proxies=means"], "training.proxies=means: must be one of auto, class_means, null"),
+        (["loss=cluster", "training.proxies=means"], "training.proxies=means: must be 'auto' or 'class_means'"),
         (
             ["loss=rll", "training.proxies=class_means"],
             "training.proxies=class_means: RankedListLoss learns no proxies of the classes",
