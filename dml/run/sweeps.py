@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from dml.run.config_folders import quote
 from dml.run.settings import Settings, read_settings
-from dml.run.stored import plain_config, write_configuration
+from dml.run.stored import plain_config, read_stored_run, write_configuration
 from dml.runtime import ranks
 from dml.runtime.console import console
 from dml.runtime.errors import InputError
@@ -36,7 +36,7 @@ def finish_run(config: DictConfig, folder: RunFolder, overrides: list[str], trai
     """
     has_checkpoint = folder.last_checkpoint.exists()
     holds_run = has_checkpoint or folder.is_finished
-    if _is_folder_chosen() and holds_run and folder.config != plain_config(config):
+    if _is_folder_chosen() and holds_run and read_stored_run(folder).config != plain_config(config):
         raise InputError(f"hydra.sweep.subdir: {folder.path} holds a run of another configuration already")
     if folder.is_finished:
         console.print(f"[bold]skipped[/]  {in_markup(folder.path)}: finished already")

@@ -26,13 +26,13 @@ def make_folder(folder: Path) -> bool:
     except OSError as error:
         remedy = DISK_ERRORS.get(error.errno or 0, "choose another folder")
         raise InputError(f"{folder}: {error.strerror}; {remedy}: hydra.run.dir=FOLDER names it") from error
-    _new_folders.extend(missing)
+    _new_folders.extend(path for path in missing if path not in _new_folders)
     return True
 
 
 def note_new_folder(folder: Path) -> None:
     """Note that a folder which doesn't exist yet, such as one that the user names, will be of this process."""
-    _new_folders.extend(_list_missing(folder))
+    _new_folders.extend(path for path in _list_missing(folder) if path not in _new_folders)
 
 
 def _list_missing(folder: Path) -> list[Path]:
@@ -55,15 +55,17 @@ def remove_unused_folder(folder: RunFolder, removable: Collection[str] = ()) -> 
         if not is_empty_log and entry.name not in (folder.lock_file.name, *removable):
             return
     shutil.rmtree(path)
+    _new_folders.remove(path)
     for parent in path.parents:
         if parent not in _new_folders or any(parent.iterdir()):  # another run is in it
             return
         parent.rmdir()
+        _new_folders.remove(parent)
 
 
 def remove_unused_folders() -> None:
     """Remove each folder of this process in which no run was begun, as that of a sweep before its first run."""
-    for path in _new_folders:
+    for path in [*_new_folders]:
         remove_unused_folder(RunFolder(path), [SWEEP_FILE])
 
 

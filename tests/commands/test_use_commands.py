@@ -96,7 +96,7 @@ def test_a_network_of_ones_own_is_trusted_on_request(
     (saved / "config.yaml").write_text(yaml.safe_dump(config))
     seal(saved / "model.json")
     image = photos / "cats" / "00.png"
-    advice = "is not known and could run any code; trust=True, or --trust of a command, if you trust these files"
+    advice = "could run any code, or write anywhere; trust=True, or --trust of a command, if you trust these files"
     assert refusal(capsys, "index", saved, photos, "--output", "index").endswith(advice)
     line = refusal(capsys, "index", saved, photos, "--output", "index", "--trust")
     own = re.search(r"fingerprint (\w+),", line)

@@ -138,7 +138,7 @@ def test_a_model_is_uploaded_and_opened(
     assert "ann/birds: nothing is there, and the Hugging Face hub gives no revision v2" in no_revision
     assert "(RevisionNotFoundError)" in no_revision
     assert "(RepositoryNotFoundError)" in no_repository
-    assert "eve/birds: model.backbone._target_=os.getcwd is not known and could run any code; trust=True" in refused
+    assert "eve/birds: model.backbone._target_=os.getcwd could run any code, or write anywhere; trust=True" in refused
     assert "holds nothing that push_to_hub uploaded" in no_model
 
     offline = {**environment, "HF_HUB_OFFLINE": "1"}

@@ -99,7 +99,8 @@ def test_a_second_run_takes_the_features_of_the_first_and_resumes_bit_for_bit(
     refuse_images(monkeypatch)
     kill_at("before last.ckpt is written", 3, *arguments, f"hydra.run.dir={tmp_path}")
     assert last(tmp_path)["global_step"] < 6
-    here("train", f"resume={tmp_path}")
+    cache = next(argument for argument in arguments if argument.startswith("data.cache="))
+    here("train", f"resume={tmp_path}", cache)
     assert_same_run(whole, tmp_path)
 
 
@@ -169,9 +170,9 @@ def test_crops_are_embedded_from_images(whole: Path, arguments: list[str], here:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("training.frozen=maybe", "training.frozen=maybe: must be true or false"),
+        ("training.frozen=maybe", "training.frozen=maybe: must be a valid boolean"),
         ("training.compile=true", "training.frozen=true: training.compile needs the whole network in each step;"),
-        ("recurrent=lstm", "training.frozen=true: recurrent needs the whole network in each step; recurrent=none"),
+        ("recurrent=lstm", "recurrent: it finds neighbors by a trained network, and the run has none"),
         ("adapter=bitfit", "training.frozen=true: adapter needs the whole network in each step; adapter=none"),
     ],
 )
@@ -189,8 +190,8 @@ def test_two_processes_are_refused(arguments: list[str], tmp_path: Path) -> None
 
 
 def test_a_run_goes_on_as_it_began(whole: Path, refused: Refused) -> None:
-    line = refused(f"resume={whole}", "training.frozen=false")
-    assert "training.frozen=False: the run has trained otherwise so far; training.init=" in line
+    line = refused(f"resume={whole}", "training.frozen=false", "trust=true")
+    assert "training.frozen=false: the run has training.frozen=true, and goes on as it began; training.init=" in line
 
 
 @pytest.mark.first_cases(1)

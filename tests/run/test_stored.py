@@ -198,7 +198,6 @@ LOAD = {"_target_": "torch.load", "weights_only": False, "f": "evil.pickle"}
         ({"stages": {"s": {"model": {"_target_": "os.system"}}}}, "model._target_=os.system"),
         ({"stages": {"a": {}, "b": {"dataset": {"reader": LOAD}}}}, "dataset.reader._target_=torch.load"),
         # places that are written to
-        ({"data.cache": "/home/x"}, "data.cache=/home/x"),
         ({"trainer.default_root_dir": "/home/x"}, "trainer.default_root_dir=/home/x"),
     ],
 )
@@ -208,6 +207,11 @@ def test_what_a_file_may_not_say_is_refused_by_its_key(stored: dict[str, Any], n
     assert named in line
     assert line.endswith("give it here, or trust=true if you trust this file")
     assert refusal(stored, "trust=true", command=command) == ""
+
+
+def test_a_training_writes_into_no_cache_of_a_file() -> None:
+    assert "data.cache=/home/x comes from this file" in refusal({"data.cache": "/home/x"})
+    assert refusal({"data.cache": "/home/x"}, command="evaluate") == ""  # a test only reads there
 
 
 def test_a_logger_of_a_file_sends_nothing() -> None:

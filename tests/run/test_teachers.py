@@ -171,7 +171,7 @@ def test_a_strangers_model_is_refused(arguments: list[str], table: ImageTable, t
     checkpoint = torch.load(teacher / "checkpoints" / "last.ckpt", weights_only=True)
     checkpoint["run"]["config"]["model"]["_target_"] = "os.system"
     torch.save(checkpoint, tmp_path / "strange.ckpt")
-    line = r"strange.ckpt: model._target_=os.system is not known and could run any code; trust=true if you trust this"
+    line = r"strange.ckpt: model._target_=os.system could run any code, or write anywhere; trust=true if you trust this"
     with pytest.raises(InputError, match=line):
         add(arguments, table, {"H": 8}, f"distill.teacher={tmp_path / 'strange.ckpt'}")
 

@@ -345,7 +345,7 @@ def test_a_run_is_begun_resumed_or_done(tmp_path: Path) -> None:
     asked = ["experiment=rll/IX/t_n", *training.overrides, "trainer.precision=bf16-mixed", "seed=1"]
     assert run.train_arguments(Path("/d")) == [*asked, *here, f"hydra.run.dir={run.folder}"]
     RunFolder(run.folder).write_configuration("seed: 1", "hydra: {}", "- seed=1")
-    assert run.train_arguments(Path("/d")) == [f"resume={run.folder}", *here]
+    assert run.train_arguments(Path("/d")) == [f"resume={run.folder}", "trust=true", *here]
     (run.folder / "metrics.json").write_text("{}")
     assert run.is_finished
 
