@@ -73,7 +73,7 @@ def sweep_subfolder(number: int, *, _root_: DictConfig) -> str:
     configuration in it, so that two sweeps never share one.
     """
     sweep = Path(str(_root_.hydra.sweep.dir))
-    config = {name: value for name, value in plain_config(_root_).items() if name != "hydra"}
+    config = plain_config(_root_)
     identity = _identify(config)
     for folder in folders_below(sweep):
         if _read_identity(folder.path, folder.config_file.stat().st_mtime_ns) == identity:

@@ -60,7 +60,7 @@ class StoredRun:
 
 
 def plain_config(config: DictConfig) -> dict[str, Any]:
-    """Return the values of a run as it stores them: without `RUN_KEYS`, and interpolations of other values unresolved.
+    """Return the values of a run as it stores them: without Hydra's and `RUN_KEYS`, references to others unresolved.
 
     What reads the environment, or anything else outside of the configuration, is replaced by its value; but in
     ``logger``, where it may be a secret.
@@ -69,6 +69,7 @@ def plain_config(config: DictConfig) -> dict[str, Any]:
     return {
         str(key): value if key == "logger" else _resolve_calls(config, key, value)
         for key, value in without_run_keys(plain).items()
+        if key != "hydra"
     }
 
 

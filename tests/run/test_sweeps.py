@@ -163,9 +163,8 @@ def test_the_processes_of_a_run_get_its_folder_whatever_its_name(
 def test_a_folder_that_the_user_chose_is_not_trained_over(failed: Failed, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     (mine / "checkpoints").mkdir(parents=True)
-    torch.save(
-        {"state_dict": {}, "global_step": 0, "run": {"overrides": [], "config": {}}}, mine / "checkpoints" / "last.ckpt"
-    )
+    run = {"overrides": [], "config": {}}
+    torch.save({"format": 1, "state_dict": {}, "global_step": 0, "run": run}, mine / "checkpoints" / "last.ckpt")
     line = f"{mine}: hydra.sweep.subdir: {mine} holds a run of another configuration already"
     given = [f"hydra.sweep.dir={tmp_path}", "hydra.sweep.subdir=mine"]
     assert failed("-m", "seed=1", *given) == [f"failed: {line}", f"error: {line}"]
