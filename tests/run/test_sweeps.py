@@ -16,6 +16,7 @@ from conftest import PLAIN, Here, Refused
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
 from hydra.errors import MissingConfigException
 from omegaconf import OmegaConf
 from runs import kill_at, last, metrics
@@ -302,6 +303,7 @@ def launchers() -> Iterator[None]:
     for node in (ray.ray.init, ray.ray.remote):  # any argument of Ray's own functions
         OmegaConf.set_struct(node, False)
     with pytest.MonkeyPatch.context() as patched:
+        Plugins.instance()  # which registers Hydra's own, and not in the copy
         store = ConfigStore.instance()
         patched.setattr(store, "repo", copy.deepcopy(store.repo))
         store.store("ray", ray, group="hydra/launcher")
