@@ -17,6 +17,7 @@ from time import perf_counter
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from omegaconf import OmegaConf
 from torch import Tensor
 
 from dml.data.image_files.images import UnreadableImageError, without_remedy
@@ -40,8 +41,9 @@ from dml.inference.exported_graph import (
 )
 from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.image_inputs import Source, list_source, read_pixels
-from dml.inference.split_embeddings import read_data_set
+from dml.run.builders import build_table
 from dml.run.evaluators import choose_final_split
+from dml.run.settings import Settings, read_settings
 from dml.runtime.errors import InputError
 from dml.runtime.files import replacing, write_text
 from dml.runtime.paths import expand_home
@@ -96,7 +98,7 @@ def read_test(embedder: ImageEmbedder) -> Probe:
     if not {"dataset", "data", "evaluation"} <= embedder.settings.config.keys():
         raise InputError("probe images: this model doesn't say how its data set is read; --probe FOLDER gives images")
     try:
-        _, table = read_data_set(embedder)
+        table = _read_data_set(embedder)
     except InputError as error:
         raise InputError(f"probe images: {error}; --probe FOLDER gives others") from error
     tested = table.select_evaluated(choose_final_split(table))
@@ -104,6 +106,15 @@ def read_test(embedder: ImageEmbedder) -> Probe:
     if len(tested) > MAX_IMAGES:
         tested = take_some_classes(tested, classes=MAX_IMAGES // IMAGES_OF_CLASS, images=IMAGES_OF_CLASS)
     return Probe(_read(embedder, tested.paths.tolist()), tested.labels[:, 0], table.levels)
+
+
+def _read_data_set(embedder: ImageEmbedder) -> ImageTable:
+    """Read the table of the data set that a model was trained on."""
+    config = embedder.settings.config
+    if "dataset" not in config:
+        raise InputError(f"{embedder.settings.name}: dml didn't train it, so it names no data set")
+    with embedder.settings.building():
+        return build_table(read_settings(OmegaConf.create({**config}), Settings))
 
 
 def _read(embedder: ImageEmbedder, paths: list[str]) -> Tensor:

@@ -101,14 +101,8 @@ ARGUMENTS = {
     "pytorch_lightning.Trainer": {
         *("accelerator", "accumulate_grad_batches", "benchmark", "callbacks", "check_val_every_n_epoch"),
         *("detect_anomaly", "deterministic", "devices", "enable_model_summary", "enable_progress_bar"),
-        *(
-            "gradient_clip_algorithm",
-            "gradient_clip_val",
-            "inference_mode",
-            "limit_test_batches",
-            "limit_train_batches",
-        ),
-        *("limit_val_batches", "log_every_n_steps", "max_epochs", "max_steps", "max_time", "min_epochs", "min_steps"),
+        *("gradient_clip_algorithm", "gradient_clip_val", "inference_mode", "limit_test_batches", "limit_val_batches"),
+        *("limit_train_batches", "log_every_n_steps", "max_epochs", "max_steps", "max_time", "min_epochs", "min_steps"),
         *("num_nodes", "num_sanity_val_steps", "precision", "strategy", "sync_batchnorm", "val_check_interval"),
     },
     # others are options of the compiler, which name programs and folders, and backends of other libraries
@@ -197,10 +191,8 @@ def find_foreign(values: Any, path: str = "") -> Iterator[Foreign]:
         listed = ARGUMENTS.get(str(values.get(TARGET, path)))
         for key, value in values.items():
             inner = f"{path}.{key}" if path else str(key)
-            is_refused = (
-                listed and key not in {*listed, TARGET, "_partial_"} and value not in (None, HARMLESS.get(inner))
-            )
-            if is_refused or (key == TARGET and not is_known(value, path.partition(".")[0])):
+            is_listed = not listed or key in {*listed, TARGET, "_partial_"} or value in (None, HARMLESS.get(inner))
+            if not is_listed or (key == TARGET and not is_known(value, path.partition(".")[0])):
                 yield Foreign(inner, str(value))
             else:
                 yield from find_foreign(value, inner)

@@ -110,17 +110,18 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
     raw: Metrics = {}
     if settings.evaluation.raw:
         raw = evaluate_raw_features(parts.stage, parts.images, parts.model, folder, parts.source)
+    run: dict[str, Any] = {"overrides": overrides, "config": plain_config(config)}
     for stage in _list_remaining(stages, progress):
         parts = parts if stage is stages[0] else _build_parts(stage, table)
         progress = _load_weights(parts, folder.last_checkpoint, progress)
         _use_first_weights(parts, folder, is_last=stage is stages[-1])
         print_setup(parts, folder.path)
-        trainer = _fit(parts, folder, {"overrides": overrides, "config": plain_config(config)}, progress)
+        trainer = _fit(parts, folder, run, progress)
         progress = TrainingProgress.read(folder.last_checkpoint)
     if len(stages) == 1 and choose_selection(settings, table) == "val":
         choose_between_first_and_last(parts.settings, trainer, parts.learner, parts.images, parts.frozen)
     chosen = _load_chosen(parts, folder, table)
-    identity = {CONFIGURATION: configuration_id(plain_config(config))}
+    identity = {CONFIGURATION: configuration_id(run["config"])}
     return run_test(
         parts.stage,
         trainer,

@@ -142,8 +142,13 @@ def _take_newer(stored: StoredRun, folder: RunFolder) -> StoredRun:
     return StoredRun(_without_run_keys(folder.overrides), values)
 
 
+def _drop_stage(key: str) -> str:
+    """Return the key that a stage changes: stages.lns.trainer.max_steps -> trainer.max_steps."""
+    return re.sub(r"^stages\.[^.]+\.", "", key)
+
+
 def _may_be_new(key: str) -> bool:
-    name = re.sub(r"^stages\.[^.]+\.", "", key)
+    name = _drop_stage(key)
     return is_below(name, NEW_VALUES) and not is_below(name, KEPT)
 
 
@@ -215,7 +220,7 @@ def check_foreign(command: str, config: DictConfig, words: Sequence[str]) -> Non
     unused = (*TRAINED, "stages") if command == "evaluate" else ("stages",)
     configs = [config, *(stage.config for stage in list_stages(config))]
     found = dict.fromkeys(value for part in configs for value in building.find_foreign(resolve_parts(part, unused)))
-    keys = {re.sub(r"^stages\.[^.]+\.", "", key_of(word)) for word in words} - {"trainer"}
+    keys = {_drop_stage(key_of(word)) for word in words} - {"trainer"}
     source = next(word for word in words if key_of(word) in ("resume", "checkpoint"))
     keys |= {"data.cache"} if command == "evaluate" else set()  # a test only reads there
     foreign = building.describe([value for value in found if not is_below(value.path, keys)])
