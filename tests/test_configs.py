@@ -10,6 +10,8 @@ from configurations import CONF, compose
 from hydra.utils import get_method
 from omegaconf import DictConfig, OmegaConf
 
+from dml.run.checks import check_values
+
 pytestmark = pytest.mark.pipeline
 
 # tests/run/test_sweeps.py composes the launchers: they are Hydra's plugins, and not all are installed
@@ -22,11 +24,20 @@ CHOICES = [
 FILLED_IN = {"num_classes", "embedding_dim"}
 
 
-@pytest.mark.parametrize(("group", "choice"), CHOICES)
-def test_every_choice_composes(group: str, choice: str) -> None:
-    config = compose(f"{group}={choice}")
-    assert group in config
-    assert config.seed == 0
+def combinations() -> list[dict[str, str]]:
+    """Choices of all groups at once, as many times as the largest group has some: each is among them."""
+    by_group = {group: [choice for of, choice in CHOICES if of == group] for group in GROUPS}
+    largest = max(map(len, by_group.values()))
+    return [{group: own[number % len(own)] for group, own in by_group.items() if own} for number in range(largest)]
+
+
+@pytest.mark.parametrize("choices", combinations(), ids=lambda choices: choices["loss"])
+def test_every_choice_composes_and_passes_the_checks(choices: dict[str, str]) -> None:
+    named = ["model.backbone.name=resnet18"] if choices["model"] == "timm" else []
+    config = compose(*(f"{group}={choice}" for group, choice in choices.items()), *named)
+    assert choices.keys() <= {*map(str, config)}
+    if choices["dataset"] != "base":  # what the others have in common
+        check_values("train", config)
 
 
 @pytest.mark.parametrize(
