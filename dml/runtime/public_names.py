@@ -19,7 +19,7 @@ def read_stub(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[
 
     def import_name(name: str) -> Any:
         if name not in modules:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            raise AttributeError(f"No {package} attribute {name}")
         return getattr(import_module(modules[name]), name)
 
-    return import_name, lambda: [*modules], [*modules]
+    return import_name, lambda: sorted(modules), sorted(modules)
