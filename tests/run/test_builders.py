@@ -32,22 +32,6 @@ LABELS = np.array([[0, 1], [1, 0], [2, 1], [1, 0]])
 
 
 @pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        ([], (400, 100)),
-        (["trainer.max_epochs=3"], (120, 100)),
-        (["trainer.max_epochs=3", "trainer.accumulate_grad_batches=7"], (18, 100)),
-        (["trainer.check_val_every_n_epoch=2"], (400, 80)),
-        (["trainer.val_check_interval=null"], (400, None)),
-    ],
-)
-def test_epochs_are_the_samplers(overrides: list[str], expected: tuple[int, Any]) -> None:
-    config = composed(*overrides)
-    builders.count_in_steps(config, batches_per_epoch=40)
-    assert (config.trainer.max_steps, config.trainer.val_check_interval) == expected
-
-
-@pytest.mark.parametrize(
     ("overrides", "batches_per_epoch", "expected"),
     [
         ([], 3, (400, 100)),
@@ -67,26 +51,6 @@ def test_the_length_follows_the_data_set(
     check_values("train", config)
     builders.count_in_steps(config, batches_per_epoch)
     assert (config.trainer.max_steps, config.trainer.val_check_interval) == expected
-
-
-@pytest.mark.parametrize(
-    ("overrides", "steps"),
-    [
-        ([], 7),
-        (["scheduler.warmup_steps=0", "scheduler.warmup_epochs=5"], 200),
-        (["scheduler.warmup_steps=0", "scheduler.warmup_epochs=5", "trainer.accumulate_grad_batches=8"], 25),
-    ],
-)
-def test_a_warm_up_may_be_given_in_epochs(overrides: list[str], steps: int) -> None:
-    config = composed("scheduler.warmup_steps=7", *overrides)
-    builders.count_in_steps(config, batches_per_epoch=40)
-    assert config.scheduler.warmup_steps == steps
-
-
-def test_a_warm_up_is_given_once() -> None:
-    config = composed("scheduler.warmup_steps=7", "scheduler.warmup_epochs=5")
-    with pytest.raises(InputError, match=r"^scheduler\.warmup_epochs=5 and scheduler\.warmup_steps=7: only one"):
-        builders.count_in_steps(config, batches_per_epoch=40)
 
 
 @pytest.mark.parametrize(
@@ -291,15 +255,6 @@ def test_a_trainer_has_the_callbacks_that_it_is_given_and_no_bar_beside_them(cal
     assert kinds >= {type(callback) for callback in callbacks} | {Float32Precision}
     assert Timer not in kinds  # the user's own are among those of a training
     assert any(issubclass(kind, ProgressBar) for kind in kinds) == (len(callbacks) == 2)
-
-
-def test_a_run_has_one_length() -> None:
-    config = composed("trainer.max_steps=10", "trainer.max_epochs=2")
-    with pytest.raises(InputError, match=r"trainer.max_steps=10 and trainer.max_epochs=2: a run has one length"):
-        builders.count_in_steps(config, batches_per_epoch=40)
-    none = composed("trainer.max_steps=null")
-    with pytest.raises(InputError, match=r"trainer.max_steps=None"):
-        builders.count_in_steps(none, batches_per_epoch=40)
 
 
 def test_a_loss_knows_the_number_of_classes_and_their_hierarchy() -> None:
