@@ -25,8 +25,7 @@ class ImageLimits:
     """How image files are read: how large they may be, and the color behind transparent pixels.
 
     Larger files and images are refused before they take memory. The pixels that a file claims count, not those that are
-    decoded: libjpeg holds a progressive JPEG in memory at its full size, even if it decodes it at an eighth of that.
-    Decoding takes up to 13 bytes of memory a pixel.
+    decoded: libjpeg holds a progressive JPEG in memory at its full size. Decoding takes up to 13 bytes a pixel.
     """
 
     max_image_bytes: int = 512 << 20

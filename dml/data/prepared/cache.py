@@ -221,7 +221,7 @@ class CacheFolder:
         numbers = np.array([*images, [-2] * len(StoredImage._fields)], np.int64)
         shard_numbers = np.repeat(np.arange(len(shards) + 1), [*(len(shard.images) for shard in shards), 1])
         chosen = np.array([rows.get(name, -1) for name in self.relative_paths(paths)], np.int64)  # -1: the added row
-        has_changed, _ = find_changed(paths, numbers[chosen, :5])
+        has_changed = find_changed(paths, numbers[chosen, :5])
         if has_changed.any():
             count, first = np.count_nonzero(has_changed), paths[int(has_changed.argmax())]
             raise InputError(f"{self.path}: {count:,} images are new or have changed since, such as {first}")

@@ -79,10 +79,10 @@ def _plan_shape(path: str, image: CheckedImage, resize: Resize, limits: ImageLim
     """Return the height and width of the pixels that the cache holds of an image; (0, 0) if it holds none."""
     if image.error:
         return 0, 0
-    *_, height, width = find_part(split_part(path)[1], image.height, image.width)
-    shape = resize.shape(height, width)
+    part = find_part(split_part(path)[1], image.height, image.width)
+    shape = resize.shape(part.height, part.width)
     try:
-        limits.check_resized((height, width), shape)
+        limits.check_resized((part.height, part.width), shape)
     except RefusedFileError as error:
         warn(f"image {printable(path)}: {error}; not in the cache")
         return 0, 0

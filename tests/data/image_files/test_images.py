@@ -15,8 +15,9 @@ from sklearn.datasets import load_sample_image
 from torch import Tensor
 
 from dml.data.image_files.decoding import PixelValueError, decode_opened
-from dml.data.image_files.images import Box, ImageFile, MissingImageError, UnreadableImageError, read_image
+from dml.data.image_files.images import ImageFile, MissingImageError, UnreadableImageError, read_image
 from dml.data.image_files.limits import ImageLimits
+from dml.data.image_files.parts import Box
 from dml.runtime.errors import InputError
 
 COLORS = np.array(
