@@ -8,11 +8,11 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dml.data.cells import to_text
 from dml.data.image_files.limits import read_list_bytes
 from dml.runtime.errors import InputError
 from dml.runtime.paths import expand_home
@@ -111,12 +111,6 @@ def _read_parquet_rows(path: Path) -> Iterator[list[str]]:
         raise InputError(f"{path}: not a Parquet file of texts ({' '.join(str(error).split())})") from error
     yield table.column_names
     yield from map(list, zip(*columns, strict=True))
-
-
-def to_text(value: Any) -> str:
-    """Return the text that pandas writes into a .csv file for a value; "" for None, NaN, NaT and NA."""
-    text = value.decode() if isinstance(value, bytes) else str(value)
-    return "" if text in ("None", "nan", "NaN", "NaT", "<NA>") and not isinstance(value, str) else text
 
 
 def _read_list_text(path: Path, encoding: str) -> str:

@@ -1,7 +1,6 @@
 """The table that describes a data set, its checks, and its splits."""
 
 import logging
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,13 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dml.data.image_files.parts import split_part
+from dml.data.lists import parse_frame
+from dml.data.split_names import SPLITS
 from dml.runtime.configuration import dotted_name
 from dml.runtime.errors import InputError
 from dml.runtime.text import printable
 
 logger = logging.getLogger(__name__)
 
-SPLITS = ("train", "val", "test", "query", "gallery")
 TRAINING_SPLITS = ("train", "val")
 TEST_SPLITS = ("test", "query", "gallery")
 EVERY_LEVEL = -1
@@ -102,9 +102,7 @@ class ImageTable:
 
         Paths are relative to the working folder. Without splits, a training draws classes for test and validation.
         """
-        from dml.data.readers.csv import read_frame  # late: it imports this module
-
-        return read_frame(frame)
+        return cls(**parse_frame(frame))
 
     def _fill_columns(self) -> None:
         """Give empty columns the values that stand for none."""
@@ -214,11 +212,6 @@ def renumber_pairs(
     renumbered = np.stack([places[0, pairs[:, 0]], places[1, pairs[:, 1]]], axis=1)
     inside: NDArray[np.int64] = renumbered[(renumbered != UNKNOWN).all(axis=1)]
     return inside
-
-
-def compose_name(name: str) -> str:
-    """Return the name of a class in its composed form (NFC): systems differ in how they write an accent."""
-    return unicodedata.normalize("NFC", name)
 
 
 def check_paths(paths: Sequence[str], source: str) -> None:

@@ -10,14 +10,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from dml.data.splits import (
-    SPLIT_WORDS,
-    complete_splits,
-    describe_shared_classes,
-    describe_splits,
-    match_splits,
-    number_classes,
-)
+from dml.data.cells import number_classes
+from dml.data.split_names import SPLIT_WORDS, match_splits
+from dml.data.splits import complete_splits, describe_shared_classes, describe_splits
 from dml.data.table import ImageTable, hold_out_classes
 from dml.runtime.errors import InputError
 
