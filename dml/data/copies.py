@@ -19,7 +19,8 @@ from dml.data.image_files.limits import ImageLimits
 from dml.data.image_files.parts import split_part
 from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.verification import CheckedImage, find_copies, read_verified
-from dml.data.table import EVERY_LEVEL, SPLITS, TEST_SPLITS, TRAINING_SPLITS, UNKNOWN, ImageTable, find_equal
+from dml.data.split_names import SPLITS
+from dml.data.table import EVERY_LEVEL, TEST_SPLITS, TRAINING_SPLITS, UNKNOWN, ImageTable, find_equal
 from dml.runtime.text import format_count, printable
 
 EXCLUDE_COPIES = "dataset.queries_in_gallery=true excludes each copy from the ranking of its query"

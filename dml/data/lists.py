@@ -26,11 +26,8 @@ LAYOUT = Layout(
     tree="the columns path and label (or level0, level1... from fine to coarse), and perhaps split",
     page="docs/own_data.md",
 )
-_OTHER_NAMES = {
-    "path": "image images imagefile imagename imagepath img imgpath file filename filepath photo picture",
-    "label": "class classid classname category categoryid categoryname labels labelid labelname species target",
-}
-"""Names that columns often have elsewhere, in lower case and without blanks, hyphens and underscores."""
+_OTHER_LABELS = "class classid classname category categoryid categoryname labels labelid labelname species target"
+"""Names that the column "label" often has elsewhere, in lower case and without blanks, hyphens and underscores."""
 _MOST_SPLIT_VALUES = 50
 """The largest number of different values in a column that may hold splits."""
 
@@ -92,25 +89,18 @@ def parse_rows(
     labels = np.stack(numbered, axis=1)
     warn_of_names(labels, names, source)
     by_name = {file_header[column]: values for column, values in other_cells.items()}
-    places = [f"{source}, {unit} {line}" for line in lines.values()]
-    split = np.array(_read_splits(source, by_name, places, columns))
-    return {
-        "paths": np.array(paths),
-        "labels": labels,
-        "split": split,
-        "levels": levels,
-        "names": names,
-        "source": source,
-    }
+    split = np.array(_read_splits(source, unit, by_name, [*lines.values()], columns))
+    parsed = {"paths": np.array(paths), "labels": labels, "split": split}
+    return {**parsed, "levels": levels, "names": names, "source": source}
 
 
 def _read_splits(
-    source: str, cells: Mapping[str, list[str]], places: Sequence[str], columns: Columns | None
+    source: str, unit: str, cells: Mapping[str, list[str]], lines: Sequence[int], columns: Columns | None
 ) -> list[str]:
     """Return the split of each row by its cells in the columns that are no path or label; "" if none names it."""
     chosen = (columns or {}).get("split", "")
     if chosen is None:
-        return [""] * len(places)
+        return [""] * len(lines)
     name, words, splits = read_split_columns(cells, str(chosen))
     option = ", ".join(f"{name}: {cell}" for name, cell in {**(columns or {}), "split": "null"}.items())
     remedy = f"'dataset.reader.columns={{{option}}}' passes over it" if columns is not None else "drop it to draw them"
@@ -118,10 +108,10 @@ def _read_splits(
         row = splits.index("")
         known = f"unknown split {words[row]!r}; the splits are {', '.join(SPLITS)}; write one of them into"
         fault = known if words[row] else "an empty cell in"
-        raise InputError(f"{places[row]}: {fault} the column {name}, or {remedy}")
+        raise InputError(f"{source}, {unit} {lines[row]}: {fault} the column {name}, or {remedy}")
     if name not in ("", "split", str(chosen)):
         logger.warning("%s: the splits are those of the column %s; %s", *map(printable, (source, name, remedy)))
-    return splits or [""] * len(places)
+    return splits or [""] * len(lines)
 
 
 def _rename_columns(source: str, header: list[str], columns: Columns) -> list[str]:
@@ -143,10 +133,6 @@ def _rename_columns(source: str, header: list[str], columns: Columns) -> list[st
     return [names_by_file_name.get(cell, f"{cell} (unused)" if cell in columns else cell) for cell in header]
 
 
-def _simplify(name: str) -> str:
-    return re.sub(r"[ _-]", "", name.lower())
-
-
 def _quote(header: list[str]) -> str:
     return ", ".join(map(repr, header))
 
@@ -166,29 +152,15 @@ def _find_levels(place: str, header: list[str], *, needs_labels: bool, is_frame:
     if not any(header):
         raise InputError(f"{place}: empty; give {LAYOUT}")
     missing = [name for name in missing if name != "split" and (name not in COLUMNS or {*COLUMNS} & {*header})]
-    has_no_labels = missing == ["label"] and {*map(_simplify, header)}.isdisjoint(_OTHER_NAMES["label"].split())
+    simplified = {re.sub(r"[ _-]", "", name.lower()) for name in header}
+    has_no_labels = missing == ["label"] and simplified.isdisjoint(_OTHER_LABELS.split())
     if missing and (needs_labels or not has_no_labels):
-        raise _missing_column_error(place, header, missing, is_frame=is_frame)
+        fault = f"{place}: no column {missing[0]!r} among {_quote(header)}; rename one"
+        option = f", or give {{{missing[0]}: NAME}} in dataset.reader.columns, for {LAYOUT}"
+        raise InputError(fault if is_frame else f"{fault}{option}, with commas, semicolons or tabs between the cells")
     if level_columns and "label" in header:
         raise InputError(f"{place}: the columns label and {level_columns[0]}; give one of the two for the finest level")
     return levels
-
-
-def _missing_column_error(place: str, header: list[str], missing: list[str], *, is_frame: bool) -> InputError:
-    """Return the error for a header that lacks columns, with the columns of other names that may be meant."""
-    fault = f"{place}: no column {missing[0]!r} among {_quote(header)}"
-    others = {
-        name: [cell for cell in header if _simplify(cell) in _OTHER_NAMES.get(name, "").split()] for name in missing
-    }
-    if len(header) == 1 and not is_frame:
-        return InputError(f"{fault}; give {LAYOUT}, with commas, semicolons or tabs between the cells of a line")
-    if not all(others.values()):
-        option = "for dataset=csv, or the names of your columns in dataset.reader.columns"
-        return InputError(f"{fault}; give {LAYOUT.tree if is_frame else f'{LAYOUT} ({option})'}")
-    columns = ", ".join(f"{name}: {cells[0]}" for name, cells in others.items())
-    renamed = ", ".join(f"{cells[0]} to {name}" for name, cells in others.items())
-    option = "" if is_frame else f" (for dataset=csv, 'dataset.reader.columns={{{columns}}}' would do)"
-    return InputError(f"{fault}; rename {renamed}{option}")
 
 
 def _check_cell(cell: str, column: str, place: str, *, is_needed: bool) -> str:

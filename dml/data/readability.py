@@ -11,7 +11,8 @@ from dml.data.image_files.decoding import HEIF_SUFFIXES, reads_heif
 from dml.data.image_files.images import INSTALL_HEIF, LIMITS, REMEDY, ImageFile, UnreadableImageError, suggest_slashes
 from dml.data.image_files.limits import ImageLimits
 from dml.data.image_files.parts import split_part
-from dml.data.table import SPLITS, ImageTable
+from dml.data.split_names import SPLITS
+from dml.data.table import ImageTable
 from dml.runtime.errors import InputError
 from dml.runtime.text import format_count, printable
 

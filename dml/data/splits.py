@@ -56,7 +56,10 @@ def complete_splits(table: ImageTable, *, test_fraction: float | None, val_fract
         if present and test_fraction is not None:
             logger.warning("%s: has the split train alone, from which the others are drawn", printable(table.source))
         split[:] = "test" if test_fraction is None else "train"
-        fewest, to_keep = _find_smallest_sizes(len(np.unique(table.labels[:, 0])), draws_val=draws_val)
+        classes = len(np.unique(table.labels[:, 0]))
+        fewest, to_keep = (min(max(number, 1), FEWEST_CLASSES) for number in (classes // 2, classes - 1))
+        if draws_val:
+            fewest, to_keep = FEWEST_CLASSES, 2 * FEWEST_CLASSES
         if test_fraction:
             split[_draw_classes(table, split, "test_fraction", test_fraction, seed, fewest, to_keep)] = "test"
     elif present == {"train", "val"}:
@@ -73,13 +76,6 @@ def complete_splits(table: ImageTable, *, test_fraction: float | None, val_fract
     return replace(table, split=split, val_fraction=val_fraction if draws_val else 0.0)
 
 
-def _find_smallest_sizes(classes: int, *, draws_val: bool) -> tuple[int, int]:
-    """Return how many classes a drawn test has at least, and how many it leaves at least."""
-    if draws_val:
-        return FEWEST_CLASSES, 2 * FEWEST_CLASSES
-    return min(max(classes // 2, 1), FEWEST_CLASSES), min(max(classes - 1, 1), FEWEST_CLASSES)
-
-
 def _draw_classes(
     table: ImageTable, split: NDArray[np.str_], option: str, fraction: float, seed: int, fewest: int, to_keep: int
 ) -> NDArray[np.bool_]:
@@ -90,7 +86,11 @@ def _draw_classes(
     labels = np.unique(table.labels[is_training, 0])
     count = len(labels)
     if count < fewest + to_keep:
-        raise InputError(_describe_lack(table.source, count, option, fewest, to_keep))
+        raise InputError(
+            f"{table.source}: {format_count(count, 'class', 'classes')}, {fewest + to_keep} are needed to draw whole "
+            f"classes by {option}; dataset.reader.val_fraction=0 needs fewer, or give the split of each image "
+            "(docs/own_data.md), and dataset.disjoint=false if training and test have the same classes"
+        )
     names = [table.name_class(label) for label in labels.tolist()]
     hashes = np.array([_hash_to_fraction(seed, option, name) for name in names])
     number = int((hashes < fraction).sum())
@@ -105,24 +105,6 @@ def _hash_to_fraction(seed: int, option: str, name: str) -> float:
     """Return a number from 0 to 1 that depends on the seed, the option and the class name alone."""
     key = f"{seed}\0{option}\0{name}"
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64
-
-
-def _describe_lack(source: str, count: int, option: str, fewest: int, to_keep: int) -> str:
-    classes, needed = "class" if count == 1 else "classes", fewest + to_keep
-    if option == "val_fraction":
-        return (
-            f"{source}: {count} training {classes}, {needed} are needed to draw val_fraction of them; "
-            "dataset.reader.val_fraction=0 trains without a validation split"
-        )
-    needs_val = to_keep > FEWEST_CLASSES
-    parts = f"{fewest} each for training, validation and test" if needs_val else "1 for training and 1 for test"
-    remedy = (
-        "dataset.reader.val_fraction=0, which needs no validation, would do"
-        if needs_val and count >= to_keep
-        else "give the split of each image (docs/own_data.md), and dataset.disjoint=false if training and test have "
-        "the same classes"
-    )
-    return f"{source}: {count} {classes}, {needed} are needed to draw whole classes: {parts}; {remedy}"
 
 
 def describe_shared_classes(table: ImageTable) -> str:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from dml.data.image_files.images import read_image
 from dml.data.image_files.limits import ImageLimits
-from dml.data.table import SPLITS, ImageTable
+from dml.data.split_names import SPLITS
+from dml.data.table import ImageTable
 from dml.evaluation.per_query import QueryTable
 from dml.runtime.errors import InputError
 from dml.runtime.files import replacing

@@ -1,4 +1,3 @@
-import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable
@@ -130,35 +129,13 @@ def test_the_draws_for_validation_and_test_are_independent() -> None:
 @pytest.mark.parametrize(
     ("labels", "split", "val_fraction", "message"),
     [
-        (
-            [0, 1, 2, 3, 4],
-            None,
-            0.2,
-            "5 classes, 6 are needed to draw whole classes: 2 each for training, validation and test; "
-            "dataset.reader.val_fraction=0, which needs no validation, would do",
-        ),
-        (
-            [0, 1, 2],
-            None,
-            0.2,
-            "3 classes, 6 are needed to draw whole classes: 2 each for training, validation and test; give the split",
-        ),
-        (
-            [0, 0],
-            None,
-            0,
-            "1 class, 2 are needed to draw whole classes: 1 for training and 1 for test; give the split",
-        ),
-        (
-            [0, 1, 2, 3],
-            ["train", "train", "train", "test"],
-            0.2,
-            "3 training classes, 4 are needed to draw val_fraction of them; dataset.reader.val_fraction=0 trains",
-        ),
+        ([0, 1, 2, 3, 4], None, 0.2, "5 classes, 6 are needed"),
+        ([0, 0], None, 0, "1 class, 2 are needed"),
+        ([0, 1, 2, 3], ["train", "train", "train", "test"], 0.2, "3 classes, 4 are needed"),
     ],
 )
 def test_too_few_classes(labels: list[int], split: list[str] | None, val_fraction: float, message: str) -> None:
-    with pytest.raises(InputError, match=f"^mine: {re.escape(message)}"):
+    with pytest.raises(InputError, match=rf"^mine: {message} .*dataset\.reader\.val_fraction=0"):
         complete_splits(table(labels, split), test_fraction=0.5, val_fraction=val_fraction, seed=0)
 
 

@@ -99,7 +99,8 @@ class ImageFile:
                 self._set_size(*stored_size)
                 self._orientation = read_orientation(self.content, self._warn)
             else:
-                self._stored = self._decode_with_pillow().shape[:2]
+                decoded = self._decode_with_pillow()
+                self._stored = decoded.shape[0], decoded.shape[1]
             height, width = self._stored
             self.size = (width, height) if self._orientation in SIDEWAYS else (height, width)
             self._part = find_part(split_part(path)[1], *self.size)

@@ -56,20 +56,16 @@ class ImageLimits:
 
     def check_pixels(self, height: int, width: int) -> None:
         """Raise a `RefusedFileError` if an image of this size has too many pixels to be decoded."""
-        if height * width > self.max_pixels:
-            raise RefusedFileError(
-                f"{width:,} x {height:,} pixels, at most {self.max_pixels:,} are decoded",
-                f"data.max_pixels={height * width} reads it",
-            )
+        if (pixels := height * width) > self.max_pixels:
+            fault = f"{width:,} x {height:,} pixels, at most {self.max_pixels:,} are decoded"
+            raise RefusedFileError(fault, f"data.max_pixels={pixels} reads it")
 
     def check_resized(self, size: tuple[int, int], resized: tuple[int, int]) -> None:
         """Raise a `RefusedFileError` if an image has too many pixels once it is scaled, as a thin strip may."""
-        pixels = resized[0] * resized[1]
-        if pixels > self.max_pixels:
+        if (pixels := resized[0] * resized[1]) > self.max_pixels:
+            fault = f"{size[1]:,} x {size[0]:,} pixels would be scaled to {resized[1]:,} x {resized[0]:,}"
             raise RefusedFileError(
-                f"{size[1]:,} x {size[0]:,} pixels would be scaled to {resized[1]:,} x {resized[0]:,}, at most "
-                f"{self.max_pixels:,} pixels",
-                f"data.max_pixels={pixels} scales it",
+                f"{fault}, at most {self.max_pixels:,} pixels", f"data.max_pixels={pixels} scales it"
             )
 
 

@@ -7,7 +7,7 @@ verification that hasn't ended yet, as of a minute ago or less. An image whose f
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -150,8 +150,7 @@ def read_verified(folder: CacheFolder, warn: Warn = logger.warning) -> dict[str,
 
 
 def _write_unfinished(folder: CacheFolder, images: Mapping[str, CheckedImage]) -> None:
-    rows = [{"path": name, **asdict(image)} for name, image in images.items()]
-    _write_parquet(folder.path / UNFINISHED, pa.Table.from_pylist(rows))
+    _write_parquet(folder.path / UNFINISHED, {"path": [*images]}, [*images.values()])
 
 
 def write_table(folder: CacheFolder, table: ImageTable, images: Mapping[str, CheckedImage]) -> Path:
@@ -166,16 +165,15 @@ def write_table(folder: CacheFolder, table: ImageTable, images: Mapping[str, Che
         if table.names:
             class_names = np.array([*table.names[i], ""], dtype=object)  # the last name is that of UNKNOWN
             columns[f"{level}_name"] = class_names[np.where(columns[level] == UNKNOWN, -1, columns[level])]
-    results = [images[path] for path in table.paths.tolist()]
-    columns |= {name: [getattr(result, name) for result in results] for name in RESULTS.names}
-    _write_parquet(folder.path / TABLE, pa.table(columns))
+    _write_parquet(folder.path / TABLE, columns, [images[path] for path in table.paths.tolist()])
     (folder.path / UNFINISHED).unlink(missing_ok=True)
     return folder.path / TABLE
 
 
-def _write_parquet(path: Path, table: pa.Table) -> None:
+def _write_parquet(path: Path, columns: Mapping[str, Any], images: Sequence[CheckedImage]) -> None:
+    results = {name: [getattr(image, name) for image in images] for name in RESULTS.names}
     with replacing(path) as partial:
-        pq.write_table(table, partial, write_page_checksum=True)
+        pq.write_table(pa.table({**columns, **results}), partial, write_page_checksum=True)
 
 
 def list_faults(

@@ -77,16 +77,11 @@ def name_reader(path: Path) -> str:
     """Return what reads a folder, or a file by the end of its name, that was given to another reader."""
     if os.path.isdir(path):
         return "dataset=folder reads a folder of images"
-    match path.suffix.lower():
-        case ".csv" | ".tsv" | ".txt":
-            return "dataset=csv reads a list of images"
-        case ".zip":
-            return "unpack it, or dataset=csv reads a list of paths such as photos.zip/robin/1.jpg"
-        case ".tar" | ".gz" | ".tgz" | ".bz2" | ".xz" | ".zst" | ".7z" | ".rar":
-            return f"unpack it, and give the folder of {LAYOUT}"
-        case ".parquet":
-            return "dataset=csv reads a list of images, as .csv"
-    return f"give the folder of {LAYOUT}"
+    if path.suffix.lower() in (".csv", ".tsv", ".txt", ".parquet"):
+        return "dataset=csv reads a list of images"
+    is_zip = path.suffix.lower() == ".zip"
+    other = "unpack it, or dataset=csv reads a list of paths such as photos.zip/robin/1.jpg; " if is_zip else ""
+    return f"{other}give the folder of {LAYOUT}"
 
 
 def _list_images(folder: Path) -> tuple[list[Parts], list[Parts]]:

@@ -158,17 +158,6 @@ def test_it_is_read_instead_of_the_files(images: Prepared, monkeypatch: pytest.M
     assert collate(items(cached, 0))[0].shape == (len(IMAGES), 3, 32, 32)
 
 
-def test_an_image_may_be_written_to(images: Prepared) -> None:
-    images.build(RESIZES[0])
-    cache = images.folder.find(images.table, RESIZES[0])
-    assert cache is not None
-    first = cache.pixels(0)
-    assert first is not None
-    before = first.clone()
-    first += 1
-    assert torch.equal(cache.pixels(0), before)  # type: ignore[arg-type]
-
-
 def test_rows_are_found_by_their_paths(images: Prepared) -> None:
     images.build(RESIZES[1])
     some = images.table.take(np.array([4, 4, 1]))
@@ -472,17 +461,6 @@ def test_two_data_sets_of_one_name_have_two_folders(tmp_path: Path, monkeypatch:
     assert find(first) == find(f"{first}/") == find("a/set") == find(tmp_path / "link")
 
 
-def test_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "set").mkdir()
-    root = str(tmp_path / "set")
-    assert CacheFolder.from_setting("auto", "~/set", "sop") == CacheFolder(tmp_path / "set" / ".dml" / "sop", root)
-    elsewhere = CacheFolder.from_setting("~/fast", "~/set", "sop")
-    assert elsewhere is not None
-    assert elsewhere.path.parent == tmp_path / "fast"
-    assert elsewhere == CacheFolder.from_setting(f"{tmp_path}/fast", root, "sop")
-
-
 def test_names(tmp_path: Path) -> None:
     (tmp_path / "set.zip").touch()
     paths = [f"{tmp_path}/a/1.jpg", f"{tmp_path}x/1.jpg", f"{tmp_path}/set.zip/2.jpg", "elsewhere/2.jpg"]
@@ -500,18 +478,6 @@ def test_a_file_that_is_cut_short_while_it_is_open(images: Prepared) -> None:
     assert cache.pixels(0) is not None
     with pytest.raises(InputError, match=r"warp-32\.\w+\.pixels: was cut short"):
         cache.pixels(8)
-
-
-@pytest.mark.parametrize("link", [".dml", ".dml/sop", ".dml/cache", ".dml/sop/table.parquet", ".dml/sop.lock"])
-@pytest.mark.parametrize("target", ["elsewhere", "missing"])
-def test_links_are_refused(tmp_path: Path, link: str, target: str) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    path = tmp_path / "set" / link
-    path.parent.mkdir(parents=True)
-    path.symlink_to(tmp_path / target)
-    with pytest.raises(InputError, match=rf"{link}: is a link to {tmp_path}/{target}, and .*: delete it") as raised:
-        refuse_links(tmp_path / "set" / ".dml" / "sop")
-    assert "\n" not in str(raised.value)
 
 
 def test_links_beside_the_folder_are_the_users_own_and_pipes_are_not_waited_for(tmp_path: Path) -> None:

@@ -243,9 +243,3 @@ def test_the_same_content_in_training_and_test(
     Path(table.paths[second]).write_bytes(Path(table.paths[first]).read_bytes())
     expected = {"image in training and in test": [f"{table.paths[second]} is {table.paths[first]}"]} if fault else {}
     assert faults(table, folder) == expected
-
-
-def test_broken_files_are_not_the_same(table: ImageTable, folder: CacheFolder) -> None:
-    for row in (0, 3):
-        Path(table.paths[row]).unlink()
-    assert set(faults(table, folder)) == {"missing files"}
