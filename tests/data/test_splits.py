@@ -66,7 +66,7 @@ def test_half_of_the_intended_number_of_classes_is_drawn_at_least(
     number = len(set(labels))
     images = table(labels)
     if number < 6:
-        with pytest.raises(InputError, match=rf"^mine: {number} class(es)?, 6 are needed to draw whole classes: "):
+        with pytest.raises(InputError, match=rf"^mine: {number} class(es)?, 6 are needed to draw whole classes"):
             complete_splits(images, test_fraction=test, val_fraction=val, seed=seed)
         return
     split = complete_splits(images, test_fraction=test, val_fraction=val, seed=seed)

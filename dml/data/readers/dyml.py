@@ -50,10 +50,10 @@ def read(root: str | Path | None, *, variant: str) -> ImageTable:
         ]
     rows = [(*row, split, level) for name, split, level in lists for row in _read_rows(layout, folder, name, level)]
     paths, ids, splits, levels = zip(*rows, strict=True) if rows else ((), (), (), ())
-    split = np.array(splits, dtype=np.str_)
+    split, numbers = np.array(splits, dtype=np.str_), np.array(ids, dtype=np.int64).reshape(-1, len(LEVELS))
     return ImageTable(
         paths=np.array(paths, dtype=np.str_),
-        labels=_number_ids(np.array(ids, dtype=np.int64).reshape(-1, len(LEVELS)), split == "train"),
+        labels=_number_ids(numbers[split == "train"], numbers[split != "train"]),
         split=split,
         levels=LEVELS,
         benchmark=np.array(levels, dtype=np.int64),
@@ -61,9 +61,10 @@ def read(root: str | Path | None, *, variant: str) -> ImageTable:
     )
 
 
-def _number_ids(ids: NDArray[np.int64], is_training: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Convert ids (N, 3) to labels (N, 3) without gaps; those of the test follow those of the training."""
-    labels = np.full_like(ids, UNKNOWN)
+def _number_ids(training: NDArray[np.int64], test: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Convert the ids of training (N, 3) and test (M, 3) to labels (N + M, 3) without gaps."""
+    ids = np.concatenate([training, test])
+    labels, is_training = np.full_like(ids, UNKNOWN), np.arange(len(ids)) < len(training)
     for level in range(len(LEVELS)):
         count = 0
         for rows in (is_training, ~is_training & (ids[:, level] != UNKNOWN)):
