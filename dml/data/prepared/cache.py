@@ -73,10 +73,10 @@ class Shard:
         """The file of the pixels."""
         return self.path.with_suffix(".pixels")
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> str:
         """Return what `read_shard` reads: all but the path, with a checksum."""
         content = {name: value for name, value in vars(self).items() if name != "path"}
-        return {"format": FORMAT, "shard": content, "checksum": crc32(json.dumps(content).encode())}
+        return json.dumps({"format": FORMAT, "shard": content, "checksum": crc32(json.dumps(content).encode())})
 
 
 def read_shard(path: Path, background: str, *, compare_contents: bool = False) -> Shard:

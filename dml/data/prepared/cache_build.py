@@ -1,7 +1,6 @@
 """The making of the shards that `dml.data.prepared.cache` reads, from decoded and resized images."""
 
 import functools
-import json
 import logging
 import os
 import secrets
@@ -112,8 +111,8 @@ def _keep_shards(
         shards.append(shard)
         for name in shard.images:
             del missing[name]
-        if json.loads(path.read_bytes()) != json.loads(json.dumps(shard.to_json())):
-            _write_index(shard)
+        if path.read_text() != (index := shard.to_json()):
+            write_text(path, index)
     kept = {shard.path.stem for shard in shards}
     for path in [*folder.shard_paths(resize), *folder.shard_paths(resize, "pixels")]:
         if path.stem not in kept:
@@ -147,9 +146,5 @@ def _write_shard(
                 file.write(pixels.data)
                 shard.checksum = crc32(pixels.data, shard.checksum)
     shard.stamp = read_stamps([str(shard.pixels)])[0].tolist()
-    _write_index(shard)
+    write_text(path, shard.to_json())
     return len(images)
-
-
-def _write_index(shard: Shard) -> None:
-    write_text(shard.path, json.dumps(shard.to_json()))
