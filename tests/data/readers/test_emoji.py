@@ -61,16 +61,8 @@ def test_a_fifth_of_the_training_classes_is_validation(table: ImageTable) -> Non
 def test_names(table: ImageTable) -> None:
     emoji, subgroups, groups = table.names
     assert (len(emoji), len(subgroups), len(groups)) == (1146, 95, 8)
-    assert sorted(groups) == [
-        "activities",
-        "animals-nature",
-        "food-drink",
-        "objects",
-        "people-body",
-        "smileys-emotion",
-        "symbols",
-        "travel-places",
-    ]
+    names = "activities animals-nature food-drink objects people-body smileys-emotion symbols travel-places"
+    assert sorted(groups) == names.split()
     assert all(isinstance(name, str) and name for level in table.names for name in level)
     for name, subgroup, group in [
         ("grinning face", "face-smiling", "smileys-emotion"),
