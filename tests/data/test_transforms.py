@@ -95,6 +95,27 @@ def test_random_resized_crop_is_torchvisions(
         assert torch.equal(torch.get_rng_state(), state)
 
 
+@given(
+    height=st.integers(1, 900),
+    width=st.integers(1, 900),
+    low=st.floats(0.01, 1),
+    high=st.floats(0.01, 1),
+    seed=st.integers(0, 9999),
+)
+def test_a_crop_is_in_the_image_and_within_its_bounds(
+    height: int, width: int, low: float, high: float, seed: int
+) -> None:
+    least, greatest = sorted((low, high))
+    torch.manual_seed(seed)
+    box = RandomResizedCrop(8, (least, greatest)).draw(height, width)
+    assert 0 <= box.top <= box.top + box.height <= height
+    assert 0 <= box.left <= box.left + box.width <= width
+    assert min(box.height, box.width) >= 1
+    # rounded to pixels, a side is off by a half at most
+    assert (box.width - 0.5) / (box.height + 0.5) <= 4 / 3 or box.width == 1
+    assert (box.width + 0.5) / (box.height - 0.5) >= 3 / 4 or box.height == 1
+
+
 # pad
 
 
