@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from shlex import quote
 from typing import Any
 
@@ -13,7 +12,7 @@ from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.metric import Kind, Metric, MetricConfig
 from dml.evaluation.names import HEADS, MetricName, are_heads, metric_names, split_head_names
 from dml.retrieval.kmeans_clusters import estimate_time
-from dml.runtime.errors import InputError
+from dml.runtime.errors import InputError, suggest
 
 AUTO = "auto"
 """The value of ``evaluation.validation_metrics`` that chooses the metrics by the labels."""
@@ -71,8 +70,8 @@ def check_tie_breaker(tie_breaker: str | None, table: ImageTable, test: MetricCo
     metric = test.find_metric(MetricName.parse(tie_breaker).family)
     if not _has_metric(tie_breaker, table, test, ()) or (metric and not metric.higher_is_better):
         raise InputError(
-            f"checkpoints.tie_breaker={tie_breaker}: no metric of all heads that is better the larger it is; nearest: "
-            f"{_find_nearest(tie_breaker, metric_names(table, test))}"
+            f"checkpoints.tie_breaker={tie_breaker}: no metric of all heads that is better the larger it is"
+            f"{suggest(tie_breaker, metric_names(table, test))}"
         )
 
 
@@ -86,17 +85,12 @@ def check_monitor(
     if not _has_metric(monitor, table, test, heads):
         prefixes = ["", *(f"{HEADS}/{name}/" for name in dict.fromkeys((*heads, *evaluated_heads)))]
         names = [prefix + name for prefix in prefixes for name in metric_names(table, test)]
-        nearest = _find_nearest(monitor, names)
-        raise InputError(f"checkpoints.monitor={monitor}: no metric that a validation has; nearest: {nearest}")
+        raise InputError(f"checkpoints.monitor={monitor}: no metric that a validation has{suggest(monitor, names)}")
 
 
 def _has_metric(name: str, table: ImageTable, test: MetricConfig, heads: Sequence[str]) -> bool:
     """Tell whether a validation can compute a metric, at any k, of all heads or of some of the heads."""
     monitored = MetricName.parse(name)
-    recall_at = tuple(dict.fromkeys([*test.recall_at, *([monitored.k] if monitored.k else [])]))
+    recall_at = (*test.recall_at, *([monitored.k] if monitored.k else []))
     is_known = monitored.metric in metric_names(table, replace(test, recall_at=recall_at))
     return is_known and are_heads(split_head_names(monitored.heads), ["", *heads])
-
-
-def _find_nearest(name: str, names: Sequence[str]) -> str:
-    return ", ".join(get_close_matches(name, names, n=4, cutoff=0.0))
