@@ -153,7 +153,7 @@ class Evaluator:
             raise InputError(f"{len(embeddings)} embeddings for a table of {len(self.table)} rows")
         items = Items(UnitEmbeddings.normalize(embeddings).rows, self.table.labels)
         share = (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
-        options = {"share": share, "neighbors": neighbors, "reranking": reranking}
+        options: dict[str, Any] = {"share": share, "neighbors": neighbors, "reranking": reranking}
         lists, ranking_metrics, cluster_metrics = list[PerQuery](), Metrics(), Metrics()
         for part in self.benchmark_lists:
             ranked, clusters = _rank_and_cluster(

@@ -1,11 +1,11 @@
-"""What a metric is, the tables of metrics, and which of them an evaluation computes."""
+"""What a metric is, the table of metrics, and which of them an evaluation computes."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -74,15 +74,6 @@ class Kind(StrEnum):
 
 OF_RANKS = (Kind.AT_K, Kind.WITHIN_R, Kind.LEVEL, Kind.HIERARCHY)
 """The kinds of metrics that the ranks of the positives decide."""
-
-
-class MetricDescription(NamedTuple):
-    """A metric without its function, as a finished run names it; the fields are those of `Metric`."""
-
-    name: str
-    label: str
-    higher_is_better: bool = True
-    shown_in_percent: bool = True
 
 
 @dataclass(frozen=True)
@@ -168,51 +159,6 @@ METRICS = (
 
 METRICS_BY_NAME = {metric.name: metric for metric in METRICS}
 DEFAULT_METRICS = tuple(metric.name for metric in METRICS if metric.is_default)
-
-THRESHOLD_PREFIX = "threshold/"
-"""The beginning of the names in metrics.json of a threshold and its errors, see `dml.evaluation.threshold`."""
-
-CALIBRATION_PREFIX = "calibration_"
-"""The beginning, behind `THRESHOLD_PREFIX`, of the names of the values of a `dml.metrics.verification.Calibration`."""
-
-_lower = partial(MetricDescription, higher_is_better=False)
-_plain = partial(MetricDescription, shown_in_percent=False)
-
-THRESHOLD_METRICS = {
-    metric.name: metric
-    for metric in (
-        _plain("similarity", "threshold"),
-        _plain("nearest_similarity", "threshold of searches"),
-        _lower("val_fmr", "FMR (val)"),
-        _lower("val_fnmr", "FNMR (val)"),
-        _lower("wanted_fmr", "wanted FMR"),
-        _lower("wanted_wrong_share", 'wanted wrong "same"'),
-        MetricDescription("val_known_accepted", "known queries accepted (val)"),
-        _lower("val_wrong_share", 'wrong "same" (val)'),
-        _lower("wrong_share", 'wrong "same"'),
-        _lower("fmr", "FMR"),
-        _lower("fnmr", "FNMR"),
-        MetricDescription("balanced_accuracy", "balanced accuracy"),
-        _lower("fmr_median_class", "FMR, median class"),
-        _lower("fmr_worst_class", "FMR, worst class"),
-        _lower("fnmr_median_class", "FNMR, median class"),
-        _lower("fnmr_worst_class", "FNMR, worst class"),
-        _plain("calibration_slope", "slope of log odds"),
-        _plain("calibration_intercept", "log odds at similarity 0"),
-        MetricDescription("calibration_prior", "pairs of one class (val)"),
-        _lower("ece", "ECE"),
-        _lower("brier", "Brier score", shown_in_percent=False),
-        _lower("log_loss", "log loss", shown_in_percent=False),
-        _lower("ece_balanced", "ECE, balanced"),
-        _lower("brier_balanced", "Brier score, balanced", shown_in_percent=False),
-        _lower("log_loss_balanced", "log loss, balanced", shown_in_percent=False),
-        MetricDescription("unknown_auroc", "AUROC of known queries"),
-        MetricDescription("known_accepted", "known queries accepted"),
-        MetricDescription("known_identified", "known queries identified"),
-        _lower("unknown_accepted", "unknown queries accepted"),
-    )
-}
-"""The metrics of a threshold, by their names in metrics.json without `THRESHOLD_PREFIX`."""
 
 
 def find_packaged(name: str) -> Metric | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from shlex import quote
 from typing import Any
 
@@ -12,7 +13,7 @@ from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.metric import Kind, Metric, MetricConfig
 from dml.evaluation.names import HEADS, MetricName, are_heads, metric_names, split_head_names
 from dml.retrieval.kmeans_clusters import estimate_time
-from dml.runtime.errors import InputError, suggest
+from dml.runtime.errors import InputError
 
 AUTO = "auto"
 """The value of ``evaluation.validation_metrics`` that chooses the metrics by the labels."""
@@ -70,8 +71,8 @@ def check_tie_breaker(tie_breaker: str | None, table: ImageTable, test: MetricCo
     metric = test.find_metric(MetricName.parse(tie_breaker).family)
     if not _has_metric(tie_breaker, table, test, ()) or (metric and not metric.higher_is_better):
         raise InputError(
-            f"checkpoints.tie_breaker={tie_breaker}: no metric of all heads that is better the larger it is"
-            f"{suggest(tie_breaker, metric_names(table, test))}"
+            f"checkpoints.tie_breaker={tie_breaker}: no metric of all heads that is better the larger it is; nearest: "
+            f"{_find_nearest(tie_breaker, metric_names(table, test))}"
         )
 
 
@@ -85,7 +86,8 @@ def check_monitor(
     if not _has_metric(monitor, table, test, heads):
         prefixes = ["", *(f"{HEADS}/{name}/" for name in dict.fromkeys((*heads, *evaluated_heads)))]
         names = [prefix + name for prefix in prefixes for name in metric_names(table, test)]
-        raise InputError(f"checkpoints.monitor={monitor}: no metric that a validation has{suggest(monitor, names)}")
+        nearest = _find_nearest(monitor, names)
+        raise InputError(f"checkpoints.monitor={monitor}: no metric that a validation has; nearest: {nearest}")
 
 
 def _has_metric(name: str, table: ImageTable, test: MetricConfig, heads: Sequence[str]) -> bool:
@@ -94,3 +96,7 @@ def _has_metric(name: str, table: ImageTable, test: MetricConfig, heads: Sequenc
     recall_at = (*test.recall_at, *([monitored.k] if monitored.k else []))
     is_known = monitored.metric in metric_names(table, replace(test, recall_at=recall_at))
     return is_known and are_heads(split_head_names(monitored.heads), ["", *heads])
+
+
+def _find_nearest(name: str, names: Sequence[str]) -> str:
+    return ", ".join(get_close_matches(name, names, n=4, cutoff=0.0))

@@ -3,7 +3,7 @@
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,25 +90,13 @@ class QueryTable:
 
 
 def join_lists(table: ImageTable, lists: Sequence[PerQuery], neighbors: int, **described: Any) -> QueryTable:
-    """Make one table of the queries of all lists of a test; where a list lacks another's metric the value is NaN.
-
-    A list with fewer neighbors gives fewer to all. ``described`` is as in `QueryTable.from_rankings`.
-    """
-    nearest = min(neighbors, *(part.neighbors.shape[1] for part in lists))
-    queries = np.concatenate([part.queries for part in lists])
-    names = dict.fromkeys(name for part in lists for name in part.values)
-    values = {
-        name: np.concatenate([part.values.get(name, np.full(len(part.queries), np.nan)) for part in lists])
-        for name in names
-    }
-    found, similarities = (
-        np.concatenate([getattr(part, column)[:, :nearest] for part in lists])
-        for column in ("neighbors", "similarities")
-    )
+    """Make one table of the queries of all lists of a test; ``described`` is as in `QueryTable.from_rankings`."""
+    joined = PerQuery.join(lists)
+    nearest = {name: getattr(joined, name)[:, :neighbors] for name in ("neighbors", "similarities")}
     return QueryTable.from_rankings(
-        PerQuery(queries, values, found, similarities, has_positive={}),
-        table.paths[queries],
-        table.labels[queries],
+        replace(joined, **nearest),
+        table.paths[joined.queries],
+        table.labels[joined.queries],
         gallery_paths=table.paths,
         gallery_labels=table.labels,
         **described,
@@ -189,10 +177,12 @@ def _read_column(table: Any, name: str, shape: tuple[int, ...]) -> npt.NDArray[A
     flat = table[name].combine_chunks()
     while pa.types.is_list(flat.type):
         flat = flat.flatten()
-    if not pa.types.is_string(flat.type):
-        return flat.to_numpy(zero_copy_only=False).reshape(shape)
-    encoded = flat.dictionary_encode()
-    return np.array(encoded.dictionary.to_pylist(), dtype=object)[encoded.indices.to_numpy()].reshape(shape)
+    if pa.types.is_string(flat.type):
+        encoded = flat.dictionary_encode()
+        values: npt.NDArray[Any] = np.array(encoded.dictionary.to_pylist(), dtype=object)[encoded.indices.to_numpy()]
+    else:
+        values = flat.to_numpy(zero_copy_only=False)
+    return values.reshape(shape)
 
 
 class QueryScore(NamedTuple):

@@ -200,15 +200,18 @@ class PerQuery:
 
     @staticmethod
     def join(parts: Sequence["PerQuery"]) -> "PerQuery":
-        """Join parts in their order; the joined shares of several processes equal the result of one, bit for bit."""
+        """Join parts in their order; the joined shares of several processes equal the result of one, bit for bit.
 
-        def join(column: str) -> Any:
-            values = [getattr(part, column) for part in parts]
-            if not isinstance(values[0], dict):
-                return np.concatenate(values)
-            return {name: np.concatenate([part[name] for part in values]) for name in values[0]}
-
-        return PerQuery(*map(join, ("queries", "values", "neighbors", "similarities", "has_positive")))
+        Where a part lacks another's metric the value is NaN, and a part with fewer neighbors gives fewer to all.
+        """
+        nearest = min(part.neighbors.shape[1] for part in parts)
+        return PerQuery(
+            np.concatenate([part.queries for part in parts]),
+            _join_columns(parts, "values", np.nan),
+            np.concatenate([part.neighbors[:, :nearest] for part in parts]),
+            np.concatenate([part.similarities[:, :nearest] for part in parts]),
+            _join_columns(parts, "has_positive", False),
+        )
 
     def compute_means(self) -> dict[str, float]:
         """Return the mean of each metric over the queries that have a positive, and how many queries have none.
@@ -225,6 +228,14 @@ class PerQuery:
             means[f"{level}/{QUERIES_WITHOUT_POSITIVES}".removeprefix("/")] = float((~has_positive).sum())
             means[name] = math.nan if np.isnan(values).all() else float(np.nanmean(values))
         return means
+
+
+def _join_columns(parts: Sequence[PerQuery], column: str, missing: float) -> Any:
+    names = dict.fromkeys(name for part in parts for name in getattr(part, column))
+    return {
+        name: np.concatenate([getattr(part, column).get(name, np.full(len(part.queries), missing)) for part in parts])
+        for name in names
+    }
 
 
 def rank_queries(

@@ -11,8 +11,8 @@ import torch
 from dml.data.table import ImageTable
 from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.items import Items, benchmark_lists, has_level_lists, pair_items
-from dml.evaluation.metric import CALIBRATION_PREFIX, METRICS, THRESHOLD_PREFIX, Kind
-from dml.evaluation.names import format_percent
+from dml.evaluation.metric import METRICS, Kind
+from dml.evaluation.names import CALIBRATION_PREFIX, THRESHOLD_PREFIX, format_percent
 from dml.metrics.pairs import BLOCK, Floats, LabeledPairs, list_excluded
 from dml.metrics.verification import (
     EVEN,

@@ -1,7 +1,7 @@
 """Exact nearest neighbors: by FAISS, or by torch for embeddings on a CUDA device. Ties are in the order of the ids."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -38,10 +38,6 @@ MOST_TIES = 1000
 """The default of the largest number of vectors beyond the k-th that are searched for equal scores."""
 
 _settings: Any = faiss.cvar
-
-COUNTS_COMPONENTS = _settings.distance_compute_blas_threshold > 1000
-"""Whether FAISS's threshold is a number of components of all queries together, and not a number of queries."""
-
 _threshold: SharedSetting[int] = SharedSetting(
     lambda: int(_settings.distance_compute_blas_threshold),
     partial(setattr, _settings, "distance_compute_blas_threshold"),
@@ -50,18 +46,13 @@ _threshold: SharedSetting[int] = SharedSetting(
 """FAISS's threshold, one for the whole process: the lowest that the searches under way need."""
 
 
-@contextmanager
-def multiplying_few_queries(dimension: int) -> Iterator[None]:
+def multiplying_few_queries(dimension: int) -> AbstractContextManager[None]:
     """Let FAISS compare `FEWEST` queries (Q, D) or more with all vectors by a matrix product, while the body runs.
 
     FAISS 1.15 does so from 128,000 components on, such as 1,000 queries with 128 dimensions. Fewer queries took three
     to eight times as long. Threads may run it at the same time.
     """
-    if not COUNTS_COMPONENTS:
-        yield
-        return
-    with _threshold.hold(FEWEST * dimension):
-        yield
+    return _threshold.hold(FEWEST * dimension)
 
 
 def copy_to_gpus(index: Any) -> Any:
