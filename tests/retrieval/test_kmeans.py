@@ -50,6 +50,12 @@ def test_as_many_clusters_as_rows_leaves_each_alone() -> None:
     assert sorted(kmeans(np.arange(9.0)[:, None], 9).tolist()) == list(range(9))
 
 
+def test_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    kmeans(np.random.default_rng(0).normal(size=(30, 4)), 20)
+    output = capfd.readouterr()
+    assert output.out + output.err == ""
+
+
 @pytest.mark.parametrize(("count", "clusters"), [(614, 115), (2000, 8)])
 def test_the_number_of_threads_changes_nothing(count: int, clusters: int) -> None:
     rows, threads = np.random.default_rng(0).normal(size=(count, 64)), faiss.omp_get_max_threads()
