@@ -646,7 +646,7 @@ def test_an_index_that_cannot_remove_says_so_before_images_are_embedded(
     index = dml.Index.build(model, paths[:6], factory="HNSW8")
     assert index.upsert(paths[6:]) == 6
     monkeypatch.setattr(ImageEmbedder, "embed", None)
-    with pytest.raises(InputError, match="factory=HNSW8: an index of this kind can't remove or replace vectors"):
+    with pytest.raises(InputError, match="factory=HNSW8: FAISS can't remove or replace vectors"):
         index.upsert(paths[:3])
 
 
