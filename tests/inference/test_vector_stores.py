@@ -209,12 +209,12 @@ def test_a_file_of_milvus_is_opened_again_by_another_process(
     model: ImageEmbedder, saved: Path, photos: Path, tmp_path: Path
 ) -> None:
     database = Database("milvus", str(tmp_path / "vectors.db"), model, saved)
-    database.upload(photos)
     arguments = ["index", saved, photos, "--to", f"milvus:{database.place}", "--workers", "0", "--prune"]
     command = [sys.executable, "-m", "dml", *map(str, arguments)]
     found = subprocess.run(command, check=True, capture_output=True, text=True)
     assert "0 of 12 images are deleted" in found.stdout
     assert "Traceback" not in found.stderr
+    database.upload(photos)
     assert database.paths() == sorted(map(str, photos.rglob("*.png")))
 
 
