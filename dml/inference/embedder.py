@@ -184,7 +184,7 @@ class Embedder:
             raise InputError(f"batch_size={size}, num_workers={num_workers}: whole numbers of at least 1 and 0")
         transform = self._choose_transform(self.settings.views if views is None else views)
         loader: DataLoader[int] = DataLoader(
-            range(len(images)),  # type: ignore[arg-type]  # it has a length and items, which is all that is needed
+            range(len(images)),
             batch_size=int(size),  # the loader takes no number of NumPy
             collate_fn=partial(read_batch, images, transform, self.settings.limits),
             num_workers=int(num_workers),
