@@ -80,7 +80,7 @@ class Index:
                 L2-normalized.
             paths: images of the vectors, in their order; paths, which needn't exist, or anything else that ``source``
                 takes.
-            labels: (N,) names of the classes of the images, see `dml.data.splits.name_classes`; None, NaN and "" stand
+            labels: (N,) names of the classes of the images, see `dml.data.cells.name_classes`; None, NaN and "" stand
                 for none. None takes those of the images.
             factory: kind of the index, in the language of FAISS's ``index_factory``. "Flat" is exact; others, such as
                 "IVF1024,Flat" or "HNSW32", are faster for many images and may miss neighbors.

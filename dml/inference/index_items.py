@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
+from dml.data.cells import name_classes, number_classes, warn_of_names
 from dml.data.image_files.parts import identify_images
-from dml.data.splits import name_classes, number_classes, warn_of_names
 from dml.inference.embedder import Embedder
 from dml.inference.image_inputs import Source, check_readable, list_source
 from dml.retrieval.rows import unit_rows
