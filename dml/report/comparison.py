@@ -30,21 +30,12 @@ NOT_METRICS = ("epoch", "step")
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A finished run.
-
-    Args:
-        folder: folder of the run.
-        config: configuration by dotted key, in which values that follow from the seed are interpolations.
-        named: choices of the configuration groups and overridden values by key, by which users tell runs apart.
-        metrics: numbers in metrics.json.
-        custom_metrics: metrics that the user has defined.
-        facts: facts of `describe_measurement`.
-    """
+    """A finished run, with the facts of `describe_measurement`."""
 
     folder: Path
-    config: dict[str, Any]
-    named: dict[str, Any]
-    metrics: dict[str, float]
+    config: dict[str, Any]  # by dotted key; values that follow from the seed are interpolations
+    named: dict[str, Any]  # choices of the groups and overridden values by key, by which users tell runs apart
+    metrics: dict[str, float]  # the numbers in metrics.json
     custom_metrics: tuple[MetricDescription, ...] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
 
@@ -56,12 +47,9 @@ class FinishedRun:
 
 @dataclass(frozen=True)
 class ConfigurationResult:
-    """The metrics of one configuration over its seeds, {name in metrics.json: mean}.
+    """The metrics of one configuration over its seeds, {name in metrics.json: mean}."""
 
-    ``name`` has the settings that tell the configuration from the others, such as "loss=rll".
-    """
-
-    name: str
+    name: str  # the settings that tell the configuration from the others, such as "loss=rll"
     metrics: dict[str, Interval]
     custom_metrics: tuple[MetricDescription, ...] = ()
     facts: Mapping[str, str] = field(default_factory=dict)

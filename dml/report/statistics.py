@@ -57,15 +57,10 @@ def mean_difference(first: Values, second: Values, labels: npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class ClassSums:
-    """The metrics of some runs that were tested on the same queries.
+    """The metrics of some runs that were tested on the same queries."""
 
-    Args:
-        counts: number of queries of each test class.
-        sums: {metric: for each run, the sum of the metric over the queries of each test class}.
-    """
-
-    counts: list[int]
-    sums: dict[str, list[list[float]]]
+    counts: list[int]  # queries of each test class
+    sums: dict[str, list[list[float]]]  # {metric: for each run, its sum over the queries of each test class}
 
     def run_means(self, metric: str) -> list[float]:
         """Return the mean of a metric over all queries, for each run."""
@@ -148,19 +143,12 @@ def sum_test_by_class(folder: RunFolder) -> ClassSums:
 
 
 class Interval(NamedTuple):
-    """The mean of independent runs with Student's t interval.
-
-    Args:
-        runs: number of runs.
-        mean: mean over the runs.
-        deviation: standard deviation of one run, with n - 1 in the denominator; NaN for a single run.
-        half_width: half the width of the 95 % confidence interval of the mean; NaN for a single run.
-    """
+    """The mean of independent runs with Student's t interval; without a deviation and a width for a single run."""
 
     runs: int
     mean: float
-    deviation: float
-    half_width: float
+    deviation: float  # of one run, with n - 1 in the denominator
+    half_width: float  # half the 95 % confidence interval of the mean
 
 
 def mean_interval(values: Sequence[float]) -> Interval:

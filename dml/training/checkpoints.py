@@ -86,21 +86,13 @@ def _describe_remedy(path: Path) -> str:
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """The stage and the step at which a run is, or at which a checkpoint was written.
+    """The stage and the step at which a run is, or at which a checkpoint was written."""
 
-    Args:
-        stage: name of the stage; "" in a run of one stage.
-        first_step: number of optimizer steps of all earlier stages.
-        step: number of optimizer steps of this stage.
-        history_checksum: value of `History.checksum` at that step; "" if the checkpoint has none.
-        share: share of the weights of that step in those of the checkpoint, see `dml.run.interpolation`.
-    """
-
-    stage: str
-    first_step: int
-    step: int
-    history_checksum: str = ""
-    share: float = 1.0
+    stage: str  # "" in a run of one stage
+    first_step: int  # the optimizer steps of all earlier stages
+    step: int  # those of this stage
+    history_checksum: str = ""  # `History.checksum` at that step; "" if the checkpoint has none
+    share: float = 1.0  # of the weights of that step in those of the checkpoint, see `dml.run.interpolation`
 
     @classmethod
     def read(cls, path: Path) -> "TrainingProgress":

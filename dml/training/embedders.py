@@ -160,19 +160,14 @@ def _evaluate(embedded: Embedded, heads: str, evaluate: Evaluate, device: torch.
 
 @dataclass(frozen=True)
 class HeadChoice:
-    """Chooses the best of the last head, the last two heads, and so on to all heads.
+    """Chooses the best of the last head, the last two heads, and so on to all heads."""
 
-    Args:
-        heads: names of the model's heads, from low to high.
-        monitor: name of the metric that compares sets of heads, on which checkpoints are chosen as well.
-        mode: "max" if larger values of it are better, "min" if smaller ones are.
-        tie_breaker: name of a metric that decides between equal values, the larger the better; None takes more heads.
-    """
-
-    heads: Sequence[str]
-    monitor: str
-    mode: str = "max"
-    tie_breaker: str | None = None
+    heads: Sequence[str]  # from low to high
+    monitor: str  # the metric that compares sets of heads, on which checkpoints are chosen as well
+    mode: str = "max"  # "min" if smaller values are better
+    tie_breaker: str | None = (
+        None  # a metric that decides between equal values, the larger the better; None: more heads
+    )
 
     @property
     def candidates(self) -> list[str]:

@@ -103,18 +103,11 @@ def change_settings(checkpoint: dict[str, Any], optimizer: Optimizer) -> None:
 
 @dataclass(frozen=True)
 class SchedulePace:
-    """Counts the intervals after each of which the schedule of the learning rates moves; the warm-up has none.
+    """Counts the intervals after each of which the schedule of the learning rates moves; the warm-up has none."""
 
-    Args:
-        interval: length of an interval: "step", an optimizer step, or "epoch", an epoch of the sampler.
-        warmup_steps: number of optimizer steps at the beginning of the run that the schedule doesn't count.
-        batches_per_step: number of batches whose gradients make one optimizer step.
-        batches_per_epoch: number of batches in the sampler's epoch.
-    """
-
-    interval: str = "step"
-    warmup_steps: int = 0
-    batches_per_step: int = 1
+    interval: str = "step"  # an optimizer step, or "epoch", an epoch of the sampler
+    warmup_steps: int = 0  # optimizer steps at the beginning of the run that the schedule doesn't count
+    batches_per_step: int = 1  # whose gradients make one optimizer step
     batches_per_epoch: int = 1
 
     def count_intervals(self, step: int) -> int:

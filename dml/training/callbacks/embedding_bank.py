@@ -23,15 +23,10 @@ from dml.training.module import MetricLearner
 
 @dataclass(frozen=True)
 class HeadBank:
-    """The embedding bank of all heads, Z in section 3.4 of the thesis on local neighborhood sampling, on the CPU.
+    """The embedding bank of all heads, Z in section 3.4 of the thesis on local neighborhood sampling, on the CPU."""
 
-    Args:
-        embeddings: embeddings (N, D) of each head by its name, as the losses see them.
-        neighbors: (N, K) indices of each image's nearest other images by the embeddings of all heads, nearest first.
-    """
-
-    embeddings: dict[str, Tensor]
-    neighbors: Tensor
+    embeddings: dict[str, Tensor]  # (N, D) by head, as the losses see them
+    neighbors: Tensor  # (N, K) each image's nearest other images by the embeddings of all heads, nearest first
 
     def neighbor_embeddings(self, rows: Tensor, device: torch.device) -> dict[str, Tensor]:
         """Look up the neighbors' embeddings (B, K, D) by each head for rows (B,) of the split, on the device."""
