@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from dml.data.dataset import Batch, BatchDataset, Draw, make_unreadable_class_error
 from dml.data.image_files.contents import read_stamps
-from dml.data.prepared.cache import CacheFolder
-from dml.data.prepared.prepared_files import UnfitFileError, open_file, replacing_file
+from dml.data.prepared.cache import CacheFolder, refuse_links
 from dml.data.table import ImageTable
 from dml.models.embedding import EmbeddingModel
 from dml.models.weights import add_tensors
 from dml.runtime.checksums import DamageError, check_zip
 from dml.runtime.errors import InputError
+from dml.runtime.files import replacing
 from dml.training.data import DataModule, Transform
 from dml.training.embedders import Embedded, EmbeddedBatch, Embedder
 from dml.training.module import MetricLearner
@@ -92,18 +92,16 @@ class FeatureCache:
         if fingerprint in self._memory or self.folder is None:
             return self._memory.get(fingerprint)
         path = self._path(fingerprint)
+        refuse_links(self.folder.path)
+        if not path.exists():
+            return None
         try:
-            with open_file(path):  # it refuses links
-                check_zip(path)
+            check_zip(path)
             with np.load(path) as arrays:
                 stored, features = arrays["fingerprint"], arrays["features"]
             if stored != fingerprint or features.dtype != np.float32 or features.shape[:1] != (count,):
                 raise DamageError("features of other images or weights")
-        except FileNotFoundError:
-            return None
         except (BadZipFile, KeyError, ValueError, EOFError) as error:
-            if isinstance(error, InputError) and not isinstance(error, UnfitFileError):
-                raise  # a link or a folder is in its place
             self.warn(f"{path}: damaged ({error}); the features are computed anew")
             return None
         return torch.from_numpy(features)
@@ -111,7 +109,7 @@ class FeatureCache:
     def _store(self, fingerprint: str, features: Tensor, rows: Tensor, count: int) -> Tensor:
         """Keep features (R, ...) of some of the N images -> features (N, ...) with NaN for the others."""
         if len(rows) == count and self.folder is not None:
-            with replacing_file(self._path(fingerprint)) as partial, partial.open("wb") as file:
+            with replacing(self._path(fingerprint)) as partial, partial.open("wb") as file:
                 np.savez(file, fingerprint=np.array(fingerprint), features=features.numpy())
             return features
         self._memory[fingerprint] = features.new_full((count, *features.shape[1:]), torch.nan)
