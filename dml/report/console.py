@@ -24,7 +24,6 @@ from dml.evaluation.names import (
 )
 from dml.evaluation.threshold import describe_choice, find_nearest_threshold
 from dml.runtime.console import console
-from dml.runtime.errors import InputError
 from dml.runtime.text import in_markup, printable
 
 NUMBER_WIDTH = 4
@@ -54,12 +53,7 @@ def metric_table(
         metrics: names of the metrics, without their level.
         title: title above the table.
         custom: custom metrics, whose labels and units the table uses.
-
-    Raises:
-        InputError: if there are no rows.
     """
-    if not rows:
-        raise InputError("metric_table: no rows to show")
     described = {metric: describe_metric(metric, custom) for metric in metrics}
     no_percents = [metric.label for metric in described.values() if not metric.shown_in_percent]
     table = Table(

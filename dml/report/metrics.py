@@ -18,16 +18,10 @@ HEADLINES = ("level0/recall@1", "level0/map@r", "h_ap", "level0/nmi")
 
 @dataclass(frozen=True)
 class MetricTable:
-    """A table of metrics, whose rows are grouped by level.
-
-    Args:
-        columns: labels of the metrics.
-        groups: {name of the level, or "" for all levels together: {name of the row: cells}}.
-        notes: sentences below the table.
-    """
+    """A table of metrics, whose rows are grouped by level, with sentences below it."""
 
     columns: Sequence[str]
-    groups: Mapping[str, Mapping[str, Sequence[str]]]
+    groups: Mapping[str, Mapping[str, Sequence[str]]]  # {level, or "" for all together: {name of the row: cells}}
     notes: Sequence[str] = ()
 
 

@@ -32,11 +32,7 @@ from dml.runtime.text import printable
 
 
 def run_report(run: ReportedRun) -> str:
-    """Make the report of a run: one HTML file that needs no other. The same run gives the same text.
-
-    Raises:
-        InputError: if a picture can't be read.
-    """
+    """Make the report of a run: one HTML file that needs no other. The same run gives the same text."""
     tiles, table = Tiles(), run.queries
     content = {
         "run": run,
@@ -57,7 +53,7 @@ def run_report(run: ReportedRun) -> str:
 def report(vectors: Embeddings, table: ImageTable, folder: str | Path, *, neighbors: int = 10) -> Path:
     """Write the report of any vectors of images, and return the path of report.html; ``dml.report`` is this function.
 
-    The metrics are those of `dml.evaluation.evaluate`.
+    The metrics are those of `dml.evaluation.evaluate`. What can't be compared or read raises `InputError`.
 
     Args:
         vectors: (N, D) vectors of the rows of the table, in their order, which are L2-normalized.
@@ -65,9 +61,6 @@ def report(vectors: Embeddings, table: ImageTable, folder: str | Path, *, neighb
             "gallery".
         folder: folder to write to; it is made, and a report in it is replaced.
         neighbors: number of neighbors of each query.
-
-    Raises:
-        InputError: if the vectors aren't those of the table, can't be compared, or a picture can't be read.
     """
     path, unit = expand_home(folder).absolute(), UnitEmbeddings.normalize(vectors, "vectors")
     lists, metrics = Evaluator(table).evaluate(unit, neighbors=neighbors)
@@ -95,9 +88,6 @@ def search_report(
             pairs of one class in percent for which the probabilities are, which may be empty.
         results: queries with their neighbors, see `dml.report.sheets.make_search_results`.
         read: function that reads a picture.
-
-    Raises:
-        InputError: if a picture can't be read, or the pictures are too many for one page.
     """
     tiles = Tiles()
     content = {"searches": searches, "results": make_search_results(results, tiles)}
@@ -124,8 +114,8 @@ def write_pictures(
         embeddings: embeddings (N, D) of the table's rows.
         lists: queries of each benchmark list.
         limits: largest image files that are read.
-        sheet: ``evaluation.sheet``; None writes no retrieval.png.
-        report: ``evaluation.report``; None writes neither of the others.
+        sheet: ``evaluation.sheet``, of retrieval.png; None writes none.
+        report: ``evaluation.report``, of the other files; None writes none.
     """
     # Files of an earlier test would be taken for those of this one.
     for file in (folder.picture_file, folder.queries_file, folder.report_file):
