@@ -2,7 +2,6 @@
 
 import json
 import re
-from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,12 +44,13 @@ def search_images(arguments: Sequence[str]) -> None:
     parser.add_argument("--picture", type=expand_home, metavar="FILE", help="file to draw the neighbors to, a PNG")
     parser.add_argument("--html", type=expand_home, metavar="FILE", help="file to write a page of the neighbors to")
     parser.add_trust()
-    options = parser.parse_args(arguments)
+    options = parser.parse(arguments)
     with one_line_errors():
         with quick_imports():
             from dml.inference import Index, load  # after --help: it takes seconds
 
-        _check_outputs(options)
+        _check_output("--picture", options.picture, ".png")
+        _check_output("--html", options.html, ".html")
         model = None if options.model is None else load(options.model, trust=options.trust)
         index = Index.load(options.index, model, trust=options.trust)
         scores, positions = index.search_positions(options.images, min(options.k, len(index)))
@@ -65,20 +65,14 @@ def search_images(arguments: Sequence[str]) -> None:
             _write_page(index, Path(options.index).absolute().name, results, options.html)
 
 
-def _check_outputs(options: Namespace) -> None:
-    """Make sure that ``--picture`` and ``--html`` name files to write, and no image that was meant as a query."""
+def _check_output(option: str, path: Path | None, suffix: str) -> None:
+    """Make sure that an option names a file to write, and no image that was meant as a query."""
     from dml.report.pictures import is_sheet
 
-    for option, path, suffix in (("--picture", options.picture, ".png"), ("--html", options.html, ".html")):
-        if path is None:
-            continue
-        if path.suffix.lower() != suffix:
-            raise InputError(f"{option} {printable(path)}: the name of the file to write must end with {suffix}")
-        if path.is_dir() or (suffix == ".png" and path.exists() and not is_sheet(path)):
-            raise InputError(
-                f"{option} {printable(path)}: is there, and isn't marked as written by dml search; give the name of a "
-                "new file"
-            )
+    if path is not None and path.suffix.lower() != suffix:
+        raise InputError(f"{option} {path}: the name of the file to write must end with {suffix}")
+    if path is not None and suffix == ".png" and path.exists() and not is_sheet(path):
+        raise InputError(f"{option} {path}: is there, and not by dml search; give the name of a new file")
 
 
 def _list_neighbors(index: "Index", scores: list[float], positions: list[int]) -> list[dict[str, Any]]:

@@ -33,16 +33,14 @@ def upgrade(arguments: Sequence[str]) -> None:
     parser = CommandParser("upgrade", DESCRIPTION, EXAMPLES)
     parser.add_argument("index", metavar="INDEX", help="folder of an index")
     parser.add_argument("model", metavar="NEW_MODEL", nargs="?", help="new model, as dml index takes it")
-    parser.add_argument(
-        "--adapter",
-        default="auto",
-        choices=("auto", "procrustes", "affine", "none"),
-        help="map from new queries to old vectors; none: the old model answers until all is embedded again; auto "
-        "takes the better one if it finds more than the old model, and else none (default: auto)",
+    adapter = (
+        "map from new queries to old vectors; none: the old model answers until all is embedded again; auto takes the "
+        "better one if it finds more than the old model, and else none (default: auto)"
     )
+    parser.add_argument("--adapter", default="auto", choices=("auto", "procrustes", "affine", "none"), help=adapter)
     parser.add_argument("--dry-run", action="store_true", help="print the table alone")
     parser.add_embedding()
-    options = parser.parse_args(arguments)
+    options = parser.parse(arguments)
     signals.state.hint = lambda: "the same command goes on"
     with one_line_errors():
         from dml.inference.index_folder import hold_folder, read_description
