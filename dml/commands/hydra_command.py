@@ -113,7 +113,7 @@ def main(command: str, words: Sequence[str] | None = None, *, outcome: Outcome |
             with stopping_workers(arguments):
                 hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(task.run)()
         except BaseException:
-            remove_unused_folders()  # as that of a sweep before its first run
+            remove_unused_folders()
             raise
 
 

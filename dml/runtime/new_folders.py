@@ -1,13 +1,10 @@
-"""New folders of runs and sweeps: each is made by one process alone, which removes it again if it stays unused."""
+"""New folders of runs: each is made by one process alone, which removes it again if it stays unused."""
 
 import shutil
 from collections.abc import Collection
 from pathlib import Path
 
 from dml.runtime import signals
-
-UNUSED = (".lock", "multirun.yaml")
-"""What a folder may hold before its run, or the first run of its sweep, begins."""
 
 _new_folders: set[Path] = set()
 """The absolute paths of the folders that this process made, or is going to make."""
@@ -34,17 +31,17 @@ def note_new_folder(folder: Path) -> None:
 
 
 def remove_unused_folder(folder: Path, removable: Collection[str] = ()) -> None:
-    """Remove the folder of a run or a sweep that this process made, and its new parents, if nothing is in it.
+    """Remove the folder of a run that this process made, and its new parents, if nothing is in it.
 
-    `UNUSED`, an empty log that Hydra has opened, and what is named removable don't count. The caller holds the lock of
-    a run.
+    The file of the lock, which the caller holds, an empty log that Hydra has opened, and what is named removable don't
+    count.
     """
     path = folder.absolute()
     if path not in _new_folders or not path.exists():
         return
     for entry in path.iterdir():
         is_empty_log = entry.suffix == ".log" and not entry.stat().st_size
-        if not is_empty_log and entry.name not in (*UNUSED, *removable):
+        if not is_empty_log and entry.name not in (".lock", *removable):
             return
     shutil.rmtree(path)
     _new_folders.remove(path)
@@ -53,7 +50,7 @@ def remove_unused_folder(folder: Path, removable: Collection[str] = ()) -> None:
 
 
 def remove_unused_folders() -> None:
-    """Remove each folder of this process in which no run was begun, as that of a sweep before its first run."""
+    """Remove each folder of this process in which no run was begun."""
     for path in sorted(_new_folders, reverse=True):
         remove_unused_folder(path)
 

@@ -191,14 +191,12 @@ def test_a_part_of_each_class_is_not_taken_for_the_data_set(inspect: Callable[..
     printed = inspect("max_images=24")
     assert "part     24 of 48 images" in printed
     assert "│ smallest class │     2 │     2 │     2 │" in printed
+    table = mine / ".dml" / "folder" / "table.parquet"
     inspect("quick=true")
-    assert not (mine / ".dml" / "folder" / "table.parquet").exists()
-
-
-def test_the_table_of_the_data_set_has_no_folds(inspect: Callable[..., str], mine: Path) -> None:
+    assert not table.exists()
     assert " val " in inspect("dataset.reader.val_fraction=0", "dataset.folds=2")
-    with pq.ParquetFile(mine / ".dml" / "folder" / "table.parquet") as file:
-        assert set(file.read(columns=["split"])["split"].to_pylist()) == {"train", "test"}
+    with pq.ParquetFile(table) as file:
+        assert set(file.read(columns=["split"])["split"].to_pylist()) == {"train", "test"}  # without folds
 
 
 def test_several_backbones_one_of_ones_own_and_one_without_weights(inspect: Callable[..., str], tmp_path: Path) -> None:

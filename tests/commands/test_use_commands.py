@@ -17,7 +17,6 @@ from small_embedders import make_model, write_photos
 
 import dml
 from dml.__main__ import dispatch
-from dml.inference.index_folder import hold_folder
 from dml.report.pictures import COLORS, OTHER, SAME
 
 
@@ -35,33 +34,6 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     with pytest.raises(SystemExit, match="2"):
         dispatch([*map(str, arguments)])
     return capsys.readouterr().err.splitlines()[-1]
-
-
-def test_a_result_without_one_readable_image_is_refused(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "broken"
-    folder.mkdir()
-    for name in ("a.png", "b.png"):
-        (folder / name).write_bytes(b"none")
-    options = ("--workers", "0", "--on-corrupt", "skip")
-    for command, name in [("embed", "vectors.npz"), ("embed", "vectors.parquet"), ("index", "index")]:
-        assert "not one of 2" in refusal(capsys, command, model, folder, "--output", tmp_path / name, *options)
-        assert not (tmp_path / name).exists()
-
-
-def test_the_folder_of_an_index_is_held_while_it_is_written(
-    model: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    index = dml.Index.build(dml.load(model), photos / "cats").save(tmp_path / "index")
-    with hold_folder(index):
-        line = refusal(capsys, "index", index, photos)
-        assert re.fullmatch(rf"error: {index}: process \d+ on .* is at work on it; wait for it", line)
-        dispatch(["search", str(index), str(photos / "cats" / "00.png"), "-k", "1"])
-    (tmp_path / "notes.txt").write_text("")
-    assert refusal(capsys, "index", model, photos, "--output", tmp_path).startswith(
-        f"error: {tmp_path}: holds something"
-    )
 
 
 def test_an_index_to_extend_keeps_its_kind(
