@@ -5,7 +5,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
-import lazy_loader
+from dml.runtime.public_names import read_stub
 
 __version__ = "0.2.0"
 
@@ -15,7 +15,7 @@ except OSError:  # torch's libraries would end the process with a message of the
     sys.stderr.write("error: the working folder was deleted; change to one that exists\n")
     sys.exit(2)
 
-_import_name, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_import_name, __dir__, __all__ = read_stub(__name__, __file__)
 
 
 def __getattr__(name: str) -> Any:

@@ -10,10 +10,12 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from torch import Tensor, nn
 
 from dml.data.copies import assign_content_ids, warn_of_copies
+from dml.data.image_files.limits import limit_list_bytes
 from dml.data.prepared.cache import CacheFolder
 from dml.data.readability import check_readability
+from dml.data.split_overview import SplitSummary, describe_changes
 from dml.data.subsets import take_some_classes
-from dml.data.table import ImageTable
+from dml.data.table import ImageTable, hold_out_classes, list_training_classes, load
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.monitor import make_further_config, make_validation_config
 from dml.evaluation.names import MetricName, list_evaluated_heads, select_joint
@@ -29,7 +31,6 @@ from dml.run.model_builders import build_crops_transform as build_crops_transfor
 from dml.run.model_builders import build_model as build_model
 from dml.run.settings import DatasetSettings, Settings, read_settings
 from dml.run.stages import QUICK_CLASSES, QUICK_IMAGES
-from dml.run.table_reading import read_table
 from dml.runtime.errors import InputError
 from dml.training.callbacks.loss_schedule import make_loss_schedule
 from dml.training.checkpoints import FrozenWeights
@@ -45,18 +46,38 @@ from dml.training.run_length import count_steps
 
 
 def build_table(settings: Settings, *, needs_fold: bool = True) -> ImageTable:
-    """Read the data set and check its counts; its fold becomes ``val``.
-
-    Args:
-        settings: settings of a run, or of one of its stages.
-        needs_fold: whether fewer training classes than folds are an error; a test does without a validation split.
-    """
+    """Read the data set and check its counts; its fold becomes ``val``."""
     images = read_table(settings.dataset, settings.data.max_list_bytes, needs_fold=needs_fold)
     if settings.quick:
         images = take_some_classes(images, classes=QUICK_CLASSES, images=QUICK_IMAGES)
     if not compares_contents(settings):
         return images
     return assign_content_ids(images, find_cache_folder(settings), settings.data.limits)
+
+
+def read_table(dataset: DatasetSettings, max_list_bytes: int, *, needs_fold: bool = True) -> ImageTable:
+    """Read and check a data set, and make the fold of the configuration the validation split."""
+    with limit_list_bytes(max_list_bytes):
+        images = load(
+            build(dataset.reader),
+            dataset.root,
+            name=dataset.name,
+            counts=dataset.counts,
+            disjoint=dataset.disjoint,
+            verify=dataset.verify,
+        )
+        if dataset.folds is not None and (needs_fold or len(list_training_classes(images)) >= dataset.folds):
+            images = hold_out_classes(images, folds=dataset.folds, fold=dataset.fold)
+        return images
+
+
+def check_same_data(option: str, before: SplitSummary, now: SplitSummary) -> None:
+    """Refuse to go on with, or to test, a run whose data has changed since it began."""
+    if changes := describe_changes(before, now):
+        raise InputError(
+            f"{option}: the data has changed since the run began: {'; '.join(changes)}; accept_changed_data=true goes "
+            "on with the data as it is now"
+        )
 
 
 def check_readable(settings: Settings, images: ImageTable) -> None:

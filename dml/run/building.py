@@ -117,12 +117,7 @@ _is_open: ContextVar[bool] = ContextVar("is_open", default=False)
 
 
 class Foreign(NamedTuple):
-    """A value that a file may not hold: the name of an unknown object, or an argument that isn't listed.
-
-    Args:
-        path: dotted key of the value.
-        value: the value as a text.
-    """
+    """A value that a file may not hold: the name of an unknown object, or an argument that isn't listed."""
 
     path: str
     value: str
@@ -144,9 +139,6 @@ def build(config: Any, *arguments: Any, **settings: Any) -> Any:
     The node is resolved first. Exactly these plain values are checked and then built, so that nothing is built that
     wasn't looked at. Other values than nodes are returned as they are. The settings replace arguments of the node;
     ``_convert_`` is Hydra's.
-
-    Raises:
-        InputError: without `trusting`, if the node holds what no file may.
     """
     if not OmegaConf.is_config(config):
         return config
@@ -161,11 +153,7 @@ def build(config: Any, *arguments: Any, **settings: Any) -> Any:
 
 
 def check_values(plain: Any, path: str = "") -> None:
-    """Make sure, without `trusting`, that plain values at a dotted key hold nothing that no file may hold.
-
-    Raises:
-        InputError: if they do.
-    """
+    """Make sure, without `trusting`, that plain values at a dotted key hold nothing that no file may hold."""
     if not _is_open.get() and (foreign := [*find_foreign(plain, path)]):
         raise InputError(f"{describe(foreign)} could run any code, or write anywhere")
 
@@ -208,10 +196,6 @@ def is_known(target: Any, part: str) -> bool:
 
     >>> is_known("dml.losses.rll.RankedListLoss", "loss"), is_known("torch.load", "loss")
     (True, False)
-
-    Args:
-        target: value of a ``_target_``, with interpolations resolved.
-        part: key at the top of the configuration, such as "loss".
     """
     if not isinstance(target, str):
         return False

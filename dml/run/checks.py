@@ -36,7 +36,6 @@ from dml.run.evaluators import (
     choose_tested_split,
     complete_metric_names,
 )
-from dml.run.feature_source import check_frozen
 from dml.run.loop import build_trainer, make_loggers
 from dml.run.settings import SETTINGS, TRAINED, Settings, find_group, list_declared, read_settings
 from dml.run.stages import check_stages, list_stages
@@ -79,9 +78,6 @@ def check(command: str, config: DictConfig) -> None:
         command: "train", "evaluate", "prepare" or "inspect". What the command doesn't use is neither checked nor
             imported: the test of a stranger's checkpoint imports no loss.
         config: configuration of the command, which is changed in place.
-
-    Raises:
-        InputError: naming the first key that is missing, unknown or wrong, its value, and what would be right.
     """
     if command != "train":
         check_values(command, config)
@@ -113,9 +109,6 @@ def check_values(command: str, config: DictConfig, *also: DictConfig | None) -> 
         command: command that uses the configuration.
         config: configuration of the command, or of a stage of a run. 1e3 becomes 1000 in it for a whole number.
         also: configurations that have the same values, in which they become whole numbers, too.
-
-    Raises:
-        InputError: naming the key, the value and what would be right.
     """
     plain: Any = OmegaConf.to_container(config, resolve=False)
     unused = _list_unused(command)
@@ -275,7 +268,7 @@ def _check_training(settings: Settings) -> None:
     trainer, compilation = settings.trainer, settings.training.compile
     build_trainer(settings, callbacks=[], logger=False)
     make_loss_schedule(settings.scheduler.loss)
-    check_frozen(settings)
+    _check_frozen(settings)
     _check_optimizer(settings)
     build(settings.adapter)
     if trainer.sync_batchnorm and settings.model.backbone.get("fold_batchnorm"):
@@ -290,6 +283,19 @@ def _check_training(settings: Settings) -> None:
             f"training.compile={{mode: {mode}}}: its CUDA graphs overwrite what training.gradient_cache and "
             "trainer.accumulate_grad_batches keep; training.compile={mode: max-autotune-no-cudagraphs}"
         )
+
+
+def _check_frozen(settings: Settings) -> None:
+    """Make sure that no option contradicts ``training.frozen``."""
+    values = {
+        "recurrent=none": settings.recurrent,
+        "training.compile=null": settings.training.compile,
+        "adapter=none": settings.adapter,
+    }
+    for remedy, value in values.items():
+        if settings.training.frozen and value:
+            option = remedy.partition("=")[0]
+            raise InputError(f"training.frozen=true: {option} needs the whole network in each step; {remedy}")
 
 
 def _check_optimizer(settings: Settings) -> None:
@@ -320,9 +326,6 @@ def check_crops(transform: DictConfig) -> None:
 
     Such a crop comes from a ``transform.size`` that the file's Resize doesn't follow: transform=rll always resizes to
     256. With transform.size=64 a test would see a sixteenth of each image, and with 336 a black frame around it.
-
-    Raises:
-        InputError: if a crop is larger than the resized image.
     """
     for split in ("train", "test"):
         node: Any = OmegaConf.to_container(transform[split], resolve=True)
@@ -345,16 +348,7 @@ def check_crops(transform: DictConfig) -> None:
 
 
 def check_share(key: str, settings: Settings, part: ImageTable) -> None:
-    """Make sure that a share of the batches of a validation or a test is a batch at least.
-
-    Args:
-        key: "limit_val_batches" or "limit_test_batches" of ``trainer``.
-        settings: settings of a stage.
-        part: images that are validated or tested.
-
-    Raises:
-        InputError: if the share is less than one batch of each process.
-    """
+    """Make sure that a share of the batches of a validation or a test is a batch at least."""
     trainer = settings.trainer
     processes = max(1, trainer.devices) * (trainer.get("num_nodes") or 1) if isinstance(trainer.devices, int) else 1
     share, batches = trainer.get(key), -(-len(part) // (settings.data.eval_batch_size * processes))
@@ -366,11 +360,7 @@ def check_share(key: str, settings: Settings, part: ImageTable) -> None:
 
 
 def check_tested_settings(settings: Settings, table: ImageTable) -> MetricConfig:
-    """Make sure, before anything is embedded, that a test can use its settings -> the configuration of its metrics.
-
-    Raises:
-        InputError: if a metric, the threshold, the pictures or a re-ranking can't be had as ``evaluation`` says.
-    """
+    """Make sure, before anything is embedded, that a test can use its settings -> the configuration of its metrics."""
     metrics = build_metric_config(settings, table)
     metrics.check_labels()
     build_threshold_settings(settings)
@@ -383,16 +373,7 @@ def check_tested_settings(settings: Settings, table: ImageTable) -> MetricConfig
 
 
 def check_evaluation(settings: Settings, table: ImageTable) -> None:
-    """Make sure, before any training, that every metric of the configuration can be computed.
-
-    Args:
-        settings: settings of a run, or of one of its stages.
-        table: the data set with all its splits.
-
-    Raises:
-        InputError: if a metric or a set of heads is unknown, no validation has ``checkpoints.monitor``, no query has a
-            positive, or a validation would have less than one batch.
-    """
+    """Make sure, before any training, that every metric of the configuration can be computed."""
     metrics, heads = check_tested_settings(settings, table), list(settings.model.heads)
     check_queries(table.select_evaluated("test"))
     evaluated_heads = list_evaluated_heads(heads, settings.evaluation.heads, settings.evaluation.head_sets)
@@ -409,11 +390,7 @@ def check_evaluation(settings: Settings, table: ImageTable) -> None:
 
 
 def check_search(config: DictConfig) -> None:
-    """Make sure that the runs of a search validate, and that a validation has the metric.
-
-    Raises:
-        InputError: if no run could give the search a value.
-    """
+    """Make sure that the runs of a search validate, and that a validation has the metric."""
     complete_metric_names(config)
     settings, stages = read_settings(config, Settings), list_stages(config)
     table = build_table(settings)

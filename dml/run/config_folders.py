@@ -45,11 +45,7 @@ def list_network_overrides(name: str) -> list[str]:
 
 
 def list_overrides(hydra: Any) -> list[str]:
-    """Return the overrides of a run as it stores them, for people: its values are stored beside them.
-
-    Args:
-        hydra: the configuration below ``hydra``.
-    """
+    """Return the overrides of a run as it stores them, for people: its values are stored beside them."""
     task = OmegaConf.select(hydra, "overrides.task") or OmegaConf.create([])
     typed: Any = OmegaConf.to_container(task, resolve=False)
     return [*search_path_overrides(hydra), *typed]
@@ -59,12 +55,6 @@ def search_path_overrides(hydra: Any) -> list[str]:
     """Return the override that gives another run the user's folders of configurations; none if there are none.
 
     A run stores it, as Hydra stores no override of its own keys.
-
-    Args:
-        hydra: the configuration below ``hydra``.
-
-    Returns:
-        ``hydra.searchpath=[...]`` with absolute paths, as another run may be started in another folder; or nothing.
     """
     folders = [_make_absolute(str(folder)) for folder in hydra.get("searchpath") or ()]
     return [f"hydra.searchpath=[{','.join(quote(folder) for folder in folders)}]"] if folders else []

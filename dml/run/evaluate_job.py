@@ -11,7 +11,7 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from dml.data.split_overview import summarize_data
 from dml.data.splits import describe_splits
-from dml.data.table import ImageTable
+from dml.data.table import TEST_SPLITS, ImageTable
 from dml.run import builders, loop
 from dml.run.checks import check_tested_settings
 from dml.run.config_folders import pretrained_name
@@ -20,8 +20,7 @@ from dml.run.final_test import run_test
 from dml.run.model_builders import count_features, use_features
 from dml.run.settings import EvaluateSettings, Settings, read_settings
 from dml.run.stages import Stage, find_stage, make_evaluation_config
-from dml.run.stored import StoredRun, extract_run, write_configuration
-from dml.run.table_reading import check_tested_data
+from dml.run.stored import StoredRun, extract_run, plain_config, write_configuration
 from dml.runtime.configuration import key_of
 from dml.runtime.console import console
 from dml.runtime.errors import InputError
@@ -38,9 +37,6 @@ def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> dic
 
     It takes neither a loss nor a sampler. It takes the pretrained weights that the training began with only if the
     checkpoint lacks those that an adapter left as they were.
-
-    Raises:
-        InputError: if the folder is a run's, whose configuration and metrics the test would replace.
     """
     path = expand_home(read_settings(config, EvaluateSettings).checkpoint)
     if folder.has_configuration and not folder.is_evaluation:
@@ -59,7 +55,7 @@ def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> dic
     check_tested_settings(settings, table)
     split = _choose_split(settings, table)
     if stored is not None:
-        check_tested_data(config, split, table, stored)
+        _check_data(config, split, table, stored)
     tested = table.select_evaluated(split)
     share = ", all that there are" if len(tested) == len(table) else ""
     line = f"{settings.dataset.name}: {describe_splits(tested)}{share}"
@@ -100,6 +96,19 @@ def _read_stage(path: Path, config: DictConfig, overrides: list[str]) -> tuple[S
     return stage, stored, description
 
 
+def _check_data(config: DictConfig, split: str, table: ImageTable, stored: StoredRun) -> None:
+    """Make sure that a checkpoint is tested on the data of its run, unless the command line names other data."""
+    path = expand_home(config.checkpoint)
+    before: Any = RunFolder.from_checkpoint(path).splits()
+    if before is None or config.accept_changed_data or stored.config["dataset"] != plain_config(config)["dataset"]:
+        return
+    after: Any = summarize_data(table, config.dataset.root)
+    if split == "test" and config.dataset.folds:  # too few training classes may be there to be divided as before
+        used = {*TEST_SPLITS, "val"} if "val" in after else {*TEST_SPLITS}
+        before, after = ({name: part[name] for name in used & part.keys()} for part in (before, after))
+    builders.check_same_data(f"checkpoint={path}", before, after)
+
+
 def _take_other_data_whole(config: DictConfig, overrides: list[str], stored: StoredRun) -> None:
     """Let a test of other data than the run's be of all classes that are in no split, as none is trained.
 
@@ -129,11 +138,7 @@ def _find_selection(path: Path, stored: StoredRun) -> str | None:
 
 
 def _choose_split(settings: EvaluateSettings, table: ImageTable) -> str:
-    """Return the split to test: ``split``, or the one that the run tested at its end.
-
-    Raises:
-        InputError: if the data set has no such split.
-    """
+    """Return the split to test: ``split``, or the one that the run tested at its end."""
     if settings.split is None:
         return choose_tested_split(settings, table)
     if not len(table.select_evaluated(settings.split)):

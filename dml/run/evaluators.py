@@ -16,11 +16,7 @@ from dml.runtime.errors import InputError
 
 
 def build_metric_config(settings: Settings, part: ImageTable) -> MetricConfig:
-    """Build the configuration of a test's metrics from those options of ``evaluation`` that are its fields.
-
-    Raises:
-        InputError: if an option of ``evaluation`` can't be used, such as an unknown metric.
-    """
+    """Build the configuration of a test's metrics from those options of ``evaluation`` that are its fields."""
     evaluation = settings.evaluation
     weights = evaluation.level_weights
     if weights is not None and len(weights) != len(part.levels):
@@ -45,11 +41,7 @@ def build_metric_config(settings: Settings, part: ImageTable) -> MetricConfig:
 
 
 def complete_metric_names(config: DictConfig) -> None:
-    """Add the finest level to the metrics that choose a checkpoint where they name none: recall@1 is level0/recall@1.
-
-    Args:
-        config: configuration of a run, with its stages.
-    """
+    """Name the finest level in the metrics that choose a checkpoint: recall@1 is level0/recall@1."""
     metrics: Any = OmegaConf.select(config, "evaluation.metrics", default=[])
     entries = [entry for entry in metrics if OmegaConf.is_dict(entry)]
     custom = [entry.get("name") for entry in entries if entry.get("kind") != Kind.HIERARCHY]
@@ -66,11 +58,7 @@ def build_threshold_settings(settings: Settings) -> ThresholdSettings | None:
 
 
 def choose_final_split(table: ImageTable) -> str:
-    """Return the split that a run is tested on at its end: "test", or "val" where no class is held out for a test.
-
-    Raises:
-        InputError: if the table has neither.
-    """
+    """Return the split that a run is tested on at its end: "test", or "val" where no class is held out for a test."""
     if len(table.rows(*TEST_SPLITS)):
         return "test"
     if len(table.rows("val")):
@@ -82,11 +70,7 @@ def choose_final_split(table: ImageTable) -> str:
 
 
 def choose_tested_split(settings: Settings, table: ImageTable) -> str:
-    """Return the split that a run is tested on at its end: `choose_final_split`, or "val" by ``evaluation.split``.
-
-    Raises:
-        InputError: if ``evaluation.split`` can't be used, or the table has no such split.
-    """
+    """Return the split that a run is tested on at its end: `choose_final_split`, or "val" by ``evaluation.split``."""
     evaluation = settings.evaluation
     if evaluation.split is None:
         return choose_final_split(table)
@@ -106,9 +90,6 @@ def choose_selection(settings: Settings, table: ImageTable) -> str:
     """Return what chooses the checkpoint that is tested: "val", the "last" one, or "test" itself.
 
     Without a validation split the last checkpoint stands in for the best of it.
-
-    Raises:
-        InputError: if it is "test" and no class is held out for a test.
     """
     selection: str = settings.evaluation.selection
     if selection == "test" and not len(table.rows(*TEST_SPLITS)):

@@ -94,16 +94,3 @@ def build_feature_source(settings: Settings, model: EmbeddingModel) -> FeatureSo
         raise InputError(f"training.frozen=true: trains in one process, not in {processes}; trainer.devices=1")
     folder = None if settings.data.cache is None else make_cache_folder(settings)
     return FeatureSource(settings, settings.model, model, folder)
-
-
-def check_frozen(settings: Settings) -> None:
-    """Make sure that no option contradicts ``training.frozen``."""
-    values = {
-        "recurrent=none": settings.recurrent,
-        "training.compile=null": settings.training.compile,
-        "adapter=none": settings.adapter,
-    }
-    for remedy, value in values.items():
-        if settings.training.frozen and value:
-            option = remedy.partition("=")[0]
-            raise InputError(f"training.frozen=true: {option} needs the whole network in each step; {remedy}")

@@ -54,9 +54,6 @@ def run_test(
 
     The loggers of the trainer get the metrics, and ``folder`` metrics.json last of all, which has the values of
     ``description`` too. ``run`` has the neighbors for evaluation.fixed_neighbors.
-
-    Returns:
-        The contents of metrics.json.
     """
     settings = stage.settings
     images.tested_on = split
@@ -174,18 +171,6 @@ def evaluate_model_threshold(
     """Evaluate the threshold of a model, and write the curves of the splits.
 
     The validation split is embedded for it, unless it is the tested one.
-
-    Args:
-        settings: settings of the tested stage.
-        trainer: trainer of the pass over the validation split.
-        embedder: model that embeds the split.
-        images: images of all splits.
-        embeddings: embeddings (N, D) of the tested images.
-        tested: table of the tested images.
-        folder: folder of the curves.
-
-    Returns:
-        Metrics named threshold/...; none if the option is off, or embeddings are compared by another distance.
     """
     threshold = build_threshold_settings(settings)
     pairs = make_pairs(embeddings, tested) if threshold else None

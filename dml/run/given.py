@@ -16,11 +16,7 @@ _given_objects: ContextVar[Mapping[str, Any]] = ContextVar("given", default=Mapp
 
 @contextmanager
 def giving(objects: Mapping[str, Any]) -> Iterator[None]:
-    """Let `take` and `take_table` return these objects in the ``with`` statement.
-
-    Args:
-        objects: {part of the configuration, or "table": object}.
-    """
+    """Let `take` and `take_table` return these objects in the ``with`` statement."""
     token = _given_objects.set(objects)
     try:
         yield
@@ -34,9 +30,6 @@ def take(part: str, name: str) -> Any:
     Args:
         part: part of the configuration, such as "loss"; "module" for the network of `ImageEmbedder.from_module`.
         name: class of the object, by which a configuration tells runs with different objects apart.
-
-    Raises:
-        InputError: if none is given, as when the shell resumes a run of Python.
     """
     if part not in _given_objects.get():
         if part == "module":
@@ -52,9 +45,6 @@ def take_table(_root: str | None, *, test_fraction: float | None, val_fraction: 
     """Return the table of images that `dml.train` was called with; a reader of ``conf/dataset/table.yaml``.
 
     The other arguments are those of `dml.data.splits.complete_splits`, which draws the splits that the table lacks.
-
-    Raises:
-        InputError: if none is given, or it has too few classes to draw splits of.
     """
     if "table" not in _given_objects.get():
         raise InputError("dataset=table: the images are a table from Python; dml.train(table=...) gives it")

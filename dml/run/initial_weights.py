@@ -29,9 +29,6 @@ def load_beginning(settings: Settings, model: nn.Module, path: Path) -> None:
 
     Updates of LoRA go on as they are if the model has the same ones, at the same scale. Otherwise they are added to the
     weights first.
-
-    Raises:
-        InputError: if the checkpoint belongs to another model, or was trained with other frozen weights.
     """
     checkpoint = read_checkpoint(path, lazily=True)
     shapes = {name: value.shape for name, value in checkpoint["state_dict"].items() if ".lora_" in name}

@@ -95,13 +95,6 @@ def choose_between_first_and_last(
     A network that was trained on few classes has forgotten some of what tells others apart. On the straight line to
     where it began it often finds more than at both ends (Wortsman et al., Robust fine-tuning of zero-shot models, 2022,
     section 4). The first and the last weights, and those of the best validation, are candidates too.
-
-    Args:
-        settings: settings of the only stage of a run.
-        trainer: trainer that has ended the training, in whose folder are first.ckpt, best.ckpt and last.ckpt.
-        learner: the model with its losses.
-        images: images of the validation.
-        frozen: the frozen weights that checkpoints needn't hold.
     """
     folder = RunFolder(trainer.default_root_dir)
     if not settings.checkpoints.interpolation or not folder.best_checkpoint.exists():  # no validation wrote one

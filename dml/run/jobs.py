@@ -41,7 +41,6 @@ from dml.run.stored import (
     read_stored_run,
     write_configuration,
 )
-from dml.run.table_reading import check_resumed_data
 from dml.run.teachers import add_teacher
 from dml.run.untrained_model import evaluate_raw_features, store_fixed_neighbors
 from dml.runtime import signals
@@ -98,8 +97,8 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
     stored = _check_folder(config, settings, folder)
     table = builders.build_table(settings)
     splits = summarize_data(table, settings.dataset.root)
-    if stored is not None:
-        rank_zero_only(check_resumed_data)(config, splits, folder)
+    if stored is not None and not settings.accept_changed_data and (before := folder.splits()) is not None:
+        rank_zero_only(builders.check_same_data)(f"resume={folder.path}", before, splits)
     stages = list_stages(config.copy())  # building a stage turns its epochs into steps
     _check_data(stages, table)
     parts = _build_parts(stages[0], table)
@@ -135,11 +134,7 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
 
 
 def _check_folder(config: DictConfig, settings: Settings, folder: RunFolder) -> StoredRun | None:
-    """Return what the run that is resumed has stored; for a new run make sure that nothing is in the way.
-
-    Raises:
-        InputError: if a resumed run can't have the new values, the folder holds a run, or ``training.init`` is missing.
-    """
+    """Return what the run that is resumed has stored; for a new run make sure that nothing is in the way."""
     init = settings.training.init
     if init and not settings.resume and not expand_home(init).is_file():
         raise InputError(f"training.init={init}: no such file; a checkpoint of another run, such as its best.ckpt")
@@ -186,11 +181,7 @@ def _build_parts(stage: Stage, table: ImageTable) -> StageParts:
 
 
 def _try_stages(first: StageParts, others: list[Stage], table: ImageTable) -> None:
-    """Build the callbacks of the first stage, and all of the others once: a mistake is told before anything is trained.
-
-    Raises:
-        InputError: if one can't be built; the line names the stage.
-    """
+    """Build the callbacks of the first stage, and all of the other stages once, so that a mistake is told at once."""
     loop.build_callbacks(first.settings)
     for stage in others:
         trial = Stage(stage.name, stage.config.copy())  # building turns epochs into steps
@@ -207,12 +198,7 @@ def _try_stages(first: StageParts, others: list[Stage], table: ImageTable) -> No
 def _read_progress(
     config: DictConfig, folder: RunFolder, table: ImageTable, stages: list[Stage], stored: StoredRun | None
 ) -> TrainingProgress | None:
-    """Return how far the run has got, None for a new run.
-
-    Raises:
-        InputError: if the last checkpoint is damaged, or the best one, which the run would test, or if the run can't go
-            on from there.
-    """
+    """Return how far the run has got, None for a new run."""
     if stored is None or not folder.last_checkpoint.exists():
         return None
     if folder.best_checkpoint.exists() and choose_selection(stages[-1].settings, table) != "last":

@@ -32,11 +32,7 @@ from dml.training.trainer_arguments import check_arguments
 
 
 def build_callbacks(settings: Settings) -> list[Callback]:
-    """Build the callbacks of a training, in the order in which Lightning calls them; it calls the two checkpoints last.
-
-    Raises:
-        InputError: if an entry of ``trainer.callbacks`` is no callback, or a setting of one of dml's can't be.
-    """
+    """Build the callbacks of a training, in the order in which Lightning calls them; it calls checkpoints last."""
     training, checkpoints, schedule = (
         settings.training,
         settings.checkpoints,
@@ -88,14 +84,6 @@ def build_trainer(settings: Settings, *, callbacks: Sequence[Callback] = (), **c
     """Build Lightning's Trainer.
 
     A value below ``trainer`` that is null stands for Lightning's default, and ``changes`` replace such values.
-
-    Args:
-        settings: settings of a stage.
-        callbacks: callbacks of a training, see `build_callbacks`; a trainer without them is one of tests alone.
-        **changes: arguments of the Trainer; its plugins join those of the settings.
-
-    Raises:
-        InputError: if an argument is one that dml sets itself.
     """
     # part of trainer.deterministic, for code that reads memory it has not written: 10 % of a step for nothing
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
@@ -136,11 +124,7 @@ def build_testing_trainer(settings: Settings, **changes: Any) -> Trainer:
 
 
 def make_loggers(settings: Settings) -> list[Any]:
-    """Make the loggers beside ``metrics.csv``, which begin to log when they are given something.
-
-    Raises:
-        InputError: if a logger isn't installed, or may not send anything.
-    """
+    """Make the loggers beside ``metrics.csv``, which begin to log when they are given something."""
     loggers = []
     for name, logger in settings.logger.loggers.items():
         if (CONF / "logger" / f"{name}.yaml").exists() and find_spec(name) is None:

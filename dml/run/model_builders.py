@@ -51,11 +51,7 @@ def use_features(model: DictConfig, dimension: int) -> None:
 
 
 def build_crops_transform(settings: Settings) -> Pipeline | None:
-    """Build the test's transform if it takes several views of each image: ``transform.test`` with ``evaluation.crops``.
-
-    Raises:
-        InputError: if there are no crops of so many views, or the transform has no place for them.
-    """
+    """Build the transform of a test that takes several views of each image, ``evaluation.crops``; else None."""
     crops, plain = settings.evaluation.crops, build(settings.transform.test)
     if crops == 1:
         return None

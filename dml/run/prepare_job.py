@@ -30,12 +30,7 @@ PRINTED_FAULTS = 5
 
 
 def prepare(config: DictConfig, _folder: RunFolder, _overrides: list[str]) -> dict[str, list[str]]:
-    """Verify a data set, draw its contact sheets, and write its table and, with ``resize``, its cache -> the faults.
-
-    Raises:
-        InputError: if there are faults and ``dataset.verify`` is true, after everything else; or at once if another
-            process prepares the data set, or there are links where files are written.
-    """
+    """Verify a data set, draw its contact sheets, and write its table and, with ``resize``, its cache -> the faults."""
     settings = read_settings(config, PrepareSettings)
     dataset = settings.dataset
     resize = Resize(settings.mode, settings.resize) if settings.resize is not None else None
@@ -91,11 +86,7 @@ def _prepare(
 
 
 def make_cache_folder(settings: Settings) -> CacheFolder:
-    """Make the folder of prepared files that ``data.cache`` names; "auto" without a root is one in the user's cache.
-
-    Raises:
-        InputError: if it names none, or a folder that can't be written to.
-    """
+    """Make the folder of prepared files that ``data.cache`` names; "auto" without a root is one in the user's cache."""
     root, cache = settings.dataset.root, settings.data.cache
     if root is None and cache == "auto":
         cache = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "dml")

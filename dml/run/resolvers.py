@@ -31,12 +31,7 @@ def learning_rate(default: float, *, _root_: DictConfig) -> float:
 
 
 def new_folder(path: str, *, _root_: DictConfig) -> str:
-    """Resolve ``${new_folder:PATH}``, Hydra's folder of a run: make PATH, or PATH_2, PATH_3 and so on if it exists.
-
-    Raises:
-        ValueError: while Hydra composes: OmegaConf resolves a value before it is replaced by that of another file.
-        InputError: if this process may not make the folder.
-    """
+    """Resolve ``${new_folder:PATH}``, Hydra's folder of a run: make PATH, or PATH_2, PATH_3 and so on if it exists."""
     if OmegaConf.select(_root_, "hydra.runtime.cwd") is None:
         raise ValueError(f"new_folder {path}: the configuration isn't complete")
     folders = OmegaConf.get_cache(_root_)["new_folder"]  # Hydra resolves the folder of one run several times

@@ -8,8 +8,8 @@ from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import Field, dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
-from annotated_types import Ge, Gt, Interval
 from omegaconf import DictConfig, OmegaConf
+from pydantic import Field as Bounds
 
 if TYPE_CHECKING:
     from dml.data.image_files.limits import ImageLimits
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 TRAINED = ("sampler", "loss", "distill", "optimizer", "scheduler", "checkpoints", "logger", "sweep")
 """The parts that only a training uses, and no test of a checkpoint."""
 
-Count = Annotated[int, Ge(1)]
-Natural = Annotated[int, Ge(0)]
+Count = Annotated[int, Bounds(ge=1)]
+Natural = Annotated[int, Bounds(ge=0)]
 WhitenedHeads = Literal["auto", "half_whitened_components", "principal_components", "whitened_components"]
-Seed = Annotated[int, Interval(ge=0, lt=2**32)]
+Seed = Annotated[int, Bounds(ge=0, lt=2**32)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class DistillSettings:
     """``distill``: a model whose embeddings the training learns from."""
 
     teacher: str | None
-    weight: Annotated[float, Ge(0)]
+    weight: Annotated[float, Bounds(ge=0)]
     labels: bool
     loss: Any
 
@@ -86,7 +86,7 @@ class SchedulerSettings:
     """``scheduler``: how the learning rates change."""
 
     warmup_steps: Natural
-    warmup_epochs: Annotated[float, Ge(0)] | None
+    warmup_epochs: Annotated[float, Bounds(ge=0)] | None
     interval: Literal["step", "epoch"]
     schedule: Any
     loss: dict[Any, Any] | None
@@ -104,7 +104,7 @@ class TrainingSettings:
     shard_loss: bool
     compile: bool | dict[Any, Any] | None
     matmul_precision: Literal["highest", "high", "medium"] | None
-    ema: Annotated[float, Interval(gt=0, lt=1)] | None
+    ema: Annotated[float, Bounds(gt=0, lt=1)] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +120,7 @@ class CheckpointSettings:
     """``checkpoints``: when checkpoints are written, and which one is the best."""
 
     every_n_steps: Count
-    every_n_seconds: Annotated[float, Gt(0)] | None
+    every_n_seconds: Annotated[float, Bounds(gt=0)] | None
     monitor: str
     mode: Literal["max", "min"]
     tie_breaker: str | None
@@ -133,8 +133,8 @@ class CheckpointSettings:
 class ThresholdSettings:
     """``evaluation.threshold``: the similarity from which on two images are of one class."""
 
-    wrong_share: Annotated[float, Interval(gt=0, lt=1)]
-    fmr: Annotated[float, Interval(gt=0, lt=1)] | None
+    wrong_share: Annotated[float, Bounds(gt=0, lt=1)]
+    fmr: Annotated[float, Bounds(gt=0, lt=1)] | None
 
 
 @dataclass(frozen=True, kw_only=True)

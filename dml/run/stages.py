@@ -37,23 +37,12 @@ def list_stages(config: DictConfig) -> list[Stage]:
 
     A part with a ``_target_`` replaces the whole part, anything else changes single values. Without ``stages`` the run
     has one stage.
-
-    Raises:
-        InputError: if a stage gives the name of a choice in the place of a part.
     """
     return [Stage(str(name), _apply_changes(config, name)) for name in config.stages] or [Stage("", config)]
 
 
 def check_stages(config: DictConfig, first: Stage) -> None:
-    """Make sure that no stage changes what all of them share, and that a recurrent model begins with a trained network.
-
-    Args:
-        config: configuration of the run.
-        first: first stage of the run, as `list_stages` returns it.
-
-    Raises:
-        InputError: if a stage changes the data, a later one its first weights, or a recurrent model begins a run.
-    """
+    """Make sure that no stage changes what all share, and that a recurrent model begins with a trained network."""
     for number, (name, changes) in enumerate(_list_changes(config).items()):
         for key in changes:
             if key in SHARED:
@@ -71,11 +60,7 @@ def check_stages(config: DictConfig, first: Stage) -> None:
 
 
 def find_stage(config: DictConfig, name: str) -> Stage:
-    """Return the stage of a name.
-
-    Raises:
-        InputError: if the configuration has no such stage.
-    """
+    """Return the stage of a name."""
     for stage in list_stages(config):
         if stage.name == name:
             return stage
@@ -118,10 +103,6 @@ def make_evaluation_config(config: DictConfig, *, lacks_weights: bool = False) -
 
     The parts that only training uses are not in it, and the model begins without pretrained weights, unless the
     checkpoint lacks them.
-
-    Args:
-        config: configuration of the stage.
-        lacks_weights: whether the checkpoint lacks weights, which an adapter left as they were.
     """
     parts = resolve_parts(config, TRAINED)
     parts["trainer"] |= {
@@ -164,11 +145,7 @@ QUICK_CLASSES_PER_BATCH = 48
 
 
 def shorten(config: DictConfig) -> None:
-    """Make the training of a stage short, in place: `QUICK_STEPS` optimizer steps or fewer, and two validations.
-
-    Args:
-        config: configuration of the stage.
-    """
+    """Make the training of a stage short, in place: `QUICK_STEPS` optimizer steps or fewer, and two validations."""
     trainer, scheduler = config.trainer, config.scheduler
     validates = trainer.val_check_interval is not None or trainer.check_val_every_n_epoch is not None
     with open_dict(config):

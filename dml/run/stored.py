@@ -105,11 +105,7 @@ def _without_calls(value: Any) -> Any:
 
 
 def read_stored_run(folder: RunFolder) -> StoredRun:
-    """Read what the run in a folder stored last.
-
-    Raises:
-        InputError: if there is no run in the folder, only the evaluation of one, or its checkpoint is damaged.
-    """
+    """Read what the run in a folder stored last."""
     if folder.last_checkpoint.exists():
         stored = read_checkpoint_run(folder.last_checkpoint)
         return _take_newer(stored, folder) if folder.has_configuration else stored
@@ -124,11 +120,7 @@ def read_stored_run(folder: RunFolder) -> StoredRun:
 
 
 def _take_newer(stored: StoredRun, folder: RunFolder) -> StoredRun:
-    """Return what a checkpoint holds with the `NEW_VALUES` of a run that was resumed, and killed before another one.
-
-    Raises:
-        InputError: if another value differs: the files aren't of one run.
-    """
+    """Return what a checkpoint holds with the `NEW_VALUES` of a run that was resumed, and killed before another one."""
     config, then, now = OmegaConf.create(stored.config), flat(stored.config), flat(folder.config)
     for key in sorted(key for key in now.keys() | then.keys() if now.get(key) != then.get(key)):
         if not _may_be_new(key):
@@ -153,11 +145,7 @@ def _may_be_new(key: str) -> bool:
 
 
 def read_checkpoint_run(path: Path) -> StoredRun:
-    """Read what the run of a checkpoint stored in it.
-
-    Raises:
-        InputError: if the file is missing, damaged or no checkpoint.
-    """
+    """Read what the run of a checkpoint stored in it."""
     from dml.training.checkpoints import read_checkpoint  # late: it imports torch
 
     return extract_run(read_checkpoint(path, lazily=True))
@@ -183,11 +171,6 @@ def offer(command: str, stored: StoredRun, words: Sequence[str]) -> str:
 
     A group that the command line chooses is as in ``conf/``, but the trainer: ``trainer=ddp`` chooses its `PROCESSES`.
     Without ``trust=true`` each `CALL` in the file counts as missing.
-
-    Args:
-        command: command whose configuration is composed, such as "evaluate".
-        stored: what the run stored.
-        words: arguments of the command line.
     """
     values = stored.config if is_trusted(words) else _without_calls(stored.config)
     values = {key: values[key] for key in list_declared(SETTINGS["train"]) if key in values and key not in RUN_KEYS}
@@ -208,14 +191,6 @@ def check_foreign(command: str, config: DictConfig, words: Sequence[str]) -> Non
     """Make sure that a configuration which a file's values are part of builds known objects, and writes nowhere else.
 
     What the command line itself names is not held against the file.
-
-    Args:
-        command: "train", of a run that is resumed, or "evaluate".
-        config: the composed configuration.
-        words: arguments of the command line, one of which names the file.
-
-    Raises:
-        InputError: if there is anything else; with ``trust=true`` it is printed.
     """
     unused = (*TRAINED, "stages") if command == "evaluate" else ("stages",)
     configs = [config, *(stage.config for stage in list_stages(config))]
@@ -234,11 +209,7 @@ def check_foreign(command: str, config: DictConfig, words: Sequence[str]) -> Non
 
 
 def check_new_values(config: DictConfig, folder: RunFolder, stored: StoredRun) -> None:
-    """Make sure that a resumed run has new values of `NEW_VALUES` alone.
-
-    Raises:
-        InputError: if another value is new.
-    """
+    """Make sure that a resumed run has new values of `NEW_VALUES` alone."""
     now, then = flat(plain_config(config)), flat(stored.config)
     for key in sorted(key for key in now.keys() | then.keys() if now.get(key) != then.get(key)):
         if not _may_be_new(key):
@@ -250,17 +221,7 @@ def check_new_values(config: DictConfig, folder: RunFolder, stored: StoredRun) -
 
 
 def check_trained(config: DictConfig, stored: StoredRun, max_steps: Any, progress: "TrainingProgress") -> None:
-    """Make sure that a resumed run isn't given values with which none of its steps was trained, and none will be.
-
-    Args:
-        config: composed configuration.
-        stored: what the run stored.
-        max_steps: length of the last stage.
-        progress: where the run has got to.
-
-    Raises:
-        InputError: if it is.
-    """
+    """Make sure that a resumed run isn't given values with which none of its steps was trained, and none will be."""
     names = [str(name) for name in config.stages]
     for name in names[: names.index(progress.stage)] if progress.stage in names else ():
         if plain_config(config)["stages"][name] != stored.config["stages"][name]:
@@ -285,14 +246,7 @@ def name_choices(choices: Mapping[str, Any], began_in: RunFolder) -> dict[str, A
 
 
 def write_configuration(folder: RunFolder, config: DictConfig, overrides: Sequence[str], began_in: RunFolder) -> None:
-    """Write `.hydra/` of a run or a test, as Hydra does, and begin its log.
-
-    Args:
-        folder: folder of the run or the test.
-        config: its composed configuration.
-        overrides: its overrides.
-        began_in: folder of the run that it goes on with, or tests, whose choices it has where they are `STORED`.
-    """
+    """Write `.hydra/` of a run or a test, as Hydra does, and begin its log."""
     hydra: Any = HydraConfig.instance().cfg
     if hydra is not None:
         console.begin_log(folder.path / f"{hydra.hydra.job.name}.log")

@@ -20,20 +20,7 @@ from dml.runtime.text import in_markup
 
 
 def finish_run(config: DictConfig, folder: RunFolder, overrides: list[str], train: Callable[[], Any]) -> float | None:
-    """Start a run of a sweep, go on with it, or skip it if it is finished.
-
-    Args:
-        config: configuration of the run; ``resume`` is set in it if there is a checkpoint to go on from.
-        folder: folder of the run, whose lock this process holds.
-        overrides: overrides of the run on the command line.
-        train: function that trains and tests the run in this process.
-
-    Returns:
-        The value that a sweeper optimizes, see `read_objective`; None for a sweep over a grid.
-
-    Raises:
-        InputError: if the folder holds a run of another configuration.
-    """
+    """Start a run of a sweep, go on with it, or skip it if it is finished."""
     has_checkpoint = folder.last_checkpoint.exists()
     holds_run = has_checkpoint or folder.is_finished
     if _is_folder_chosen() and holds_run and read_stored_run(folder).config != plain_config(config):
@@ -65,11 +52,7 @@ def _is_folder_chosen() -> bool:
 
 
 def _train_in_processes(count: int, folder: RunFolder, overrides: list[str]) -> None:
-    """Train on several devices, in new processes, as a single run does, while this process holds the folder's lock.
-
-    Raises:
-        InputError: if the processes fail, which have printed the reason.
-    """
+    """Train on several devices, in new processes, as a single run does, while this process holds the folder's lock."""
     folders = [f"hydra.run.dir={quote(folder.path)}", f"hydra.sweep.dir={quote(HydraConfig.get().sweep.dir)}"]
     command = [*python_command("train"), *overrides, *folders]
     code = ranks.launch(command, count, **{SILENT: "1", HELD_FOLDER: str(folder.path)})
@@ -81,9 +64,6 @@ def read_objective(settings: Settings, folder: RunFolder) -> float:
     """Return the value that a sweeper optimizes: the metric ``checkpoints.monitor`` of the tested checkpoint.
 
     The value is that of the validation at which the checkpoint was written.
-
-    Raises:
-        InputError: if there was no validation.
     """
     metric = monitored_metric(settings)
     values, tested_step = folder.values(metric), folder.metrics()["step"]

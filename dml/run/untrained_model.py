@@ -47,13 +47,6 @@ def evaluate_raw_features(
     They are of the split that the run is tested on at its end. Features that are larger than the model's embeddings are
     also projected onto as many principal components, or onto all of them if few training images have fewer, for a fair
     comparison -> raw/pca/level0/recall@1 and so on. A resumed run reads all from its folder.
-
-    Args:
-        stage: the run's first stage.
-        images: images of the run.
-        model: network with its heads.
-        folder: folder of the run.
-        source: source of the backbone's features; None computes them.
     """
     settings = stage.settings
     parts = {part: value for part, value in plain_config(stage.config).items() if part in DECISIVE}
@@ -115,11 +108,7 @@ def _embed_training_sample(
 def store_fixed_neighbors(
     settings: Settings, learner: MetricLearner, images: DataModule, path: Path, count: int
 ) -> None:
-    """Write the ``count`` nearest neighbors of each test image by the model as it is, unless the file holds them.
-
-    Raises:
-        InputError: if the test isn't of one split that is its own gallery.
-    """
+    """Write the ``count`` nearest neighbors of each test image by the model as it is, unless the file holds them."""
     table = images.table.select_evaluated("test")
     if len(np.unique(table.split)) > 1 or (table.benchmark != EVERY_LEVEL).any():
         raise InputError(

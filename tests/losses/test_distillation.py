@@ -16,6 +16,7 @@ from dml.losses.distillation import (
     RelationalDistanceLoss,
     SimilarityDistillationLoss,
     TeacherLoss,
+    find_wanted_vectors,
 )
 
 RELATIONS = [SimilarityDistillationLoss, RelationalDistanceLoss, RelationalAngleLoss]
@@ -130,6 +131,11 @@ def test_rows_of_the_training_table_choose_the_vectors() -> None:
     found = loss_value(loss, embeddings, labels, indices=torch.tensor([1, 2]))
     assert found.item() == pytest.approx(expected, abs=1e-12)
     assert loss.state_dict() == {}
+    wanted = find_wanted_vectors(loss)
+    assert wanted is not None
+    torch.testing.assert_close(wanted, rows((1, 0), (0, 1), (-1, 0)))
+    assert find_wanted_vectors(TeacherLoss(EmbeddingDistillationLoss(2, 3), vectors)) is None  # a map stands between
+    assert find_wanted_vectors(TeacherLoss(RelationalDistanceLoss(), vectors)) is None
 
 
 def test_lengths_dont_count_in_a_search() -> None:

@@ -251,6 +251,7 @@ def test_wrong_settings_are_named_in_one_line(wrong, message):
         ([3] * 30, {}, 20),
         ([3] * 20, {}, 20),
         ([3] * 10, {}, 10),
+        ([3] * 2, {}, 2),
         ([3, 3, 3, 2, 2], {"short_classes": "drop"}, 3),
         ([3, 3, 3, 2, 2], {"short_classes": "fill"}, 4),
     ],
