@@ -40,8 +40,6 @@ def read_arguments(words: Sequence[str]) -> list[str]:
     if unknown:
         key, _, value = unknown[0].lstrip("-").replace("-", "_").partition("=")
         raise InputError(f"{unknown[0]}: no such option; {key}={value or '...'}, without hyphens, sets a value")
-    if options.multirun and (options.cfg or options.info):
-        raise InputError("--multirun: a sweep has many configurations, and --cfg and --info show one")
     for word in options.overrides:
         key, equals, value = word.partition("=")
         if key in GROUPS and (value.lower() in NO_CHOICE or value.lstrip("+-").replace(".", "").isdigit()):

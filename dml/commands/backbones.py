@@ -49,11 +49,8 @@ def compose_models(settings: InspectSettings, overrides: list[str]) -> dict[str,
     other_overrides = [
         override for override in overrides if key_of(override).split(".")[0] not in ("model", "backbones")
     ]
-    names = [chosen] if settings.backbones is None else settings.backbones
-    if not names:
-        raise InputError(f"backbones={names}: a list of models, such as [tf_efficientnet_lite0,resnet18], or null")
     model_configs = {}
-    for name in map(str, names):
+    for name in map(str, settings.backbones or [chosen]):
         try:
             composed = settings if name == chosen else compose("inspect", overrides=[*other_overrides, f"model={name}"])
         except MissingConfigException as error:

@@ -175,7 +175,7 @@ def _explain_hydra(error: BaseException) -> str | None:
         return _explain_key(error)
     if str(error).startswith("No trials are completed") and not signals.is_requested():
         return "sweep=optuna: no run has finished; the lines above say why"
-    return None
+    return str(error) if str(error).startswith("Only one of --run, --multirun") else None
 
 
 def _explain_choice(place: str, options: list[str]) -> str:

@@ -1,7 +1,6 @@
 """The command ``dml search``."""
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,7 +57,7 @@ def search_images(arguments: Sequence[str]) -> None:
             {"query": query, "neighbors": _list_neighbors(index, *row)}
             for query, *row in zip(options.images, scores.tolist(), positions.tolist(), strict=True)
         ]
-        print_line(_to_json(results) if options.json else "\n".join([*_format(results), *_describe(index)]))
+        print_line(json.dumps(results, indent=1) if options.json else "\n".join([*_format(results), *_describe(index)]))
         if options.picture:
             _draw(index, results, options.picture)
         if options.html:
@@ -69,10 +68,10 @@ def _check_output(option: str, path: Path | None, suffix: str) -> None:
     """Make sure that an option names a file to write, and no image that was meant as a query."""
     from dml.report.pictures import is_sheet
 
-    if path is not None and path.suffix.lower() != suffix:
-        raise InputError(f"{option} {path}: the name of the file to write must end with {suffix}")
-    if path is not None and suffix == ".png" and path.exists() and not is_sheet(path):
-        raise InputError(f"{option} {path}: is there, and not by dml search; give the name of a new file")
+    if path is None:
+        return
+    if path.suffix.lower() != suffix or (suffix == ".png" and path.exists() and not is_sheet(path)):
+        raise InputError(f"{option} {path}: must be a new {suffix} file, or one that dml search wrote")
 
 
 def _list_neighbors(index: "Index", scores: list[float], positions: list[int]) -> list[dict[str, Any]]:
@@ -101,12 +100,6 @@ def _describe(index: "Index") -> Iterator[str]:
         yield "no threshold, no probabilities: the model was trained or validated on all classes of the index"
     if index.certificate:
         yield describe(index.certificate, index.state)
-
-
-def _to_json(results: Sequence[dict[str, Any]]) -> str:
-    """Return the results as JSON, in which the bytes of names that aren't UTF-8 are escaped."""
-    text = json.dumps(results, indent=1, ensure_ascii=False)
-    return re.sub("[\ud800-\udfff]", lambda byte: f"\\u{ord(byte[0]):04x}", text)
 
 
 def _format(results: Sequence[dict[str, Any]]) -> Iterator[str]:

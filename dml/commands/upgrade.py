@@ -8,7 +8,6 @@ from pathlib import Path
 from dml.commands.command_parser import CommandParser, embedding_options, load_for_many_images
 from dml.commands.error_lines import one_line_errors, print_line
 from dml.runtime import signals
-from dml.runtime.errors import InputError
 from dml.runtime.paths import expand_home
 from dml.runtime.quick_imports import quick_imports
 from dml.runtime.text import printable
@@ -59,8 +58,6 @@ def _upgrade(options: Namespace, path: Path) -> None:
 
     index = Index.load(path, device=options.device, trust=options.trust)
     name, embedding = printable(options.index), embedding_options(options) | {"progress": True}
-    if options.model is None and not index.adapter:
-        raise InputError(f"NEW_MODEL: missing; {name} has no upgrade with an adapter that could go on")
     model = load_for_many_images(options) if options.model else index.model
     is_same = index.model.fingerprint == model.fingerprint
     if is_same and not index.adapter:

@@ -36,13 +36,7 @@ def _checksum(values: Any) -> str:
 
 
 def write_manifest(path: Path, values: Mapping[str, Any], checksums: Mapping[str, str]) -> None:
-    """Write the JSON file that describes a folder, and wait until the disk has it.
-
-    Args:
-        path: path of the file.
-        values: what the file says: plain values, lists and dictionaries.
-        checksums: `file_checksum` of each other file of the folder that is read back, by name.
-    """
+    """Write the JSON file that describes a folder: plain values, and `file_checksum` of its other files by name."""
     own = _checksum({**values, CHECKSUMS: dict(checksums)})
     text = json.dumps({**values, CHECKSUMS: {**checksums, path.name: own}}, indent=2)
     with replacing(path, on_disk=True) as partial:

@@ -32,12 +32,7 @@ LONGEST_NUMBER = 1_000  # characters of a number in a YAML text: one such as 1:5
 
 
 class RefusedFileError(Exception):
-    """An error for a file that isn't regular or is larger than a limit.
-
-    Args:
-        reason: reason for the refusal, without the name of the file.
-        remedy: option that raises the limit, and the value to give; empty if there is none.
-    """
+    """An error for a file that isn't regular, or larger than a limit; the remedy is an option that raises the limit."""
 
     def __init__(self, reason: str, remedy: str = "") -> None:
         super().__init__(f"{reason}; {remedy}" if remedy else reason)

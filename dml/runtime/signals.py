@@ -61,8 +61,7 @@ def list_handled() -> list[signal.Signals]:
 def handle_signals() -> None:
     """End this program, from now on, with one line at each of the signals.
 
-    Every command and every worker of a sweep begins with it, so letters that the output can't hold are escaped from
-    here on, too.
+    Every command begins with it, so letters that the output can't hold are escaped from here on, too.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a notebook has others, which hold all letters

@@ -118,8 +118,8 @@ def test_preparing_needs_nothing_but_a_data_set(refused: Refused, tmp_path: Path
     assert "data: no value; give data=..." in refused("~data", *nowhere, command="prepare")
 
 
-@pytest.mark.usefixtures("without_data")
-def test_a_data_set_without_a_root(refused: Refused, tmp_path: Path) -> None:
+def test_a_data_set_without_a_root(refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     for dataset, place in (("folder", "FOLDER"), ("csv", "FILE"), ("sop", "FOLDER, the folder of Stanford Online")):
         assert f"dataset.root: no value; give dataset.root={place}" in refused(f"dataset={dataset}")
     assert not list(tmp_path.iterdir())
