@@ -50,7 +50,7 @@ def compose_models(settings: InspectSettings, overrides: list[str]) -> dict[str,
         override for override in overrides if key_of(override).split(".")[0] not in ("model", "backbones")
     ]
     model_configs = {}
-    for name in map(str, settings.backbones or [chosen]):
+    for name in settings.backbones or [str(chosen)]:
         try:
             composed = settings if name == chosen else compose("inspect", overrides=[*other_overrides, f"model={name}"])
         except MissingConfigException as error:
