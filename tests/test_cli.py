@@ -30,13 +30,6 @@ def test_an_unknown_name_gets_the_nearest_ones(refused: Refused, override: str, 
     assert expected in refused(override)
 
 
-LOADED = """
-import atexit, runpy, sys
-atexit.register(lambda: print("loaded:", *{"torch", "faiss", "timm", "pytorch_lightning"} & sys.modules.keys()))
-runpy.run_path("train.py", run_name="__main__")
-"""
-
-
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [

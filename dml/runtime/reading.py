@@ -46,7 +46,10 @@ def check_regular(path: str | Path) -> os.stat_result:
     """
     if "\0" in str(path):
         raise RefusedFileError("a NUL byte, which no file's name holds")
-    state = os.stat(path)
+    return _check_kind(os.stat(path))
+
+
+def _check_kind(state: os.stat_result) -> os.stat_result:
     if not stat.S_ISREG(state.st_mode):
         raise RefusedFileError(f"{KINDS.get(stat.S_IFMT(state.st_mode), 'a special file')}, not a regular file")
     return state
@@ -54,10 +57,12 @@ def check_regular(path: str | Path) -> os.stat_result:
 
 def read_regular(path: str | Path, max_bytes: int, option: str) -> bytes:
     """Read a regular file of at most ``max_bytes``, which the key ``option`` sets; a larger one is refused."""
-    check_size(check_regular(path).st_size, max_bytes, option)
+    check_regular(path)
     descriptor = os.open(path, FLAGS)
     try:  # reading through a file object would take twice as long
-        parts, size = [os.read(descriptor, os.fstat(descriptor).st_size + 1)], 0
+        size = _check_kind(os.fstat(descriptor)).st_size  # another file may have replaced the one above
+        check_size(size, max_bytes, option)
+        parts, size = [os.read(descriptor, size + 1)], 0
         while parts[-1]:  # a file may be growing, hold more than it says, as in /proc, or be delivered in parts
             size += len(parts[-1])
             check_unpacked(size, max_bytes, option)
