@@ -7,6 +7,7 @@ OmegaConf would convert to dictionaries.
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -15,6 +16,9 @@ from torch.nn import functional as F
 from dml.data.image_files.images import Box, ImageFile
 from dml.runtime.configuration import naming
 from dml.runtime.errors import InputError, check_number, check_whole
+
+Interpolation = Literal["bilinear", "bicubic"]
+"""How images are scaled: as the weights of a network were trained, which for most transformers is bicubic."""
 
 REDUCING_GAP = 2
 """Smallest factor by which a JPEG that is decoded at a reduced size must exceed the height and width of the result.
@@ -25,18 +29,20 @@ JPEG is saved again.
 
 
 class Resize:
-    """A transform that scales an image like torchvision, bilinear with antialiasing.
+    """A transform that scales an image like torchvision, with antialiasing.
 
     "warp" scales to ``size`` x ``size``; "shorter" and "longer" scale the shorter or the longer side to ``size``, keep
     the proportions, and round the other side down.
     """
 
-    def __init__(self, mode: str, size: int) -> None:
+    def __init__(self, mode: str, size: int, interpolation: Interpolation = "bilinear") -> None:
         if mode not in ("warp", "shorter", "longer"):
             raise InputError(f"resize mode={mode}: expected warp, shorter or longer")
         check_whole("resize size", size, least=1)
+        _check_interpolation(interpolation)
         self.mode = mode
         self.size = size
+        self.interpolation = interpolation
 
     def __call__(self, image: Tensor | ImageFile) -> Tensor:
         """Scale an image (3, H, W), or that of a file, to (3, h, w)."""
@@ -44,7 +50,7 @@ class Resize:
         shape = self.shape(height, width)
         if isinstance(image, ImageFile):
             image.check_resized(shape)
-        return _scale(_read_part(image, Box(0, 0, height, width), shape), shape)
+        return _scale(_read_part(image, Box(0, 0, height, width), shape), shape, self.interpolation)
 
     def shape(self, height: int, width: int) -> tuple[int, int]:
         """Return the height and width to which an image of ``height`` x ``width`` is scaled."""
@@ -62,9 +68,14 @@ class RandomResizedCrop:
     """
 
     def __init__(
-        self, size: int, scale: Sequence[float] = (0.08, 1.0), ratio: Sequence[float] = (3 / 4, 4 / 3)
+        self,
+        size: int,
+        scale: Sequence[float] = (0.08, 1.0),
+        ratio: Sequence[float] = (3 / 4, 4 / 3),
+        interpolation: Interpolation = "bilinear",
     ) -> None:
         check_whole("crop size", size, least=1)
+        _check_interpolation(interpolation)
         for name, pair in (("scale", scale), ("ratio", ratio)):
             for number in pair:
                 check_number(f"crop {name}", number)
@@ -73,11 +84,12 @@ class RandomResizedCrop:
         self.size = size
         self.scale = tuple(scale)
         self.ratio = tuple(ratio)
+        self.interpolation = interpolation
 
     def __call__(self, image: Tensor | ImageFile) -> Tensor:
         """Draw a part of an image (3, H, W), or of that of a file, from torch's global generator. -> (3, size, size)"""
         shape = (self.size, self.size)
-        return _scale(_read_part(image, self.draw(*_read_size(image)), shape), shape)
+        return _scale(_read_part(image, self.draw(*_read_size(image)), shape), shape, self.interpolation)
 
     def draw(self, height: int, width: int) -> Box:
         """Draw a part of an image of ``height`` x ``width``; take one in the middle if ten draws don't fit."""
@@ -138,8 +150,9 @@ class Pipeline:
 
     @property
     def resize(self) -> Resize | None:
-        """Return the first step if it is a `Resize`, whose result can be cached, and else None."""
-        return self.steps[0] if self.steps and isinstance(self.steps[0], Resize) else None
+        """Return the first step if it is a bilinear `Resize`, whose result can be cached, and else None."""
+        first = next(iter(self.steps), None)
+        return first if isinstance(first, Resize) and first.interpolation == "bilinear" else None
 
     def __call__(self, image: Tensor | ImageFile) -> Tensor:
         """Transform an image (3, H, W), or that of a file. -> (3, h, w)"""
@@ -187,12 +200,18 @@ def _read_part(image: Tensor | ImageFile, box: Box, shape: tuple[int, int]) -> T
     return image[:, box.top : box.top + box.height, box.left : box.left + box.width]
 
 
-def _scale(image: Tensor, shape: tuple[int, int]) -> Tensor:
+def _check_interpolation(interpolation: str) -> None:
+    if interpolation not in get_args(Interpolation):
+        raise InputError(f"transform.interpolation={interpolation}: expected {' or '.join(get_args(Interpolation))}")
+
+
+def _scale(image: Tensor, shape: tuple[int, int], interpolation: str) -> Tensor:
     if image.shape[1:] == shape:
         return image
-    if not image.is_cpu:  # PyTorch scales uint8 on the CPU alone
-        return F.interpolate(image[None].float(), shape, mode="bilinear", antialias=True)[0].round().byte()
+    if not image.is_cpu:  # PyTorch scales uint8 on the CPU alone; bicubic weights are negative too
+        scaled = F.interpolate(image[None].float(), shape, mode=interpolation, antialias=True)[0]
+        return scaled.round().clamp(0, 255).byte()
     # The strides of this batch of one say that the channels come last. Those of `image[None]` don't, which takes twice
     # the time.
     batch = image.permute(1, 2, 0)[None].permute(0, 3, 1, 2)
-    return F.interpolate(batch, shape, mode="bilinear", antialias=True)[0]
+    return F.interpolate(batch, shape, mode=interpolation, antialias=True)[0]

@@ -1,4 +1,4 @@
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
 from math import isqrt
@@ -17,16 +17,28 @@ FINAL_TAPS = ("tokens", "patches", "pooled")
 """Taps that name no submodule: see `Backbone.tap`."""
 
 
-class LayeredParameters(list[nn.Parameter]):
-    """A list of a backbone's parameters that also knows the number of the layer of each; empty if they are unknown.
+class ParameterList(list[nn.Parameter]):
+    """A list of a module's parameters with the kind of each: "norm", "bias" or "weight".
 
-    >>> LayeredParameters([nn.Parameter(torch.zeros(2))], layers=[3]).layers
-    [3]
+    Args:
+        module: module whose parameters are listed.
+        layers: number of the layer of each parameter, for a layer-wise decay; empty if they are unknown.
+
+    >>> ParameterList(nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2))).kinds
+    ['weight', 'bias', 'norm', 'norm']
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], layers: Sequence[int]) -> None:
-        super().__init__(parameters)
+    def __init__(self, module: nn.Module, layers: Sequence[int] = ()) -> None:
+        named = list(module.named_parameters())
+        super().__init__(parameter for _, parameter in named)
+        self.kinds = [_find_kind(module, name) for name, _ in named]
         self.layers = list(layers)
+
+
+def _find_kind(module: nn.Module, name: str) -> str:
+    owner, _, attribute = name.rpartition(".")
+    is_norm = "norm" in type(module.get_submodule(owner)).__name__.lower()
+    return "norm" if is_norm else "bias" if attribute == "bias" else "weight"
 
 
 class Backbone(nn.Module):
@@ -170,11 +182,10 @@ class Backbone(nn.Module):
         return set_input_size is not None
 
     @property
-    def layered_parameters(self) -> "LayeredParameters":
+    def layered_parameters(self) -> ParameterList:
         """Return the parameters with the layer of each."""
-        named = list(self.network.named_parameters())
-        layers = [self.layers[name] for name, _ in named] if self.layers else []
-        return LayeredParameters([parameter for _, parameter in named], layers)
+        layers = [self.layers[name] for name, _ in self.network.named_parameters()] if self.layers else []
+        return ParameterList(self.network, layers)
 
     def _store_map(self, name: str, _module: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor) -> None:
         if isinstance(output, Tensor):  # some stages give several maps at once, which no head takes

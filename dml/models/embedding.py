@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dml.models.backbone import Backbone
+from dml.models.backbone import Backbone, ParameterList
 from dml.models.heads import TwoStepHead
 from dml.runtime.configuration import dotted_name
 from dml.runtime.errors import InputError
@@ -183,7 +183,7 @@ class EmbeddingModel(nn.Module):
     @property
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         """Return the parameters of the groups "backbone" and "heads", for which an optimizer may set learning rates."""
-        return {"backbone": self.backbone.layered_parameters, "heads": list(self.heads.parameters())}
+        return {"backbone": self.backbone.layered_parameters, "heads": ParameterList(self.heads)}
 
     def concatenate(self, embeddings: Mapping[str, Tensor]) -> Tensor:
         """Concatenate the embeddings (B, D) of some heads to L2-normalized embeddings (B, sum of D) for evaluation."""

@@ -4,7 +4,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from dml.models.backbone import Backbone
+from dml.models.backbone import Backbone, ParameterList
 from dml.models.embedding import EmbeddingModel
 from dml.runtime.errors import InputError
 
@@ -149,8 +149,7 @@ class RecurrentModel(nn.Module):
     @property
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         """Return the trained parameters of the groups "backbone" and "heads"; the LSTMs are in "heads"."""
-        cnn_groups = self.cnn.parameter_groups
-        return cnn_groups | {"heads": cnn_groups["heads"] + list(self.recurrent.parameters())}
+        return self.cnn.parameter_groups | {"heads": ParameterList(nn.ModuleList([self.cnn.heads, self.recurrent]))}
 
     def train(self, mode: bool = True) -> "RecurrentModel":
         """Set the training mode, but keep the pre-trained network in evaluation mode."""

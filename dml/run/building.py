@@ -54,7 +54,7 @@ KNOWN = {
         "dml.models.small_cnn.*",
         "torch.nn.*",
     ),
-    "optimizer": (_GIVEN, "dml.training.optimizers.optimizer_by_role", "torch.optim.*"),
+    "optimizer": (_GIVEN, "dml.training.optimizers.optimizer_by_role", "timm.optim.Muon", "torch.optim.*"),
     "recurrent": ("dml.models.recurrent.*",),
     "sampler": (_GIVEN, "dml.samplers.*.*"),
     "scheduler": ("torch.optim.lr_scheduler.*",),

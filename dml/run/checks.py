@@ -15,7 +15,6 @@ from functools import cache, partial
 from pkgutil import resolve_name
 from typing import Any, Literal, Union, get_args, get_origin
 
-import torch
 from omegaconf import DictConfig, OmegaConf
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from torch import nn
@@ -25,7 +24,7 @@ from dml.evaluation.items import check_queries, check_validation_classes
 from dml.evaluation.metric import MetricConfig
 from dml.evaluation.monitor import check_monitor, check_tie_breaker, make_further_config
 from dml.evaluation.names import list_evaluated_heads
-from dml.models.backbone import LayeredParameters
+from dml.models.backbone import ParameterList
 from dml.run.builders import build_table
 from dml.run.building import build
 from dml.run.config_folders import CONF, format_value
@@ -304,7 +303,7 @@ def _check_optimizer(settings: Settings) -> None:
     if not isinstance(make_optimizer, partial) or make_optimizer.func is not optimizer_by_role:
         return  # one of the user's own may need the parameters of the real model, as a schedule that isn't PyTorch's
     # two dimensions: some optimizers take matrices alone
-    groups = {name: LayeredParameters([nn.Parameter(torch.zeros(1, 1))], [0]) for name in ("backbone", "heads", "loss")}
+    groups = {name: ParameterList(nn.Linear(1, 1, bias=False), [0]) for name in ("backbone", "heads", "loss")}
     optimizer = make_optimizer(groups)
     if schedule is None or not str(schedule.get("_target_")).startswith("torch."):
         return

@@ -67,6 +67,7 @@ class TransformSettings:
 
     size: int
     resize: int | None = None
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     train: dict[Any, Any]
     test: dict[Any, Any]
 

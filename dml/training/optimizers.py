@@ -24,6 +24,7 @@ def optimizer_by_role(
     heads_lr_multiplier: float = 10.0,
     loss: Mapping[str, Any] | None = None,
     layer_decay: float = 1.0,
+    no_decay: Sequence[str] = (),
     **settings: Any,
 ) -> Optimizer:
     """Make one optimizer with separate settings for the parameters of the backbone, the heads and the losses.
@@ -38,6 +39,7 @@ def optimizer_by_role(
         layer_decay: learning rate of a layer of the backbone as a multiple of that of the layer behind it (layer-wise
             decay; Bao et al., "BEiT", 2022, among others); 1 gives all layers the same rate. The last of the layers
             that are trained has ``lr``.
+        no_decay: kinds of parameters without weight decay: "norm", of normalization layers, and "bias", of the others.
         **settings: settings of all groups, such as weight_decay and momentum.
 
     Raises:
@@ -62,14 +64,40 @@ def optimizer_by_role(
         groups = _decay_layers(parameter_groups.get("backbone", []), lr, layer_decay) + groups
     if not groups:
         raise InputError("optimizer: no parameter requires a gradient")
+    if no_decay:
+        groups = _split_by_decay(groups, parameter_groups, no_decay)
     try:
         made = optimizer(groups, lr=lr, **settings)
     except (ValueError, TypeError) as error:  # The constructors check their arguments.
         raise InputError(f"optimizer: {error}") from error
-    if unknown := sorted(set(loss or {}) - made.defaults.keys()):  # PyTorch ignores them
-        name, known = unknown[0], made.defaults.keys()
+    known = {*made.defaults, "use_fallback"}  # the last one is of timm's Muon, which has no default of it
+    if unknown := sorted(set(loss or {}) - known):  # PyTorch ignores them
+        name = unknown[0]
         raise InputError(f"optimizer.loss.{name}: no setting of {type(made).__name__}{suggest(name, known)}")
     return made
+
+
+def _split_by_decay(
+    groups: list[dict[str, Any]], parameter_groups: ParameterGroups, no_decay: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Give the parameters of some kinds groups of their own, without weight decay."""
+    if unknown := {*no_decay} - {"norm", "bias"}:
+        raise InputError(f"optimizer.no_decay: {', '.join(sorted(unknown))}; norm and bias are what it may list")
+    exempt = {
+        parameter
+        for parameters in parameter_groups.values()
+        for parameter, kind in zip(parameters, getattr(parameters, "kinds", ()), strict=False)
+        if kind in no_decay
+    }
+    split = []
+    for group in groups:
+        decayed = [parameter for parameter in group["params"] if parameter not in exempt]
+        others = [parameter for parameter in group["params"] if parameter in exempt]
+        split += [group | {"params": decayed}] if decayed else []
+        split += (
+            [group | {"name": f"{group['name']}.no_decay", "params": others, "weight_decay": 0.0}] if others else []
+        )
+    return split
 
 
 def _decay_layers(parameters: Sequence[nn.Parameter], lr: float, layer_decay: float) -> list[dict[str, Any]]:

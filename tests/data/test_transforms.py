@@ -41,6 +41,19 @@ def test_resize_is_torchvisions(size: tuple[int, int], to: int) -> None:
         assert torch.equal(Resize(mode, to)(image.contiguous()), there), "the layout in memory doesn't matter"
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_bicubic_is_torchvisions(size: tuple[int, int]) -> None:
+    image, mode = photo(*size), v2.InterpolationMode.BICUBIC
+    resize = Resize("warp", 32, "bicubic")
+    assert torch.equal(resize(image), v2.Resize((32, 32), mode, antialias=True)(image))
+    assert Pipeline([resize]).resize is None, "the cache holds bilinear images"
+    own, reference = RandomResizedCrop(16, interpolation="bicubic"), v2.RandomResizedCrop(16, interpolation=mode)
+    torch.manual_seed(0)
+    expected = reference(image)
+    torch.manual_seed(0)
+    assert torch.equal(own(image), expected)
+
+
 @given(height=st.integers(1, 5000), width=st.integers(1, 5000), size=st.integers(1, 600))
 def test_shapes(height: int, width: int, size: int) -> None:
     assert Resize("warp", size).shape(height, width) == (size, size)
@@ -205,6 +218,7 @@ def test_the_rest_follows_on_the_first_step() -> None:
     ("build", "message"),
     [
         (lambda: Resize("both", 5), "resize mode=both: expected warp, shorter or longer"),
+        (lambda: Resize("warp", 8, "cubic"), "interpolation=cubic: expected bilinear or bicubic"),  # type: ignore[arg-type]
         (lambda: Resize("warp", 0), "resize size=0: must be a whole number, 1 or more"),
         (lambda: Resize("warp", "abc"), "resize size=abc: must be a whole number, 1 or more"),  # type: ignore[arg-type]
         (lambda: RandomResizedCrop(-3), "crop size=-3: must be a whole number, 1 or more"),
@@ -280,6 +294,15 @@ def test_a_papers_transform(choice: str) -> None:
                 made = pipeline(photo(*size))
                 torch.manual_seed(seed)
                 assert torch.equal(made, Pipeline(steps)(photo(*size)))
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"), [("resnet50", "bilinear"), ("dinov2_small", "bicubic"), ("siglip2_base", "bicubic")]
+)
+def test_images_are_scaled_as_the_weights_were_trained(model: str, expected: str) -> None:
+    for pipeline in configured("imagenet", f"model={model}"):
+        steps = [step for step in pipeline.steps if isinstance(step, Resize | RandomResizedCrop)]
+        assert {step.interpolation for step in steps} == {expected}
 
 
 @pytest.mark.parametrize("choice", PAPERS)

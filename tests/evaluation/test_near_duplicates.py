@@ -91,14 +91,15 @@ def test_all_of_many_copies_are_of_one_group_and_the_first_in_order_is_kept() ->
     assert len({*found.groups.tolist()}) == 72 - len(copies) + 1
 
 
-@pytest.mark.parametrize("change", ["crop", "wide crop", "mirrored crop", "mirrored", "other class", "other picture"])
+@pytest.mark.parametrize(
+    "change", ["crop", "wide crop", "narrow crop", "mirrored crop", "mirrored", "other class", "other picture"]
+)
 def test_a_part_of_a_picture_is_a_near_duplicate(change: str) -> None:
     """Unless it is mirrored and of another class: two classes may differ in left and right."""
     embeddings, pictures = draw_embeddings(LABELS), draw_pictures(72)
     whole = draw_pictures(72, side=320)[0]
-    top, left, height, width = {"mirrored": (0, 0, 320, 320), "wide crop": (90, 0, 200, 320)}.get(
-        change, (30, 60, 260, 240)
-    )
+    places = {"mirrored": (0, 0, 320, 320), "wide crop": (90, 0, 200, 320), "narrow crop": (12, 62, 247, 203)}
+    top, left, height, width = places.get(change, (30, 60, 260, 240))
     part = whole[top : top + height, left : left + width].clone()
     row = 40 if change == "other class" else 7
     part = part.flip(1) if change in ("mirrored", "mirrored crop", "other class") else part

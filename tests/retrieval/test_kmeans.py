@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dml.retrieval.kmeans_clusters import kmeans
+from dml.retrieval.kmeans_clusters import estimate_time, kmeans
 from dml.runtime.errors import InputError
 
 
@@ -82,3 +82,12 @@ def test_the_number_of_threads_changes_nothing(count: int, clusters: int) -> Non
 def test_errors(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         kmeans(**({"embeddings": np.ones((4, 2))} | arguments))
+
+
+@pytest.mark.parametrize(("cores", "expected"), [(1, "about 2,100 s on 1 core"), (4, "about 525 s on 4 cores")])
+def test_the_time_of_a_clustering_falls_with_the_cores(
+    monkeypatch: pytest.MonkeyPatch, cores: int, expected: str
+) -> None:
+    monkeypatch.setattr(faiss, "omp_get_max_threads", lambda: cores)
+    assert estimate_time(4 * 10**12).startswith(expected)
+    assert estimate_time(1).startswith("less than 1 s")

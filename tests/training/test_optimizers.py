@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from dml.models.backbone import ParameterList
 from dml.models.embedding import EmbeddingModel
 from dml.models.heads import PoolHead
 from dml.models.networks import timm_backbone
@@ -45,6 +46,28 @@ def test_a_rate_that_is_none_is_refused(name: str, value: object) -> None:
     settings: dict[str, Any] = {"lr": 0.1, name: value}
     with pytest.raises(InputError, match=rf"^optimizer\.{name}={value}: must be a finite number, 0 or more$"):
         optimizer_by_role(roles(), optimizer=torch.optim.SGD, **settings)
+
+
+@pytest.mark.parametrize("layer_decay", [1.0, 0.5])
+@pytest.mark.parametrize("no_decay", [["norm"], ["bias"], ["norm", "bias"]])
+def test_kinds_of_parameters_go_without_weight_decay(no_decay: list[str], layer_decay: float) -> None:
+    head = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3))
+    names = {parameter: name for name, parameter in head.named_parameters()}
+    parameters = {"backbone": ParameterList(head, [0, 0, 1, 1]), "heads": [], "loss": [nn.Parameter(torch.ones(3))]}
+    made = optimizer_by_role(
+        parameters, optimizer=torch.optim.SGD, lr=1.0, layer_decay=layer_decay, no_decay=no_decay, weight_decay=0.1
+    )
+    kinds = {"norm": {"1.weight", "1.bias"}, "bias": {"0.bias"}}
+    exempt = {names[p] for group in made.param_groups if group["weight_decay"] == 0 for p in group["params"]}
+    assert exempt == set().union(*(kinds[kind] for kind in no_decay))
+    assert sum(len(group["params"]) for group in made.param_groups) == 5
+    rates = {names[p]: group["lr"] for group in made.param_groups for p in group["params"] if p in names}
+    assert rates == {name: 1.0 if name.startswith("1") else layer_decay for name in names.values()}
+
+
+def test_another_kind_is_refused() -> None:
+    with pytest.raises(InputError, match=r"^optimizer\.no_decay: norms; "):
+        optimizer_by_role(roles(), optimizer=torch.optim.SGD, lr=0.1, no_decay=["norms"])
 
 
 def test_what_asks_for_no_gradient_is_left_out() -> None:
