@@ -14,8 +14,7 @@ from dml.commands.backbones import compose_models, evaluate_backbones
 from dml.commands.checked_images import check_and_summarize, load_pictures, read_part, take_readable
 from dml.data.copies import describe_copies
 from dml.data.image_files.images import read_image
-from dml.data.prepared.cache import CacheFolder
-from dml.data.prepared.prepared_files import hold_preparation_lock, replacing_file
+from dml.data.prepared.cache import CacheFolder, hold_preparation_lock
 from dml.data.prepared.verification import CheckedImage
 from dml.data.split_overview import find_base_folder, make_relative
 from dml.data.table import TEST_SPLITS, UNKNOWN, ImageTable
@@ -26,6 +25,7 @@ from dml.report.pictures import OTHER, QUERY, SAME, choose_class_rows, draw_shee
 from dml.run.prepare_job import make_cache_folder
 from dml.run.settings import InspectSettings, read_settings
 from dml.runtime.console import console, warn
+from dml.runtime.files import replacing
 from dml.runtime.run_folder import RunFolder
 from dml.runtime.text import in_markup
 
@@ -125,13 +125,13 @@ def _write_findings(
                 marks = [SAME if labels[i] == labels[row] else OTHER for i in shown]
                 title = f"{issue.replace('_', ' ')}: {' / '.join(dict.fromkeys(classes))}, {remark}"
                 rows.append((title, [(paths[row], QUERY), *zip((paths[i] for i in shown), marks, strict=True)]))
-    with replacing_file(folder.path / LIST) as partial, partial.open("w", newline="", encoding="utf-8") as file:
+    with replacing(folder.path / LIST) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows(lines)
     if settings.sheet:
         chosen = choose_class_rows(readable, settings.sheet.classes, settings.sheet.pictures, settings.sheet.seed)
         rows += [(f"{split}: {title}", [*images]) for split, split_rows in chosen for title, images in split_rows]
         read = functools.partial(read_image, limits=settings.data.limits)
-        with replacing_file(folder.path / SHEET) as partial:
+        with replacing(folder.path / SHEET) as partial:
             draw_sheet(rows, partial, read, legend={SAME: "of the class of the first", OTHER: "of another class"})
     written = ", ".join([LIST, *([SHEET] if settings.sheet else []), "features-*.npz"])
     console.print(f"[bold]written[/]  {in_markup(folder.path)}: {in_markup(written)}")

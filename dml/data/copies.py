@@ -14,17 +14,20 @@ from PIL import Image
 from torch import Tensor
 
 from dml.data.image_files.contents import MISSING, hash_content, read_sizes, read_stamps
-from dml.data.image_files.images import LIMITS, ImageFile
+from dml.data.image_files.images import LIMITS, read_image
 from dml.data.image_files.limits import ImageLimits
 from dml.data.image_files.parts import split_part
 from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.verification import CheckedImage, find_copies, read_verified
-from dml.data.table import EVERY_LEVEL, SPLITS, TEST_SPLITS, TRAINING_SPLITS, UNKNOWN, ImageTable, find_equal
+from dml.data.split_names import SPLITS
+from dml.data.table import EVERY_LEVEL, TEST_SPLITS, TRAINING_SPLITS, UNKNOWN, ImageTable, find_equal
 from dml.runtime.text import format_count, printable
 
 EXCLUDE_COPIES = "dataset.queries_in_gallery=true excludes each copy from the ranking of its query"
 SAMPLED_QUERIES = 64
 """The number of queries that `warn_of_copies` compares with the gallery, so that it takes a moment."""
+SIDE = 32
+"""Height and width of the small pictures by which near duplicates are found."""
 
 logger = logging.getLogger(__name__)
 
@@ -38,16 +41,19 @@ def assign_content_ids(table: ImageTable, folder: CacheFolder | None, limits: Im
     """
     rows = table.rows("query", "gallery")
     paths = [split_part(path)[0] for path in table.paths[rows].tolist()]
-    sizes = read_sizes(paths)
-    query_sizes = {size for size, split in zip(sizes, table.split[rows], strict=True) if split == "query"}
-    candidates = [i for i, size in enumerate(sizes) if size in query_sizes - {MISSING[0]}]
-    hashes = _find_hashes([paths[i] for i in candidates], folder, limits)
+    sizes = np.array(read_sizes(paths), dtype=np.int64)
+    query_sizes = np.setdiff1d(sizes[table.split[rows] == "query"], MISSING[0])
+    candidates = np.flatnonzero(np.isin(sizes, query_sizes)).tolist()
+    files = [paths[i] for i in candidates]
+    verified = read_verified(folder) if folder else {}
+    known = {(name, *image.stamp): image.sha256 for name, image in verified.items()}
+    names = folder.relative_paths(files) if folder else files
     content_ids: dict[str, int] = {}
     content = table.content.copy()
     content[rows] = UNKNOWN
-    for i in candidates:
-        if content_hash := hashes[paths[i]]:
-            content[rows[i]] = content_ids.setdefault(content_hash, len(content_ids))
+    for row, path, name, stamp in zip(rows[candidates], files, names, read_stamps(files).tolist(), strict=True):
+        if sha256 := known.get((name, *stamp)) or hash_content(path, limits.max_image_bytes):
+            content[row] = content_ids.setdefault(sha256, len(content_ids))
     return replace(table, content=content)
 
 
@@ -74,57 +80,33 @@ def warn_of_copies(table: ImageTable, limits: ImageLimits = LIMITS, queries: int
         )
 
 
-def _find_hashes(paths: Sequence[str], folder: CacheFolder | None, limits: ImageLimits) -> dict[str, str]:
-    """Return the SHA-256 of each file by its path, verified or computed; an empty string for one that can't be read."""
-    verified = read_verified(folder) if folder else {}
-    hashes = {(name, *image.stamp): image.sha256 for name, image in verified.items()}
-    names = folder.relative_paths(paths) if folder else paths
-    files = zip(paths, names, read_stamps(paths).tolist(), strict=True)
-    max_bytes = limits.max_image_bytes
-    return {path: hashes.get((name, *stamp)) or hash_content(path, max_bytes) for path, name, stamp in files}
-
-
 def describe_copies(table: ImageTable, images: Mapping[str, CheckedImage]) -> Iterator[str]:
     """Yield a line for each pair of splits with files of the same content, and one about copies of two classes."""
     for first, second in combinations([split for split in SPLITS if len(table.rows(split))], 2):
-        is_compared = table.split == first
+        is_compared, advice = table.split == first, ""
         if (first, second) == ("query", "gallery"):
             is_compared &= table.content == UNKNOWN  # others exclude their copies
+            advice = f"; {EXCLUDE_COPIES}"
+        elif first in TRAINING_SPLITS and second in TEST_SPLITS:
+            advice = "; the test then flatters what the training has seen"
         if shared := find_copies(table.take(np.flatnonzero(is_compared)), table.subset(second), images):
             example = " is ".join(map(printable, next(iter(shared.items()))))
             finding = f"{format_count(len(shared), 'file')} in {second} with the content of a file in {first}"
-            yield f"{finding}, such as {example}{_advise(first, second)}"
-    yield from _describe_double_labels(table, images)
-
-
-def _advise(first: str, second: str) -> str:
-    if first in TRAINING_SPLITS and second in TEST_SPLITS:
-        return "; the test then flatters what the training has seen"
-    if (first, second) == ("query", "gallery"):
-        return f"; {EXCLUDE_COPIES}"
-    return ""
-
-
-def _describe_double_labels(table: ImageTable, images: Mapping[str, CheckedImage]) -> Iterator[str]:
+            yield f"{finding}, such as {example}{advice}"
     labels_by_content: dict[str, set[int]] = {}
     for path, label in zip(table.paths.tolist(), table.labels[:, 0].tolist(), strict=True):
         if images[path].sha256 and label != UNKNOWN:
             labels_by_content.setdefault(images[path].sha256, set()).add(label)
-    doubtful = [path for path in images if len(labels_by_content.get(images[path].sha256, ())) > 1]
-    if doubtful:
+    if doubtful := [path for path in images if len(labels_by_content.get(images[path].sha256, ())) > 1]:
         files = format_count(len(doubtful), "file")
         yield f"{files} with the content of a file of another class, such as {printable(doubtful[0])}"
-
-
-SIDE = 32
-"""Height and width of the small pictures by which near duplicates are found."""
 
 
 def read_small_pictures(paths: Sequence[str], advance: Callable[[int], None], limits: ImageLimits = LIMITS) -> Tensor:
     """Read images, and scale each to a square of 32 x 32 gray values, whatever its proportions -> (N, 32, 32)."""
 
     def read(path: str) -> NDArray[np.float32]:
-        pixels = ImageFile(path, limits).pixels().permute(1, 2, 0).contiguous()
+        pixels = read_image(path, limits).permute(1, 2, 0)
         picture = Image.fromarray(pixels.numpy()).convert("L").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
         return np.array(picture, dtype=np.float32)
 

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from dml.data.image_files.images import LIMITS, REMEDY, ImageFile, UnreadableImageError
 from dml.data.image_files.limits import ImageLimits
-from dml.data.prepared.cache import DamagedPixelsError, ImageCache
+from dml.data.prepared.cache import ImageCache
 from dml.data.table import UNKNOWN, ImageTable
 from dml.data.transforms import Pipeline, stack
 from dml.runtime.errors import InputError
@@ -103,10 +103,7 @@ class ImageDataset(BatchDataset):
             logger.warning("skipped: %s", str(error).removesuffix(REMEDY))
 
     def _load(self, row: int) -> Tensor:
-        try:
-            resized = self.cache.pixels(row) if self.cache else None
-        except DamagedPixelsError as error:
-            raise InputError(f"image {printable(self.paths[row])}: {error}") from error
+        resized = self.cache.pixels(row) if self.cache else None
         if resized is not None:
             return self.transform.rest(resized)
         return self.transform(ImageFile(str(self.paths[row]), self.limits))

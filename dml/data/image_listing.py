@@ -30,8 +30,6 @@ NO_IMAGE_SUFFIXES = (
     *(".aae", ".avi", ".m4a", ".mov", ".mp3", ".mp4", ".wav"),
 )
 """Endings of files that are no images, and that no warning counts."""
-NO_IMAGE_NAMES = ("license", "makefile", "readme")
-"""Names of files without an ending that are no images, in lower case."""
 SYSTEM_NAMES = (
     *(".*", "lost+found", "__macosx*", "icon\r", "network trash folder", "temporary items"),  # Unix and macOS
     *("thumbs.db*", "ehthumbs*.db", "desktop.ini", "$recycle.bin", "recycler", "system volume information"),  # Windows
@@ -67,7 +65,7 @@ def list_images(folder: Path) -> list[str]:
         links = format_count(len(dangling), "link that leads", "links that lead")
         left_out.append(f"{links} nowhere, such as {describe_dangling(dangling[0])}")
     if not paths_read:
-        reason = f"; it holds {'; '.join(left_out)}" if left_out else f" (by suffix: {' '.join(read_suffixes())})"
+        reason = f"; it holds {'; '.join(left_out)}" if left_out else f" (by suffix: {' '.join(SUFFIXES)})"
         raise InputError(f"{printable(folder)}: no image in it that can be read{reason}")
     for line in left_out:
         logger.warning("left out: %s: %s", printable(folder), line)
@@ -77,7 +75,7 @@ def list_images(folder: Path) -> list[str]:
 def _list_below(folder: Path) -> list[str]:
     files: list[str] = []
     for parent, folders, names in walk_folders(folder, []):
-        if set(names) >= MODEL_FILES:
+        if {*names} >= MODEL_FILES:
             folders.clear()
         else:
             files += (os.path.join(parent, name) for name in names)
@@ -88,9 +86,7 @@ def _list_archive(path: Path) -> list[str]:
     try:
         names = list_members(str(path))
     except UNREADABLE as error:
-        raise InputError(
-            f"{printable(path)}: cannot be listed ({printable(error)}); give an unpacked folder"
-        ) from error
+        raise InputError(f"{printable(path)}: cannot be listed ({printable(error)}); unpack it") from error
     return [f"{path}/{name}" for name in names if not name.endswith("/") and not is_passed_over(os.path.normpath(name))]
 
 
@@ -124,29 +120,22 @@ def walk_folders(root: Path, repeated: list[str]) -> Iterator[tuple[str, list[st
         logger.warning("left out: %s: %s read anyway, such as %s", printable(root), links, example)
 
 
-def read_suffixes() -> tuple[str, ...]:
-    """Return the endings of the image files that are read."""
-    return SUFFIXES + HEIF_SUFFIXES if reads_heif() else SUFFIXES
-
-
 def sort_files(paths: Iterable[str]) -> tuple[list[str], list[str], list[str]]:
     """Divide files into images that are read, other files that may be images, and links that lead nowhere; all sorted.
 
     By its name, a file may be an image unless it ends like text, data or a video. A link that leads nowhere may be
     meant as one to a folder, unless its name ends like an image's.
     """
-    suffixes = read_suffixes()
-    images: list[str] = []
-    unread: list[str] = []
-    dangling: list[str] = []
+    images, unread, dangling = list[str](), list[str](), list[str]()
+    suffixes = SUFFIXES + HEIF_SUFFIXES if reads_heif() else SUFFIXES
     for path in sorted(paths):
-        lower_path, name = path.lower(), os.path.basename(path).lower()
-        if lower_path.endswith(suffixes):
+        name = os.path.basename(path).lower()
+        if name.endswith(suffixes):
             images.append(path)
         # os.walk counts a link that leads nowhere as a file
-        elif not lower_path.endswith(UNREAD_SUFFIXES) and os.path.islink(path) and not os.path.exists(path):
+        elif not name.endswith(UNREAD_SUFFIXES) and os.path.islink(path) and not os.path.exists(path):
             dangling.append(path)
-        elif not name.endswith(NO_IMAGE_SUFFIXES) and name not in NO_IMAGE_NAMES:
+        elif not name.endswith(NO_IMAGE_SUFFIXES) and name not in ("license", "makefile", "readme"):
             unread.append(path)
     return images, unread, dangling
 
@@ -154,16 +143,10 @@ def sort_files(paths: Iterable[str]) -> tuple[list[str], list[str], list[str]]:
 def describe_unread(paths: list[str]) -> str:
     """Return how many files of which kinds aren't read, the first of them, and what to do."""
     counts = Counter(os.path.splitext(path)[1].lower() or "without an ending" for path in paths)
-    kinds = [f"{count:,} {printable(suffix)}" for suffix, count in counts.most_common(MAX_KINDS)]
-    if rest := len(counts) - len(kinds):
-        kinds.append(format_count(rest, "other ending"))
-    are_images = counts.keys() <= {*UNREAD_SUFFIXES}
-    noun = "image" if are_images else "file"
-    files = f"1 {noun} of a kind" if len(paths) == 1 else f"{len(paths):,} {noun}s of kinds"
-    remedy = f"convert {'them' if are_images else 'the images among them'} to .jpg or .png"
-    if not counts.keys().isdisjoint(HEIF_SUFFIXES):
-        remedy = f"pip install 'dml-retrieval[heif]' reads .heic, .heif and .hif, or {remedy}"
-    return f"{files} that dml doesn't read ({', '.join(kinds)}), such as {printable(paths[0])}; {remedy}"
+    kinds = ", ".join(f"{count:,} {printable(suffix)}" for suffix, count in counts.most_common(MAX_KINDS))
+    files = f"{format_count(len(paths), 'file')} of kinds that dml doesn't read ({kinds})"
+    heif = "" if counts.keys().isdisjoint(HEIF_SUFFIXES) else "pip install 'dml-retrieval[heif]' reads HEIF, or "
+    return f"{files}, such as {printable(paths[0])}; {heif}convert images among them to .jpg or .png"
 
 
 def describe_dangling(link: str) -> str:

@@ -6,13 +6,14 @@ import difflib
 import io
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dml.data.cells import to_text
 from dml.data.image_files.limits import read_list_bytes
 from dml.runtime.errors import InputError
 from dml.runtime.paths import expand_home
@@ -20,16 +21,6 @@ from dml.runtime.text import printable
 
 SEPARATORS = ",;\t"
 """The characters that may stand between the cells of a .csv file."""
-
-BINARY_KINDS = {
-    b"\x1f\x8b": "a gzip file; unpack it",
-    b"BZh91AY&SY": "a bzip2 file; unpack it",
-    b"\xfd7zXZ\x00": "an xz file; unpack it",
-    b"\x28\xb5\x2f\xfd": "a Zstandard file; unpack it",
-    b"PK\x03\x04": "a zip file or a spreadsheet; unpack it, or save the spreadsheet as .csv",
-    b"PAR1\x15": "a Parquet file; name it .parquet",
-}
-"""What a file that isn't text is, and what to do with it, by its first bytes."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +32,10 @@ class Layout:
     page: str  # address of the page that publishes the data set
 
     def root(self, root: str | Path | None, kind: str = "folder") -> Path:
-        """Return ``dataset.root``, with ``~`` expanded, which may be a "folder", a "file" or a "file or folder"."""
+        """Return ``dataset.root``, with ``~`` expanded, which is a "folder" or a "file"."""
         noun = "folder" if kind == "folder" else "path"
         if root is None:
-            placeholder = kind.rpartition(" ")[2].upper()
-            raise InputError(f"dataset.root: no value; give dataset.root={placeholder}, the {noun} of {self}")
+            raise InputError(f"dataset.root: no value; give dataset.root={kind.upper()}, the {noun} of {self}")
         path = expand_home(root)
         # unlike Path.is_dir, os.path.isdir doesn't fail for names that are too long and folders that may not be read
         if not (os.path.isdir(path) if kind == "folder" else os.path.exists(path)):
@@ -113,18 +103,9 @@ def _read_parquet_rows(path: Path) -> Iterator[list[str]]:
     yield from map(list, zip(*columns, strict=True))
 
 
-def to_text(value: Any) -> str:
-    """Return the text that pandas writes into a .csv file for a value; "" for None, NaN, NaT and NA."""
-    text = value.decode() if isinstance(value, bytes) else str(value)
-    return "" if text in ("None", "nan", "NaN", "NaT", "<NA>") and not isinstance(value, str) else text
-
-
 def _read_list_text(path: Path, encoding: str) -> str:
     """Return the text of a file as it is, but without a byte order mark."""
     content = read_list_bytes(path)
-    for first_bytes, description in BINARY_KINDS.items():
-        if content.startswith(first_bytes):
-            raise InputError(f"{path}: not a text file but {description}")
     try:
         text = content.decode("utf-8-sig" if codecs.lookup(encoding).name == "utf-8" else encoding)
     except UnicodeError as error:
@@ -150,14 +131,11 @@ def _split_lines(text: str) -> list[str]:
 def _guess_encoding(content: bytes) -> str:
     """Guess the encoding of a text; an empty string if it looks like no text."""
     is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    candidates = ("utf-16",) if is_utf16 else ("utf-8", "cp1252", "latin-1")
-    for encoding in candidates:
-        try:
-            text = content.decode(encoding)
-        except UnicodeError:
-            continue
-        if all(character.isprintable() or character.isspace() for character in text.removeprefix("\ufeff")):
-            return encoding
+    for encoding in ("utf-16",) if is_utf16 else ("utf-8", "cp1252", "latin-1"):
+        with suppress(UnicodeError):
+            text = content.decode(encoding).removeprefix("\ufeff")
+            if all(character.isprintable() or character.isspace() for character in text):
+                return encoding
     return ""
 
 

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set, Sized
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -11,12 +11,11 @@ from dml.data.image_files.decoding import HEIF_SUFFIXES, reads_heif
 from dml.data.image_files.images import INSTALL_HEIF, LIMITS, REMEDY, ImageFile, UnreadableImageError, suggest_slashes
 from dml.data.image_files.limits import ImageLimits
 from dml.data.image_files.parts import split_part
-from dml.data.table import SPLITS, ImageTable
+from dml.data.split_names import SPLITS
+from dml.data.table import ImageTable
 from dml.runtime.errors import InputError
 from dml.runtime.text import format_count, printable
 
-SMALL_SIZE = (32, 32)
-"""The smallest height and width that JPEG files may be decoded at: they are read to their end, but faster."""
 FEW_PATHS = 16
 """The number of paths in a folder up to which each path is looked for; of more paths, the folder is listed."""
 
@@ -45,43 +44,33 @@ def check_readability(
         return
     table = table.subset(*SPLITS)
     paths = [*dict.fromkeys(split_part(path)[0] for path in table.paths.tolist())]
-    missing = set(find_missing(paths))
-    drawn = _draw_paths(table, images_per_split, seed)
-    faults = [*_describe_missing(missing, paths), *_describe_unreadable(missing, paths, drawn, limits)]
+    faults, missing = list[str](), {*find_missing(paths)}
+    if missing:
+        first = next(path for path in paths if path in missing)
+        verb = "is" if len(missing) == 1 else "are"
+        faults.append(
+            f"{len(missing):,} of {format_count(len(paths), 'image file')} {verb} missing"
+            f"{', the first' if len(missing) > 1 else ''}: {printable(first)}{suggest_slashes(first)}"
+        )
+    heif = [] if reads_heif() else [path for path in paths if path.lower().endswith(HEIF_SUFFIXES)]
+    drawn = [*_draw_paths(table, images_per_split, seed), *heif[:1]]
+    tried = [path for path in dict.fromkeys(drawn) if split_part(path)[0] not in missing]
+    if unreadable := {path: fault for path in tried if (fault := _describe_fault(path, limits))}:
+        faults.append(
+            f"{len(unreadable):,} of {format_count(len(tried), 'image')} that {'was' if len(tried) == 1 else 'were'} "
+            f"tried can't be read{', the first' if len(unreadable) > 1 else ''}: {next(iter(unreadable.values()))}"
+        )
+    if not unreadable.keys().isdisjoint(heif):
+        faults.append(f"{len(heif):,} of {len(paths):,} files are named as HEIF images, which {INSTALL_HEIF} reads")
     if not faults:
         return
     line = "; ".join(faults)
     lists_all = f"; dml prepare {prepare_arguments} lists all" if prepare_arguments else ""
     if len(missing) == len(paths):
         raise InputError(f"{line}{lists_all}")
-    if on_corrupt == "skip":
-        warn(f"{line}; data.on_corrupt=skip leaves them out{lists_all}")
-        return
-    raise InputError(f"{line} (data.on_corrupt=skip leaves them out{lists_all})")
-
-
-def _describe_missing(missing: Set[str], paths: Sequence[str]) -> Iterator[str]:
-    """Yield a line on how many of the paths lead to no file, with the first of them; none if all do."""
-    if missing:
-        first = next(path for path in paths if path in missing)
-        verb = "is" if len(missing) == 1 else "are"
-        counted = f"{_count(missing, paths, 'image file')} {verb} missing"
-        yield f"{counted}{_name_first(missing, printable(first))}{suggest_slashes(first)}"
-
-
-def _describe_unreadable(
-    missing: Set[str], paths: Sequence[str], drawn: Sequence[str], limits: ImageLimits
-) -> Iterator[str]:
-    """Decode the drawn images, and the first HEIF image if nothing reads these; yield lines about the unreadable."""
-    heif = [] if reads_heif() else [path for path in paths if path.lower().endswith(HEIF_SUFFIXES)]
-    tried = [path for path in dict.fromkeys([*drawn, *heif[:1]]) if split_part(path)[0] not in missing]
-    unreadable = {path: fault for path in tried if (fault := _describe_fault(path, limits))}
-    if unreadable:
-        first = next(iter(unreadable.values()))
-        verb = "was" if len(tried) == 1 else "were"
-        yield f"{_count(unreadable, tried, 'image')} that {verb} tried can't be read{_name_first(unreadable, first)}"
-    if not unreadable.keys().isdisjoint(heif):
-        yield f"{len(heif):,} of {len(paths):,} files are named as HEIF images, which {INSTALL_HEIF} reads"
+    if on_corrupt == "raise":
+        raise InputError(f"{line} (data.on_corrupt=skip leaves them out{lists_all})")
+    warn(f"{line}; data.on_corrupt=skip leaves them out{lists_all}")
 
 
 def find_missing(paths: Iterable[str]) -> list[str]:
@@ -105,13 +94,12 @@ def find_missing(paths: Iterable[str]) -> list[str]:
     return missing
 
 
-def _find_missing_members(archive: str, members: Sequence[str]) -> list[str]:
-    """Return the paths of the members that an archive lacks; reading an archive that is damaged tells of its damage."""
+def _find_missing_members(archive: str, members: list[str]) -> list[str]:
     try:
         present = list_members(archive)
     except FileNotFoundError:
         present = set()
-    except UNREADABLE:
+    except UNREADABLE:  # reading its images tells of its damage
         return []
     return [f"{archive}/{member}" for member in members if member not in present]
 
@@ -126,28 +114,18 @@ def _list_files(folder: str) -> set[str]:
 
 
 def _draw_paths(table: ImageTable, images_per_split: int, seed: int) -> list[str]:
-    drawn = []
+    drawn: list[str] = []
     for number, split in enumerate(SPLITS):
-        rows = table.rows(split)
-        rng = np.random.default_rng((seed, number))
+        rows, rng = table.rows(split), np.random.default_rng((seed, number))
         chosen = rng.choice(len(rows), min(images_per_split, len(rows)), replace=False)
         drawn += table.paths[rows[np.sort(chosen)]].tolist()
-    return [*dict.fromkeys(drawn)]
+    return drawn
 
 
 def _describe_fault(path: str, limits: ImageLimits) -> str:
     """Decode an image -> the path and the reason why it can't be read; an empty string if it can."""
     try:
-        ImageFile(path, limits).pixels(at_least=SMALL_SIZE)
+        ImageFile(path, limits).pixels(at_least=(32, 32))  # JPEG files are read to their end, but faster
     except UnreadableImageError as error:
         return str(error).removesuffix(REMEDY).removeprefix("image ")
     return ""
-
-
-def _count(faulty: Sized, checked: Sized, noun: str) -> str:
-    """Return how many are faulty of how many, such as "2 of 48 images"."""
-    return f"{len(faulty):,} of {format_count(len(checked), noun)}"
-
-
-def _name_first(faulty: Sized, first: str) -> str:
-    return f": {first}" if len(faulty) == 1 else f", the first: {first}"

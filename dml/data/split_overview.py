@@ -10,7 +10,8 @@ from rich.text import Text
 
 from dml.data.image_files.contents import ARCHIVE
 from dml.data.prepared.verification import NO_FILE, CheckedImage
-from dml.data.table import SPLITS, UNKNOWN, ImageTable
+from dml.data.split_names import SPLITS
+from dml.data.table import UNKNOWN, ImageTable
 from dml.runtime.paths import expand_home
 from dml.runtime.text import format_count, printable
 
@@ -73,7 +74,6 @@ def make_count_table(table: ImageTable, published: Mapping[str, Mapping[str, int
 
 SplitSummary = Mapping[str, Mapping[str, str]]
 """{split: {class: "<number of images> <checksum of their paths>"}}, classes of level 0."""
-
 NAMED_CLASSES = 3
 """How many of the classes that have changed a message names."""
 
@@ -125,42 +125,36 @@ def make_relative(paths: list[str], folder: str | None) -> list[str]:
 
 def describe_changes(before: SplitSummary, after: SplitSummary) -> list[str]:
     """Return what differs between two summaries, a phrase for each kind of change, first that of classes."""
-    splits_before, splits_after = _splits_by_class(before), _splits_by_class(after)
-    common_classes = [name for name in splits_before if name in splits_after]
-    changes = []
-    moves: dict[tuple[str, str], list[str]] = {}
-    for name in common_classes:
-        if splits_before[name] != splits_after[name]:
-            move = (" and ".join(splits_before[name]), " and ".join(splits_after[name]))
-            moves.setdefault(move, []).append(name)
-    for (old, new), names in moves.items():
-        changes.append(f"{format_count(len(names), 'class', 'classes')} moved from {old} to {new} ({_list(names)})")
-    for phrase, names in (
-        ("gone", [name for name in splits_before if name not in splits_after]),
-        ("new", [name for name in splits_after if name not in splits_before]),
-    ):
-        if names:
-            changes.append(f"{format_count(len(names), 'class is', 'classes are')} {phrase} ({_list(names)})")
-    altered = [
-        (name, before[split][name].split()[0], after[split][name].split()[0])
-        for name in common_classes
-        if splits_before[name] == splits_after[name]
-        for split in splits_before[name]
-        if before[split][name] != after[split][name]
+    old, new = _group_by_class(before), _group_by_class(after)
+    changed: dict[tuple[str, str, str], list[str]] = {}
+    for name in [*old, *(name for name in new if name not in old)]:
+        if name not in new:
+            kind = ("class is", "classes are", "gone")
+        elif name not in old:
+            kind = ("class is", "classes are", "new")
+        elif old[name].keys() != new[name].keys():
+            kind = ("class", "classes", f"moved from {' and '.join(old[name])} to {' and '.join(new[name])}")
+        else:
+            kind = ("class has", "classes have", "other images")
+            for split in old[name]:
+                (count, _), (now, _) = old[name][split].split(), new[name][split].split()
+                if old[name][split] != new[name][split]:
+                    description = f"{now} instead of {count}" if now != count else "other files"
+                    changed.setdefault(kind, []).append(f"{name}: {description}")
+            continue
+        changed.setdefault(kind, []).append(name)
+    order = {"gone": 1, "new": 2, "other images": 3}
+    return [
+        f"{format_count(len(names), one, many)} {kind} ({_list(names)})"
+        for (one, many, kind), names in sorted(changed.items(), key=lambda item: order.get(item[0][2], 0))
     ]
-    if altered:
-        names = [
-            f"{name}: {new} instead of {old}" if old != new else f"{name}: other files" for name, old, new in altered
-        ]
-        changes.append(f"{format_count(len(names), 'class has', 'classes have')} other images ({_list(names)})")
-    return changes
 
 
-def _splits_by_class(summary: SplitSummary) -> dict[str, list[str]]:
-    splits: dict[str, list[str]] = {}
+def _group_by_class(summary: SplitSummary) -> dict[str, dict[str, str]]:
+    splits: dict[str, dict[str, str]] = {}
     for split, classes in summary.items():
-        for name in classes:
-            splits.setdefault(name, []).append(split)
+        for name, described in classes.items():
+            splits.setdefault(name, {})[split] = described
     return splits
 
 

@@ -141,22 +141,16 @@ class _Batches:
         self.stop: int | None = None
         self.error: Exception | None = None
 
-    @property
-    def batches_per_epoch(self) -> int:
-        return len(self.sampler)
-
     def __iter__(self) -> Iterator[list[Draw]]:
         try:
-            yield from self._iterate()
+            yield from islice(self._iterate(), None if self.stop is None else self.stop - self.first)
         except Exception as error:
             self.error = error  # raised here, workers that the loader is starting would wait for batches for ever
 
     def _iterate(self) -> Iterator[list[Draw]]:
-        epoch, number = divmod(self.first, self.batches_per_epoch)
-        stop = self.stop
-        while stop is None or epoch * self.batches_per_epoch < stop:
-            epoch_stop = None if stop is None else stop - epoch * self.batches_per_epoch
-            yield from islice(self._iterate_epoch(epoch), number, epoch_stop)
+        epoch, number = divmod(self.first, len(self.sampler))
+        while True:
+            yield from islice(self._iterate_epoch(epoch), number, None)
             epoch, number = epoch + 1, 0
 
     def _iterate_epoch(self, epoch: int) -> Iterator[list[Draw]]:
@@ -166,10 +160,10 @@ class _Batches:
             for number, rows in enumerate(self.sampler):
                 yield self._take_share(rows, epoch, number)
                 count += 1
-        if count != self.batches_per_epoch:
+        if count != len(self.sampler):
             raise InputError(
                 f"sampler: {dotted_name(self.sampler)} gave {count} batches in epoch {epoch}, "
-                f"expected {self.batches_per_epoch} as its len() says"
+                f"expected {len(self.sampler)} as its len() says"
             )
 
     def _take_share(self, rows: list[int], epoch: int, number: int) -> list[Draw]:

@@ -1,7 +1,6 @@
 """The table that describes a data set, its checks, and its splits."""
 
 import logging
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,13 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dml.data.image_files.parts import split_part
+from dml.data.lists import parse_frame
+from dml.data.split_names import SPLITS
 from dml.runtime.configuration import dotted_name
 from dml.runtime.errors import InputError
 from dml.runtime.text import printable
 
 logger = logging.getLogger(__name__)
 
-SPLITS = ("train", "val", "test", "query", "gallery")
 TRAINING_SPLITS = ("train", "val")
 TEST_SPLITS = ("test", "query", "gallery")
 EVERY_LEVEL = -1
@@ -91,10 +91,8 @@ class ImageTable:
         check_paths(self.paths.tolist(), self.source)
         for level, names in zip(self.levels, self.names, strict=False):
             if (name := next((name for name in names if not _is_utf8(name)), None)) is not None:
-                raise InputError(
-                    f"image table: the {level} '{printable(name)}' of {printable(self.source)} isn't UTF-8; rename it, "
-                    "and its folder"
-                )
+                start = f"image table: the {level} '{printable(name)}' of {printable(self.source)}"
+                raise InputError(f"{start} isn't UTF-8; rename it, and its folder")
 
     @classmethod
     def from_frame(cls, frame: Any) -> "ImageTable":
@@ -102,9 +100,7 @@ class ImageTable:
 
         Paths are relative to the working folder. Without splits, a training draws classes for test and validation.
         """
-        from dml.data.readers.csv import read_frame  # late: it imports this module
-
-        return read_frame(frame)
+        return cls(**parse_frame(frame))
 
     def _fill_columns(self) -> None:
         """Give empty columns the values that stand for none."""
@@ -117,28 +113,19 @@ class ImageTable:
                 object.__setattr__(self, column, np.full(len(self.paths), value))
 
     def _check_labels(self) -> None:
-        if (
-            not EVERY_LEVEL
-            <= self.benchmark.min(initial=EVERY_LEVEL)
-            <= self.benchmark.max(initial=0)
-            < len(self.levels)
-        ):
-            raise InputError(
-                f"image table: benchmarks {np.unique(self.benchmark).tolist()} for the levels {self.levels}"
-            )
+        lists = np.unique(self.benchmark).tolist()
+        if lists and not EVERY_LEVEL <= lists[0] <= lists[-1] < len(self.levels):
+            raise InputError(f"image table: benchmarks {lists} for the levels {self.levels}")
         if self.names and len(self.names) != len(self.levels):
             raise InputError(f"image table: names of {len(self.names)} levels for the levels {self.levels}")
         for i, level in enumerate(self.levels):
-            is_evaluated = np.isin(self.benchmark, (EVERY_LEVEL, i))
-            if (is_wrong := self.labels[:, i] < np.where(is_evaluated, 0, UNKNOWN)).any():
+            labels, is_evaluated = self.labels[:, i], np.isin(self.benchmark, (EVERY_LEVEL, i))
+            if (is_wrong := labels < np.where(is_evaluated, 0, UNKNOWN)).any():
                 row = int(np.argmax(is_wrong))
-                raise InputError(
-                    f"image table: negative label {self.labels[row].tolist()} of {printable(self.paths[row])}"
-                )
-            if self.names and len(self.labels) and self.labels[:, i].max() >= len(self.names[i]):
-                raise InputError(
-                    f"image table: label {self.labels[:, i].max()} of level {level} with {len(self.names[i])} names"
-                )
+                where = f"{self.labels[row].tolist()} of {printable(self.paths[row])}"
+                raise InputError(f"image table: negative label {where}")
+            if self.names and (highest := labels.max(initial=UNKNOWN)) >= len(self.names[i]):
+                raise InputError(f"image table: label {highest} of level {level} with {len(self.names[i])} names")
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -216,31 +203,22 @@ def renumber_pairs(
     return inside
 
 
-def compose_name(name: str) -> str:
-    """Return the name of a class in its composed form (NFC): systems differ in how they write an accent."""
-    return unicodedata.normalize("NFC", name)
-
-
 def check_paths(paths: Sequence[str], source: str) -> None:
     """Make sure that every path can name a file, and is UTF-8."""
     text = "\n".join(["", *paths, ""])  # to check the paths one by one takes ten times as long
     if _is_utf8(text) and not any(sign in text for sign in ("\0", "/\n", "\n\n")):
         return
+    not_utf8 = "isn't UTF-8, as results are; rename the file or its folder (convmv -f latin1 -t utf8 renames many)"
     for row, path in enumerate(paths):
-        if fault := _describe_path_fault(path):
+        faults = {
+            "is empty": not path,
+            "holds a NUL byte, which no file's name does": "\0" in path,
+            not_utf8: not _is_utf8(path),
+            "is a folder's; give an image's": path.endswith("/"),
+        }
+        if fault := next((fault for fault, is_there in faults.items() if is_there), ""):
             source_words = f" of {printable(source)}" if source else ""
             raise InputError(f"image table: the path '{printable(path)}' in row {row}{source_words} {fault}")
-
-
-def _describe_path_fault(path: str) -> str:
-    """Return what is wrong with a path, as the end of a sentence; an empty string if nothing is wrong."""
-    if not path:
-        return "is empty"
-    if "\0" in path:
-        return "holds a NUL byte, which no file's name does"
-    if not _is_utf8(path):
-        return "isn't UTF-8, as results are; rename the file or its folder (convmv -f latin1 -t utf8 renames many)"
-    return "is a folder's; give an image's" if path.endswith("/") else ""
 
 
 def _is_utf8(text: str) -> bool:
@@ -293,10 +271,8 @@ def load(
         raise InputError(f"dataset.reader: a {type(read).__name__} isn't a function of the root; give _partial_: true")
     table = read(root)
     if not isinstance(table, ImageTable):
-        described = "None" if table is None else f"a {type(table).__name__}"
-        raise InputError(
-            f"dataset.reader: {dotted_name(read)} returned {described}, expected a dml.data.table.ImageTable"
-        )
+        described = f"{dotted_name(read)} returned a {type(table).__name__}"
+        raise InputError(f"dataset.reader: {described}, expected a dml.data.table.ImageTable")
     shared_classes = [*_find_shared_classes(table)] if disjoint else []
     for fault in find_faults(table, counts, disjoint=disjoint):
         remedy = SHARED_CLASSES_REMEDY if fault in shared_classes else "dataset.verify=false reads it all the same"
@@ -379,15 +355,12 @@ def _find_classes_of_two_parents(table: ImageTable) -> Iterator[str]:
         if (differs := parents[fine] != coarse).any():
             label = fine[np.argmax(differs)]
             parents_of_label, first = np.unique(coarse[fine == label], return_index=True)
-            examples = table.paths[rows[fine == label][first]]
+            examples = zip(parents_of_label[:2], table.paths[rows[fine == label][first[:2]]], strict=True)
             described = ", and ".join(
-                f"{_describe_label(table, i + 1, parent)}, such as {printable(path)}"
-                for parent, path in list(zip(parents_of_label, examples, strict=True))[:2]
+                f"{_describe_label(table, i + 1, parent)}, such as {printable(path)}" for parent, path in examples
             )
-            yield (
-                f"label {_describe_label(table, i, label)} of level {table.levels[i]} is in two classes of level "
-                f"{table.levels[i + 1]}: {described}"
-            )
+            start = f"label {_describe_label(table, i, label)} of level {table.levels[i]} is in two classes"
+            yield f"{start} of level {table.levels[i + 1]}: {described}"
 
 
 def _describe_label(table: ImageTable, level: int, label: int) -> str:

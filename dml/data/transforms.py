@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dml.data.image_files.images import Box, ImageFile
+from dml.data.image_files.images import ImageFile
+from dml.data.image_files.parts import Box
 from dml.runtime.configuration import naming
 from dml.runtime.errors import InputError, check_number, check_whole
 

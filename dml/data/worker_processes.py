@@ -44,22 +44,18 @@ def run_in_processes(work: Callable[[Job], Result], jobs: Sequence[Job], process
 def choose_start_method(num_workers: int, start_method: str | None = None) -> str | None:
     """Return the method by which a data loader has to start its workers; None takes Python's default.
 
-    The processes that ``launcher=joblib`` trains in have joblib's method "loky" as the default, which no data loader
-    can use. Loaders with workers fork there.
+    In the processes of ``launcher=joblib``, the default is joblib's "loky", which no data loader can use.
     """
-    if not num_workers or start_method:
-        return start_method if num_workers else None
     is_in_joblib = multiprocessing.get_start_method(allow_none=True) == "loky"
-    return "fork" if is_in_joblib else None
+    return (start_method or ("fork" if is_in_joblib else None)) if num_workers else None
 
 
 def pause_before_forks() -> None:
     """Wait, if this process trains with others, until the threads of gloo have done what they had to.
 
-    After an exchange, a thread of gloo frees tensors, for which it registers with Python for a moment. Before 3.12,
-    Python copies the lock of that register in a fork as it is. If a thread held it, the copy waits for it for ever: the
-    worker of a data loader never began, and with it one run of ten hung. The thread that forks exchanges nothing
-    meanwhile, so after a pause no other thread has a reason to register. A thread of gloo is done in less than 1 ms.
+    After an exchange, a thread of gloo frees tensors, for which it registers with Python for less than 1 ms. Before
+    3.12, Python copies the lock of that register in a fork as it is, and if a thread held it, the worker of a data
+    loader never began: with it one run of ten hung. The thread that forks exchanges nothing meanwhile.
     """
     if sys.version_info < (3, 12) and torch.distributed.is_available() and torch.distributed.is_initialized():
         sleep(0.02)

@@ -16,9 +16,9 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
+from dml.data.cells import name_classes, number_classes, warn_of_names
 from dml.data.image_files.images import UnreadableImageError
 from dml.data.image_files.parts import identify_images
-from dml.data.splits import name_classes, number_classes, warn_of_names
 from dml.inference.certificates import RecallTest, summarize
 from dml.inference.image_embedder import REMEDY, ImageEmbedder
 from dml.inference.image_inputs import Source, check_readable, list_source, to_vectors, unpack_paths
@@ -130,7 +130,7 @@ class Index:
                 L2-normalized.
             paths: images of the vectors, in their order; paths, which needn't exist, or anything else that ``source``
                 takes.
-            labels: (N,) names of the classes of the images, see `dml.data.splits.name_classes`; None, NaN and "" stand
+            labels: (N,) names of the classes of the images, see `dml.data.cells.name_classes`; None, NaN and "" stand
                 for none. None takes those of the images.
             factory: kind of the index, in the language of FAISS's ``index_factory``. "Flat" is exact; others, such as
                 "IVF1024,Flat" or "HNSW32", are faster for many images and may miss neighbors.

@@ -14,6 +14,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from dml.data.cells import compose_name
 from dml.data.image_files.contents import ARCHIVE, MISSING, read_stamps
 from dml.data.image_files.decoding import PixelValueError, decode_opened, flatten
 from dml.data.image_files.images import ImageFile, UnreadableImageError, without_remedy
@@ -21,7 +22,7 @@ from dml.data.image_files.limits import ImageLimits
 from dml.data.image_listing import list_images
 from dml.data.layout import name_similar, read_list_lines
 from dml.data.readers import csv
-from dml.data.table import ImageTable, check_paths, compose_name
+from dml.data.table import ImageTable, check_paths
 from dml.data.transforms import Pipeline
 from dml.runtime.errors import InputError
 from dml.runtime.paths import expand_home

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from dml.data.image_files.images import read_image
 from dml.data.image_files.limits import ImageLimits
-from dml.data.prepared.prepared_files import replacing_file
-from dml.data.table import SPLITS, ImageTable
+from dml.data.split_names import SPLITS
+from dml.data.table import ImageTable
 from dml.evaluation.per_query import QueryTable
 from dml.runtime.errors import InputError
 from dml.runtime.files import replacing
@@ -163,7 +163,7 @@ def write_contact_sheets(
 ) -> None:
     """Write a PNG for each split: some of its classes, chosen blindly, and some images of each."""
     for split, rows in choose_class_rows(table, classes, pictures, seed):
-        with replacing_file(folder / f"sheet_{split}.png") as partial:
+        with replacing(folder / f"sheet_{split}.png") as partial:
             draw_sheet(rows, partial, functools.partial(read_image, limits=limits))
 
 

@@ -8,11 +8,10 @@ from omegaconf import DictConfig
 from rich.filesize import decimal
 
 from dml.data.copies import assign_content_ids, count_queries_in_gallery
-from dml.data.image_files.limits import ImageLimits, limit_list_bytes
-from dml.data.prepared.cache import CacheFolder
+from dml.data.image_files.limits import limit_list_bytes
+from dml.data.prepared.cache import CacheFolder, hold_preparation_lock, make_writable_folder
 from dml.data.prepared.cache_build import build_cache
-from dml.data.prepared.prepared_files import hold_preparation_lock, make_writable_folder
-from dml.data.prepared.verification import CheckedImage, check_images, list_faults, write_table
+from dml.data.prepared.verification import check_images, list_faults, write_table
 from dml.data.split_overview import make_count_table
 from dml.data.table import ImageTable
 from dml.data.transforms import Resize
@@ -73,7 +72,22 @@ def _prepare(
     if settings.sheet:
         write_contact_sheets(table.take(readable_rows.astype(np.int64)), folder.path, limits, **vars(settings.sheet))
     if resize:
-        _write_cache(folder, resize, images, processes, limits)
+        with progress_bar("decoded", len(images)) as advance:
+            size = build_cache(
+                folder,
+                resize,
+                images,
+                processes=processes,
+                advance=advance,
+                warn=warn,
+                limits=limits,
+                compare_contents=compare_contents,
+            )
+        stem = folder.path / f"{resize.mode}-{resize.size}"
+        console.print(
+            f"[bold]cache[/]    {in_markup(stem)}.*.pixels ({decimal(size)}) for transforms that begin with "
+            f"Resize(mode={resize.mode}, size={resize.size})"
+        )
     faults = list_faults(table, images, dataset.counts, disjoint=dataset.disjoint)
     _print_faults(faults)
     if dataset.queries_in_gallery:
@@ -95,17 +109,6 @@ def make_cache_folder(settings: Settings) -> CacheFolder:
         raise InputError("data.cache=null: auto, or the folder to write to")
     make_writable_folder(folder.path)
     return folder
-
-
-def _write_cache(
-    folder: CacheFolder, resize: Resize, images: Mapping[str, CheckedImage], processes: int | None, limits: ImageLimits
-) -> None:
-    with progress_bar("decoded", len(images)) as advance:
-        files = build_cache(folder, resize, images, processes=processes, advance=advance, warn=warn, limits=limits)
-    console.print(
-        f"[bold]cache[/]    {in_markup(files.pixels)} ({decimal(files.pixels.stat().st_size)}) for transforms that "
-        f"begin with Resize(mode={resize.mode}, size={resize.size})"
-    )
 
 
 def _print_faults(faults: Mapping[str, list[str]]) -> None:

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from dml.data.dataset import Batch, BatchDataset, Draw, make_unreadable_class_error
 from dml.data.image_files.contents import read_stamps
-from dml.data.prepared.cache import CacheFolder
-from dml.data.prepared.prepared_files import UnfitFileError, open_file, replacing_file
+from dml.data.prepared.cache import CacheFolder, refuse_links
 from dml.data.table import ImageTable
 from dml.models.embedding import EmbeddingModel
 from dml.models.weights import add_tensors
 from dml.runtime.checksums import DamageError, check_zip
 from dml.runtime.errors import InputError
+from dml.runtime.files import replacing
 from dml.training.data import DataModule, Transform
 from dml.training.embedders import Embedded, EmbeddedBatch, Embedder
 from dml.training.module import MetricLearner
@@ -99,18 +99,13 @@ class FeatureCache:
         if fingerprint in self._memory or self.folder is None:
             return self._memory.get(fingerprint)
         path = _find_file(self.folder, fingerprint)
+        refuse_links(self.folder.path)
+        if not path.exists():
+            return None
         try:
-            with open_file(path):  # it refuses links
-                check_zip(path)
+            check_zip(path)
             with np.load(path) as arrays:
                 stored, features = arrays["fingerprint"], arrays["features"]
-        except FileNotFoundError:
-            return None
-        except InputError as error:
-            if not isinstance(error, UnfitFileError):
-                raise  # a link or a folder is in its place
-            self.warn(f"{error}; the features are computed anew")
-            return None
         except (DamageError, BadZipFile, KeyError, ValueError, EOFError) as error:
             self.warn(f"{path}: damaged ({error}); the features are computed anew")
             return None
@@ -122,7 +117,7 @@ class FeatureCache:
     def _store(self, fingerprint: str, features: Tensor, rows: Tensor, count: int) -> Tensor:
         """Keep features (R, ...) of some of the N images -> features (N, ...) with NaN for the others."""
         if len(rows) == count and self.folder is not None:
-            with replacing_file(_find_file(self.folder, fingerprint)) as partial, partial.open("wb") as file:
+            with replacing(_find_file(self.folder, fingerprint)) as partial, partial.open("wb") as file:
                 np.savez(file, fingerprint=np.array(fingerprint), features=features.numpy())
             return features
         self._memory[fingerprint] = features.new_full((count, *features.shape[1:]), torch.nan)

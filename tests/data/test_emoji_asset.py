@@ -35,14 +35,6 @@ class TestShippedFile:
         assert len({row["group"] for row in table}) == 8
         assert {row["designer"] for row in table} == DESIGNERS
 
-    def test_a_designer_draws_an_emoji_once(self, table: list[dict[str, str]]) -> None:
-        assert len({(row["emoji"], row["designer"]) for row in table}) == len(table)
-
-    @pytest.mark.parametrize(("level", "above"), [("emoji", "name"), ("emoji", "subgroup"), ("subgroup", "group")])
-    def test_levels_are_a_tree(self, table: list[dict[str, str]], level: str, above: str) -> None:
-        pairs = {(row[level], row[above]) for row in table}
-        assert len(pairs) == len({row[level] for row in table})
-
     def test_flags_and_skin_tones_are_left_out(self, table: list[dict[str, str]]) -> None:
         tones = {"1f3fb", "1f3fc", "1f3fd", "1f3fe", "1f3ff"}
         assert not {row["group"] for row in table} & {"flags", "component"}

@@ -13,7 +13,8 @@ from sklearn.datasets import load_sample_image
 from torch import Tensor
 from torchvision.transforms import v2
 
-from dml.data.image_files.images import Box, ImageFile
+from dml.data.image_files.images import ImageFile
+from dml.data.image_files.parts import Box
 from dml.data.transforms import Pad, Pipeline, RandomResizedCrop, Resize, stack
 from dml.runtime.errors import InputError
 

@@ -130,7 +130,7 @@ def test_a_parquet_list_may_have_classes(model: ImageEmbedder, photos: Path, tmp
 @pytest.mark.parametrize(
     ("name", "content", "line"),
     [
-        ("a.csv", b"path,class\n1.jpg,x\n", "no column 'label' among 'path', 'class'; rename class to label"),
+        ("a.csv", b"path,class\n1.jpg,x\n", "no column 'label' among 'path', 'class'; rename one"),
         ("a.csv", b"path,lable\n1.jpg,x\n", "unknown column 'lable', is it 'label'"),
         ("a.csv", b"path\n1,2.jpg\n", "line 2: 2 cells, the header has 1"),
         ("a.csv", b"1.jpg\n2.jpg\n", "no column 'path' among '1.jpg'"),

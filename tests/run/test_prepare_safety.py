@@ -12,7 +12,7 @@ from configurations import compose, settings_of
 from conftest import PLAIN
 from PIL import Image
 
-from dml.data.prepared.prepared_files import hold_preparation_lock
+from dml.data.prepared.cache import hold_preparation_lock
 from dml.data.transforms import Resize
 from dml.run import builders, prepare_job
 from dml.runtime.errors import InputError
@@ -68,11 +68,10 @@ LINKS = [
         f".dml/folder/{name}"
         for name in (
             "table.parquet",
-            "verified.jsonl",
+            "verified.parquet",
             "sheet_train.png",
-            "warp-8.pixels",
-            "warp-8.parquet",
-            "warp-8.progress",
+            "warp-8.0a1b2c3d.pixels",
+            "warp-8.0a1b2c3d.json",
             "unknown",
         )
     ),
@@ -113,7 +112,7 @@ def test_the_second_of_two_is_refused(prepare: Prepare, root: Path, refused: Cal
         [
             sys.executable,
             "-c",
-            "import sys; from pathlib import Path; from dml.data.prepared.prepared_files import hold_preparation_lock\n"
+            "import sys; from pathlib import Path; from dml.data.prepared.cache import hold_preparation_lock\n"
             "with hold_preparation_lock(Path(sys.argv[1])): print(flush=True); sys.stdin.read()",
             str(folder),
         ],
@@ -147,15 +146,14 @@ def test_one_that_ends_leaves_no_lock_and_no_partial_file(prepare: Prepare, root
 def test_training_on_damaged_pixels_ends_with_a_line(
     refused: Callable[..., str], small_emoji: Path, tmp_path: Path
 ) -> None:
-    """In a loader's worker; the line holds the command that repairs them."""
+    """The line holds the command that repairs them."""
     root = tmp_path / "emoji.zip"
     shutil.copy(small_emoji, root)
     config = compose("dataset.counts=null", "sheet.classes=1", "resize=32", command="prepare")
     config.dataset.root = str(root)
     prepare_job.prepare(config, RunFolder(tmp_path), [])
-    pixels = tmp_path / ".dml" / "emoji" / "warp-32.pixels"
+    pixels = next((tmp_path / ".dml" / "emoji").glob("warp-32.*.pixels"))
     pixels.write_bytes(bytes(pixels.stat().st_size))
     line = refused(f"dataset.root={root}", *PLAIN, "data.num_workers=1", f"hydra.run.dir={tmp_path}/run")
-    assert line.startswith(f"error: image {root}/")
-    command = f"run dml prepare dataset=emoji dataset.root={root} resize=32 mode=warp again"
-    assert f"its pixels in {pixels} are damaged (their checksum differs); {command}" in line
+    assert line.startswith(f"error: {pixels.with_suffix('.json')}: it, or its pixels, are damaged")
+    assert f"run dml prepare dataset=emoji dataset.root={root} resize=32 mode=warp again" in line

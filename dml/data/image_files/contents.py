@@ -19,15 +19,20 @@ from dml.runtime.reading import RefusedFileError, check_regular, check_size, rea
 
 ARCHIVE = ".zip"
 """The ending of the archives whose members have paths."""
-MEMBER = re.compile(r"\.zip(?=/)")
 DAMAGES = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError),
     RuntimeError,  # for an encrypted member, and as NotImplementedError for a compression that zipfile doesn't know
 )
 """The errors that tell of an archive, or of a member, that is damaged or can't be unpacked."""
+UNREADABLE = (OSError, RefusedFileError, *DAMAGES)
+"""The errors of `read_content`."""
+MAX_BYTES = 512 << 20
+_OPTION = "data.max_image_bytes"
 
 Stamp = tuple[int, int, int, int]
 """Size of a file in bytes, when it was last written, its inode, and when it last changed, which no program can set."""
+MISSING: Stamp = (-1, -1, -1, -1)
+"""The stamp of a file that doesn't exist."""
 
 
 def split_member(path: str) -> tuple[str, str]:
@@ -36,20 +41,11 @@ def split_member(path: str) -> tuple[str, str]:
     >>> split_member("photos.zip/cats/1.jpg"), split_member("photos/1.jpg")
     (('photos.zip', 'cats/1.jpg'), ('photos/1.jpg', ''))
     """
-    ends = [match.end() for match in MEMBER.finditer(path)]
+    ends = [match.end() for match in re.finditer(r"\.zip(?=/)", path)]
     for end in ends:
         if end == ends[-1] or not os.path.isdir(path[:end]):  # a folder may have such a name too
             return path[:end], path[end + 1 :]
     return path, ""
-
-
-def describe_archive_damage(error: Exception) -> str:
-    """Return in a few words what one of the `DAMAGES` tells of an archive."""
-    if isinstance(error, NotImplementedError):
-        return "the archive has a compression that isn't read"
-    if isinstance(error, RuntimeError):
-        return "the archive is encrypted"
-    return "the archive is damaged"
 
 
 def read_zip_member(archive: zipfile.ZipFile, member: str, max_bytes: int, option: str) -> bytes:
@@ -75,15 +71,6 @@ def _open_stamped_zip(path: str, _: Stamp, process: int) -> zipfile.ZipFile:  # 
     return zipfile.ZipFile(path)
 
 
-MISSING: Stamp = (-1, -1, -1, -1)
-"""The stamp of a file that doesn't exist."""
-UNREADABLE = (OSError, RefusedFileError, *DAMAGES)
-"""The errors of `read_content`."""
-MAX_BYTES = 512 << 20
-OPTION = "data.max_image_bytes"
-"""The key of the configuration that sets the limit on image files."""
-
-
 def read_content(path: str, max_bytes: int = MAX_BYTES) -> bytes:
     """Read an image file, or the member of an archive that ``archive.zip/member`` names.
 
@@ -93,9 +80,9 @@ def read_content(path: str, max_bytes: int = MAX_BYTES) -> bytes:
     path, _ = split_part(path)
     archive, member = split_member(path)
     if not member or os.path.exists(path):
-        return read_regular(path, max_bytes, OPTION)
+        return read_regular(path, max_bytes, _OPTION)
     try:
-        return read_zip_member(_open_zip(archive), member, max_bytes, OPTION)
+        return read_zip_member(_open_zip(archive), member, max_bytes, _OPTION)
     except KeyError as error:
         raise FileNotFoundError(ENOENT, os.strerror(ENOENT), path) from error
 
@@ -107,6 +94,11 @@ def hash_content(path: str, max_bytes: int = MAX_BYTES, content: bytes | None = 
         return hashlib.sha256((read_content(path, max_bytes) if content is None else content) + box).hexdigest()
     except UNREADABLE:
         return ""
+
+
+def shorten_hash(sha256: str) -> int:
+    """Return the first 8 bytes of a SHA-256 as a number; 0 for "", which stands for what can't be read."""
+    return int.from_bytes(bytes.fromhex(sha256[:16]), "big", signed=True)
 
 
 def read_stamps(paths: Iterable[str]) -> NDArray[np.int64]:
@@ -122,25 +114,21 @@ def read_stamps(paths: Iterable[str]) -> NDArray[np.int64]:
     return np.array(stamps, dtype=np.int64).reshape(-1, 4)
 
 
-def find_changed(paths: Sequence[str], files: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Compare files with what is known (N, 5), stamp and `shorten_hash` -> which have changed (N,), what is now.
+def find_changed(paths: Sequence[str], files: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Compare files with what is known of them (N, 5), stamp and `shorten_hash` -> which have changed (N,).
 
     Where only the inode or the time of the change is another, as after a copy, the content decides.
     """
     now = np.column_stack([read_stamps(paths), files[:, 4]])
     for row in np.flatnonzero((now[:, :2] == files[:, :2]).all(axis=1) & (now != files).any(axis=1)).tolist():
         now[row, 4] = shorten_hash(hash_content(paths[row]))
-    return (now != files)[:, [0, 1, 4]].any(axis=1), now
-
-
-def shorten_hash(sha256: str) -> int:
-    """Return the first 8 bytes of a SHA-256 as a number; 0 for "", which stands for what can't be read."""
-    return int.from_bytes(bytes.fromhex(sha256[:16]), "big", signed=True)
+    has_changed: NDArray[np.bool_] = (now != files)[:, [0, 1, 4]].any(axis=1)
+    return has_changed
 
 
 def read_sizes(paths: Iterable[str]) -> list[int]:
     """Return the size in bytes of each file, or unpacked member of an archive; -1 for one that can't be read."""
-    return [_read_size(path) for path, _ in map(split_part, paths)]
+    return [_read_size(split_part(path)[0]) for path in paths]
 
 
 def _read_size(path: str) -> int:

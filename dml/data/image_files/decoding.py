@@ -14,13 +14,15 @@ import numpy as np
 import numpy.typing as npt
 import simplejpeg
 import torch
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps
 from PIL.ImageFile import ImageFile as OpenedImage
 from torch import Tensor
 
 Pixels = npt.NDArray[np.uint8]
 Color = tuple[int, ...]
 """Red, green and blue, from 0 to 255."""
+Warn = Callable[[str], None]
+"""A function that is called with what is wrong with metadata, of which the rest is read."""
 
 _REVERSED: dict[int, tuple[int, ...]] = {2: (1,), 3: (0, 1), 4: (0,), 5: (), 6: (1,), 7: (0, 1), 8: (0,)}
 """The dimensions to reverse for each value of EXIF's orientation but 1, after rows and columns of `SIDEWAYS` change."""
@@ -28,27 +30,11 @@ SIDEWAYS = (5, 6, 7, 8)
 """The values of EXIF's orientation that exchange height and width."""
 HEIF_SUFFIXES = (".heic", ".heif", ".hif")
 """The endings of the files that are read if pillow-heif, an extra, is installed."""
-_HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"mif1", b"msf1")
-"""The brands that begin the files of HEIF images (ISO/IEC 23008-12)."""
-_BITS = (8, 12, 16)
-"""The bits that integer gray values may have."""
-_FLOAT_WHITES = (1, 255, 65535)
-"""The values that may mean white in gray values of floating point."""
-
 _FORMATS = {
     *("AVIF", "BMP", "DIB", "GIF", "HEIF", "JPEG", "JPEG2000", "MPO", "PCX"),
     *("PNG", "PPM", "QOI", "SGI", "TGA", "TIFF", "WEBP"),
 }
-"""The formats that are read.
-
-Pillow can read more formats. For some of them it starts another program (EPS), or learns the size of the image only
-while it decodes it (ICO).
-"""
-_OUT_OF_MEMORY = ("insufficient memory", "out of memory", "cannot allocate memory")
-"""Parts of the messages of libjpeg and of Pillow's decoders that run out of memory without raising MemoryError."""
-
-DAMAGED = "damaged, or stored in a way that isn't read"
-"""The reason for an error of a decoder that has no words for the file."""
+"""The formats that are read. For others, Pillow starts a program (EPS), or learns the size only as it decodes (ICO)."""
 
 _header_lock = Lock()
 
@@ -68,9 +54,12 @@ def read_jpeg_size(content: bytes) -> tuple[int, int] | None:
     return (height, width) if colorspace in ("YCbCr", "Gray", "RGB") else None
 
 
-def read_orientation(jpeg: bytes, warn: Callable[[str], None]) -> int:
+def read_orientation(jpeg: bytes, warn: Warn) -> int:
     """Return the orientation that EXIF or XMP states, or 1."""
-    head = b"".join(_split_head(jpeg))
+    end = 2  # of the segments before the pixels; the whole file counts if they aren't well-formed
+    while jpeg[end : end + 1] == b"\xff" and jpeg[end + 1 : end + 2] != b"\xda":
+        end += 2 + int.from_bytes(jpeg[end + 2 : end + 4], "big")
+    head = jpeg[:end] if jpeg[end : end + 2] == b"\xff\xda" else jpeg
     if b"Exif\0\0" not in head and b"tiff:Orientation" not in head:
         return 1
     with _open_with_pillow(jpeg, warn) as image:
@@ -85,16 +74,6 @@ def make_upright(stored: Tensor, orientation: int) -> Tensor:
     return (stored.transpose(0, 1) if orientation in SIDEWAYS else stored).flip(_REVERSED[orientation])
 
 
-def _split_head(jpeg: bytes) -> list[bytes]:
-    """Return the marker of the start and the segments before the pixels; the whole file if they aren't well-formed."""
-    segments, position = [jpeg[:2]], 2
-    while jpeg[position : position + 1] == b"\xff" and jpeg[position + 1 : position + 2] != b"\xda":
-        end = position + 2 + int.from_bytes(jpeg[position + 2 : position + 4], "big")
-        segments.append(jpeg[position:end])
-        position = end
-    return segments if jpeg[position : position + 2] == b"\xff\xda" else [jpeg]
-
-
 @cache
 def reads_heif() -> bool:
     """Tell whether pillow-heif is installed, with which Pillow reads HEIF files."""
@@ -102,8 +81,8 @@ def reads_heif() -> bool:
 
 
 def is_heif(content: bytes) -> bool:
-    """Tell by its first bytes whether a file is a HEIF image, whatever the end of its name is."""
-    return content[4:8] == b"ftyp" and content[8:12] in _HEIF_BRANDS
+    """Tell by its brand (ISO/IEC 23008-12) whether a file is a HEIF image, whatever the end of its name is."""
+    return content[4:8] == b"ftyp" and content[8:12] in (b"heic", b"heix", b"heim", b"heis", b"mif1", b"msf1")
 
 
 @cache
@@ -116,24 +95,23 @@ def _supported_formats() -> list[str]:
 
 
 @contextmanager
-def _catch_metadata_warnings(warn: Callable[[str], None]) -> Iterator[None]:
-    """Hand each warning of Pillow about damaged metadata to ``warn``; filters are global, so `_header_lock` is held."""
-    with warnings.catch_warnings(record=True) as caught:
+def _catch_metadata_warnings(warn: Warn) -> Iterator[None]:
+    """Hand each warning of Pillow about damaged metadata to ``warn``; the filters of warnings are global."""
+    with _header_lock, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield
     for message in dict.fromkeys(" ".join(str(warning.message).split()) for warning in caught):
         warn(message)
 
 
-def _read_exif(image: Image.Image, warn: Callable[[str], None]) -> Image.Exif:
-    """Read the EXIF data of an image; what is damaged in them is passed over, and handed to ``warn``."""
-    with _header_lock, _catch_metadata_warnings(warn):
+def _read_exif(image: Image.Image, warn: Warn) -> Image.Exif:
+    with _catch_metadata_warnings(warn):
         return image.getexif()
 
 
-def _open_with_pillow(content: bytes, warn: Callable[[str], None]) -> OpenedImage:
+def _open_with_pillow(content: bytes, warn: Warn) -> OpenedImage:
     """Read the header of an image, without Pillow's limit of 89 million pixels, which is global and restored."""
-    with _header_lock, _catch_metadata_warnings(warn):
+    with _catch_metadata_warnings(warn):
         limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
         try:
             return Image.open(BytesIO(content), formats=_supported_formats())
@@ -142,7 +120,7 @@ def _open_with_pillow(content: bytes, warn: Callable[[str], None]) -> OpenedImag
 
 
 def decode_with_pillow(
-    content: bytes, check_size: Callable[[int, int], None], warn: Callable[[str], None], background: Color | None
+    content: bytes, check_size: Callable[[int, int], None], warn: Warn, background: Color | None
 ) -> Tensor:
     """Decode an image and turn it upright; first ``check_size`` gets height and width as stored. -> (H, W, 3)"""
     with _open_with_pillow(content, warn) as image:
@@ -150,16 +128,13 @@ def decode_with_pillow(
         return torch.from_numpy(decode_opened(image, warn, background))
 
 
-def decode_opened(
-    image: Image.Image, warn: Callable[[str], None], background: Color | None, *, in_place: bool = True
-) -> Pixels:
+def decode_opened(image: Image.Image, warn: Warn, background: Color | None, *, in_place: bool = True) -> Pixels:
     """Decode an image that Pillow has opened, and turn it upright; ``in_place`` saves a copy. -> (H, W, 3)
 
-    ``warn`` is called with what is wrong with metadata. If it isn't clear which of the values is black and which is
-    white, it raises a PixelValueError.
+    If it isn't clear which of the values is black and which is white, it raises a PixelValueError.
     """
-    tile, file_format = str(getattr(image, "tile", "")), image.format
-    is_wide = ";16" in tile  # of the two bytes a channel, Pillow keeps the upper one
+    file_format = image.format
+    is_wide = ";16" in str(getattr(image, "tile", ""))  # of the two bytes a channel, Pillow keeps the upper one
     stated_bits = getattr(image, "tag_v2", {}).get(ExifTags.Base.BitsPerSample, (16,))[0]
     if not in_place:
         image = image.copy()  # which lacks what the lines above read
@@ -173,8 +148,7 @@ def decode_opened(
         upright = Image.fromarray(_scale_to_bytes(values, stated_bits))
         if key is not None:
             upright.putalpha(Image.fromarray(values != key))
-        is_wide = False
-    if is_wide:
+    elif is_wide:
         *colors, (lowest, highest) = upright.convert("RGBA").getextrema()
         if np.max(colors) < 16 and lowest == highest:  # another alpha channel may draw in black
             raise PixelValueError(
@@ -192,10 +166,10 @@ def flatten(image: Image.Image, background: Color | None) -> Pixels:
     if background is None or image.mode != "RGBA":
         return np.array(image.convert("RGB"))
     alpha = image.getchannel("A")
-    lowest, highest = alpha.getextrema()
     ground = Image.new("RGB", image.size, background)
     ground.paste(image, mask=alpha)
-    if lowest != highest and ground.getcolors(1):
+    lowest, highest = alpha.getextrema()
+    if lowest != highest and ground.getcolors(1):  # a drawing in the color of the ground
         ground = Image.new("RGB", image.size, tuple(0 if value > 127 else 255 for value in background))
         ground.paste(image, mask=alpha)
     return np.array(ground)
@@ -208,27 +182,12 @@ def _scale_to_bytes(values: npt.NDArray[Any], stated_bits: int) -> Pixels:
     low, high = values.min(), values.max()
     if values.dtype.kind == "f":
         ranges = "0 to 1, 0 to 255 or 0 to 65535"
-        white = next((white for white in _FLOAT_WHITES if high <= white), np.nan)
-        if low >= 0 and (white == _FLOAT_WHITES[0] or 16 * high >= white):
+        white = next((white for white in (1, 255, 65535) if high <= white), np.nan)
+        if low >= 0 and (white == 1 or 16 * high >= white):
             return np.asarray(np.rint(values * (255 / white)), np.uint8)
     else:
         ranges = "0 to 255, 0 to 4095 or 0 to 65535"
-        possible_bits = [stated_bits] if stated_bits == 12 else _BITS
-        bits = next((bits for bits in possible_bits if high < 2**bits), 0)
+        bits = next((bits for bits in ((12,) if stated_bits == 12 else (8, 12, 16)) if high < 2**bits), 0)
         if low >= 0 and bits:
             return np.asarray(values >> (bits - 8), np.uint8)
     raise PixelValueError(f"gray values from {low:g} to {high:g}; {ranges} could be read")
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Tell whether a decoder ran out of memory, by the type or the message of its error."""
-    return isinstance(error, MemoryError) or any(message in str(error).lower() for message in _OUT_OF_MEMORY)
-
-
-def describe_damage(error: Exception, content: bytes) -> str:
-    """Return in a few words why the content of an image file can't be decoded."""
-    if not content:
-        return "empty file"
-    if isinstance(error, UnidentifiedImageError):  # its message is the address of the content in memory
-        return "not an image that Pillow can read"
-    return " ".join(str(error).split()) if isinstance(error, OSError) and str(error) else DAMAGED

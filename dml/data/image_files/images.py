@@ -5,27 +5,25 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import NamedTuple
 
 import simplejpeg
 import torch
+from PIL import UnidentifiedImageError
 from torch import Tensor
 
-from dml.data.image_files.contents import DAMAGES, describe_archive_damage, read_content
+from dml.data.image_files.contents import DAMAGES, read_content
 from dml.data.image_files.decoding import (
     SIDEWAYS,
     PixelValueError,
     decode_with_pillow,
-    describe_damage,
     is_heif,
-    is_out_of_memory,
     make_upright,
     read_jpeg_size,
     read_orientation,
     reads_heif,
 )
 from dml.data.image_files.limits import ImageLimits
-from dml.data.image_files.parts import find_part, split_part
+from dml.data.image_files.parts import Box, find_part, split_part
 from dml.runtime.errors import InputError
 from dml.runtime.reading import RefusedFileError
 from dml.runtime.text import printable
@@ -50,6 +48,14 @@ class UnreadableImageError(InputError):
         self.reason = reason
 
 
+class MissingImageError(UnreadableImageError):
+    """An error for an image file that doesn't exist."""
+
+
+class ImageMemoryError(InputError):
+    """An error for memory that ran out while an image was read; the image file itself may be fine."""
+
+
 def without_remedy(error: InputError) -> str:
     """Return the error line for an image without its end, which names options that only a training has."""
     line = str(error).removesuffix(REMEDY)
@@ -63,23 +69,6 @@ def suggest_slashes(path: str) -> str:
     if path_with_slashes == path or not os.path.exists(path_with_slashes):
         return ""
     return f", but there is {printable(path_with_slashes)}: paths take / instead of \\"
-
-
-class MissingImageError(UnreadableImageError):
-    """An error for an image file that doesn't exist."""
-
-
-class ImageMemoryError(InputError):
-    """An error for memory that ran out while an image was read; the image file itself may be fine."""
-
-
-class Box(NamedTuple):
-    """A part of an image, in pixels."""
-
-    top: int
-    left: int
-    height: int
-    width: int
 
 
 class ImageFile:
@@ -101,11 +90,8 @@ class ImageFile:
     """
 
     def __init__(self, path: str, limits: ImageLimits = LIMITS, content: bytes | None = None) -> None:
-        self.path = path
-        self.limits = limits
-        self.content = b""
-        self._stored: tuple[int, int] = (0, 0)
-        self._orientation = 1
+        self.path, self.limits, self.content = path, limits, b""
+        self._stored, self._orientation = (0, 0), 1
         self._decoded: Tensor | None = None
         with self._name_file_in_errors():
             self.content = read_content(path, limits.max_image_bytes) if content is None else content
@@ -113,12 +99,11 @@ class ImageFile:
                 self._set_size(*stored_size)
                 self._orientation = read_orientation(self.content, self._warn)
             else:
-                self._decoded = decode_with_pillow(self.content, self._set_size, self._warn, self.limits.color)
-                self._stored = self._decoded.shape[0], self._decoded.shape[1]
-        height, width = self._stored
-        self.size = (width, height) if self._orientation in SIDEWAYS else (height, width)
-        with self._name_file_in_errors():
-            self._part = Box(*find_part(split_part(path)[1], *self.size))
+                decoded = self._decode_with_pillow()
+                self._stored = decoded.shape[0], decoded.shape[1]
+            height, width = self._stored
+            self.size = (width, height) if self._orientation in SIDEWAYS else (height, width)
+            self._part = find_part(split_part(path)[1], *self.size)
         self.height, self.width = self._part.height, self._part.width
 
     def pixels(self, box: Box | None = None, at_least: tuple[int, int] | None = None) -> Tensor:
@@ -129,8 +114,13 @@ class ImageFile:
         """
         box = box or Box(0, 0, self.height, self.width)
         box = box._replace(top=self._part.top + box.top, left=self._part.left + box.left)
+        height, width = at_least or (box.height, box.width)
+        reductions = (8, 4, 2, 1)
+        reduction = next(
+            (factor for factor in reductions if box.height >= factor * height and box.width >= factor * width), 1
+        )
         with self._name_file_in_errors():
-            decoded = self._decode(_choose_reduction(box, at_least) if at_least else 1)
+            decoded = self._decode(reduction)
         height, width = self.size
         if (box.height, box.width) != self.size:
             rows = _scale_slice(box.top, box.height, decoded.shape[0] / height)
@@ -149,11 +139,14 @@ class ImageFile:
         try:
             stored = simplejpeg.decode_jpeg(self.content, min_height=height, min_width=width)
         except ValueError as error:  # Pillow decodes some damaged files, and its errors describe the damage better
-            if is_out_of_memory(error):
+            if _is_out_of_memory(error):
                 raise
-            self._decoded = decode_with_pillow(self.content, self._set_size, self._warn, self.limits.color)
-            return self._decoded
+            return self._decode_with_pillow()
         return make_upright(torch.from_numpy(stored), self._orientation)
+
+    def _decode_with_pillow(self) -> Tensor:
+        self._decoded = decode_with_pillow(self.content, self._set_size, self._warn, self.limits.color)
+        return self._decoded
 
     def _set_size(self, height: int, width: int) -> None:
         """Set the stored size to what the file claims, and refuse an image that is too large."""
@@ -162,42 +155,56 @@ class ImageFile:
 
     @contextmanager
     def _name_file_in_errors(self) -> Iterator[None]:
-        """Turn an error of reading the file into an `InputError`: one line that begins with the path of the file."""
         try:
             yield
-        except (FileNotFoundError, NotADirectoryError) as error:
-            fault = f"no such file{suggest_slashes(self.path)}"
-            raise MissingImageError(self._error_line(fault), "no such file") from error
-        except (RefusedFileError, PixelValueError) as error:
-            raise UnreadableImageError(self._error_line(str(error)), str(error)) from error
         except Exception as error:  # decoders don't document which exceptions a broken file raises
-            if is_out_of_memory(error):
-                height, width = self._stored
-                size = f"{len(self.content):,} bytes, {width:,} x {height:,} pixels"
-                raise ImageMemoryError(
-                    f"image {printable(self.path)}: the memory ran out while it was read ({size}); free memory, give "
-                    "fewer data.num_workers, or refuse such files with a lower data.max_pixels"
-                ) from error
-            fault, reason = self._describe_fault(error)
-            raise UnreadableImageError(self._error_line(fault), reason) from error
+            raise self._explain(error) from error
 
-    def _describe_fault(self, error: Exception) -> tuple[str, str]:
-        """Return the fault of a file that raised an error, for the error line, and the reason alone."""
-        # Only the operating system sets errno; decoders raise OSError without it.
-        if isinstance(error, OSError) and error.errno is not None:
-            return f"cannot be read ({error.strerror})", f"{error.strerror}"
-        if is_heif(self.content) and not reads_heif():
-            fault = f"a HEIF image; {INSTALL_HEIF} reads it"
-            return fault, fault
-        is_unpacked = bool(self.content) or not isinstance(error, DAMAGES)
-        reason = describe_damage(error, self.content) if is_unpacked else describe_archive_damage(error)
-        return f"cannot be decoded ({reason})", reason
+    def _explain(self, error: Exception) -> InputError:
+        """Turn an error of reading the file into one whose line begins with its path."""
+        start = f"image {printable(self.path)}:"
+        if isinstance(error, FileNotFoundError | NotADirectoryError):
+            fault = "no such file"
+            return MissingImageError(f"{start} {fault}{suggest_slashes(self.path)}{REMEDY}", fault)
+        if _is_out_of_memory(error):
+            size = "{:,} bytes, {:,} x {:,} pixels".format(len(self.content), *self._stored[::-1])
+            return ImageMemoryError(
+                f"{start} the memory ran out while it was read ({size}); free memory, give fewer data.num_workers, or "
+                "refuse such files with a lower data.max_pixels"
+            )
+        if isinstance(error, RefusedFileError | PixelValueError):
+            fault = reason = str(error)
+        elif isinstance(error, OSError) and error.errno is not None:  # which only the operating system sets
+            fault, reason = f"cannot be read ({error.strerror})", f"{error.strerror}"
+        elif is_heif(self.content) and not reads_heif():
+            fault = reason = f"a HEIF image; {INSTALL_HEIF} reads it"
+        else:
+            reason = _describe_damage(error, self.content)
+            fault = f"cannot be decoded ({reason})"
+        return UnreadableImageError(f"{start} {fault}{REMEDY}", reason)
 
     def _warn(self, damage: str) -> None:
         warn_once(self.path, f"damaged metadata, of which the rest is read ({damage})")
 
-    def _error_line(self, fault: str) -> str:
-        return f"image {printable(self.path)}: {fault}{REMEDY}"
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Tell whether the memory ran out; libjpeg and Pillow's decoders may say so without a MemoryError."""
+    words = ("insufficient memory", "out of memory", "cannot allocate memory")
+    return isinstance(error, MemoryError) or any(message in str(error).lower() for message in words)
+
+
+def _describe_damage(error: Exception, content: bytes) -> str:
+    """Return in a few words why an image file can't be decoded, or the archive that it is in can't be read."""
+    if not content and isinstance(error, DAMAGES):
+        if isinstance(error, NotImplementedError):
+            return "the archive has a compression that isn't read"
+        return "the archive is encrypted" if isinstance(error, RuntimeError) else "the archive is damaged"
+    if not content:
+        return "empty file"
+    if isinstance(error, UnidentifiedImageError):  # its message is the address of the content in memory
+        return "not an image that Pillow can read"
+    has_words = isinstance(error, OSError) and str(error)
+    return " ".join(str(error).split()) if has_words else "damaged, or stored in a way that isn't read"
 
 
 @lru_cache(maxsize=10_000)
@@ -209,13 +216,6 @@ def warn_once(path: str, fault: str) -> None:
 def read_image(path: str, limits: ImageLimits = LIMITS) -> Tensor:
     """Read and decode the image, or the part of one, at ``path``, as `ImageFile` does -> (3, H, W) uint8 RGB."""
     return ImageFile(path, limits).pixels()
-
-
-def _choose_reduction(box: Box, at_least: tuple[int, int]) -> int:
-    """Return the largest of libjpeg's fast reductions that leaves the box at least as large as ``at_least``."""
-    height, width = at_least
-    reductions = (8, 4, 2)
-    return next((factor for factor in reductions if box.height >= factor * height and box.width >= factor * width), 1)
 
 
 def _scale_slice(start: int, length: int, scale: float) -> slice:

@@ -25,8 +25,7 @@ class ImageLimits:
     """How image files are read: how large they may be, and the color behind transparent pixels.
 
     Larger files and images are refused before they take memory. The pixels that a file claims count, not those that are
-    decoded: libjpeg holds a progressive JPEG in memory at its full size, even if it decodes it at an eighth of that.
-    Decoding takes up to 13 bytes of memory a pixel.
+    decoded: libjpeg holds a progressive JPEG in memory at its full size. Decoding takes up to 13 bytes a pixel.
     """
 
     max_image_bytes: int = 512 << 20
@@ -57,20 +56,16 @@ class ImageLimits:
 
     def check_pixels(self, height: int, width: int) -> None:
         """Raise a `RefusedFileError` if an image of this size has too many pixels to be decoded."""
-        if height * width > self.max_pixels:
-            raise RefusedFileError(
-                f"{width:,} x {height:,} pixels, at most {self.max_pixels:,} are decoded",
-                f"data.max_pixels={height * width} reads it",
-            )
+        if (pixels := height * width) > self.max_pixels:
+            fault = f"{width:,} x {height:,} pixels, at most {self.max_pixels:,} are decoded"
+            raise RefusedFileError(fault, f"data.max_pixels={pixels} reads it")
 
     def check_resized(self, size: tuple[int, int], resized: tuple[int, int]) -> None:
         """Raise a `RefusedFileError` if an image has too many pixels once it is scaled, as a thin strip may."""
-        pixels = resized[0] * resized[1]
-        if pixels > self.max_pixels:
+        if (pixels := resized[0] * resized[1]) > self.max_pixels:
+            fault = f"{size[1]:,} x {size[0]:,} pixels would be scaled to {resized[1]:,} x {resized[0]:,}"
             raise RefusedFileError(
-                f"{size[1]:,} x {size[0]:,} pixels would be scaled to {resized[1]:,} x {resized[0]:,}, at most "
-                f"{self.max_pixels:,} pixels",
-                f"data.max_pixels={pixels} scales it",
+                f"{fault}, at most {self.max_pixels:,} pixels", f"data.max_pixels={pixels} scales it"
             )
 
 

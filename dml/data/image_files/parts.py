@@ -5,22 +5,31 @@ import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from dml.runtime.errors import InputError
 from dml.runtime.reading import RefusedFileError
 
 COLUMNS = ("x_1", "y_1", "x_2", "y_2")
 """The columns of a list that hold the edges of a box: left, top, right and bottom."""
-PART = re.compile(r"#(-?\d+),(-?\d+),(-?\d+),(-?\d+)\Z", re.ASCII)
+_PART = re.compile(r"#(-?\d+),(-?\d+),(-?\d+),(-?\d+)\Z", re.ASCII)
 
 Edges = tuple[int, ...]
 """Left, top, right and bottom edge of a part; () is the whole image."""
 
 
+class Box(NamedTuple):
+    """A part of an image, in pixels."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+
 def split_part(location: str) -> tuple[str, Edges]:
     """Split the location of an image into the path of the file and the edges of the part."""
-    match = PART.search(location) if "#" in location else None
+    match = _PART.search(location) if "#" in location else None
     return (location[: match.start()], tuple(map(int, match.groups()))) if match else (location, ())
 
 
@@ -51,9 +60,9 @@ def parse_edges(cells: Sequence[Any], place: str, *, rounds: bool = False) -> Ed
     raise InputError(f"{place}: the box {','.join(texts)!r}, {line}")
 
 
-def find_part(edges: Edges, height: int, width: int) -> tuple[int, int, int, int]:
-    """Return top, left, height and width of a part in an image of height x width, or raise a RefusedFileError."""
+def find_part(edges: Edges, height: int, width: int) -> Box:
+    """Return the part of an image of height x width, or raise a RefusedFileError."""
     left, top, right, bottom = edges or (0, 0, width, height)
     if not (0 <= left < right <= width and 0 <= top < bottom <= height):
         raise RefusedFileError(f"the box {left},{top},{right},{bottom} isn't inside of its {width} x {height} pixels")
-    return top, left, bottom - top, right - left
+    return Box(top, left, bottom - top, right - left)

@@ -1,145 +1,156 @@
-"""A cache of decoded and resized images in one file, for transforms that begin with a `Resize`.
+"""A data set's folder of prepared files, with shards of decoded images for transforms that begin with a `Resize`.
 
-``warp-256.pixels`` holds the images one after the other, (h, w, 3) uint8. ``warp-256.parquet`` is the index. For each
-image it holds the path, the stamp and the content of the image file, the offset and shape of the pixels, and their
-CRC-32. The index is written last, so a cache without an index is unfinished; ``warp-256.progress`` then lists the
-images that are done.
+``warp-256.0a1b2c3d.pixels`` is a shard: some images one after the other, (h, w, 3) uint8. Its index, a JSON file of the
+same name, is written last, so a shard without an index doesn't count. It holds for each image the stamp and the content
+of its file, and where its pixels are; and for the pixels a stamp, and a checksum that is compared if the stamp differs.
 """
 
 import hashlib
-import mmap
+import json
 import os
 import shlex
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dml.data.image_files.contents import find_changed
+from dml.data.image_files.contents import find_changed, read_stamps
 from dml.data.image_files.images import LIMITS
 from dml.data.image_files.limits import ImageLimits
-from dml.data.prepared.prepared_files import FOLDER, UnfitFileError, open_file, read_parquet, refuse_links
 from dml.data.table import ImageTable
 from dml.data.transforms import Resize
 from dml.runtime.errors import InputError
+from dml.runtime.locks import holding
 from dml.runtime.paths import expand_home
-from dml.runtime.reading import parse_json
+from dml.runtime.reading import parse_json, read_bounded
+
+FOLDER = ".dml"
+FORMAT = 6
+"""Version of the shards; it goes up when the decoded pixels or their storage change. Others are made anew."""
+
+
+class StoredImage(NamedTuple):
+    """The stamp and the content (`shorten_hash`) of an image's file, and where its pixels are in a shard.
+
+    The height of an image without pixels is 0: it can't be read, or would be too large.
+    """
+
+    bytes: int
+    mtime_ns: int
+    inode: int
+    ctime_ns: int
+    content: int
+    start: int
+    height: int
+    width: int
+
+    @property
+    def size(self) -> int:
+        """The number of bytes of the pixels."""
+        return 3 * self.height * self.width
+
+
+@dataclass
+class Shard:
+    """The index of a shard: the background of its images, stamp and checksum of its pixels, and the images by name."""
+
+    path: Path
+    background: str
+    stamp: list[int]
+    checksum: int
+    images: dict[str, StoredImage]
+
+    @property
+    def pixels(self) -> Path:
+        """The file of the pixels."""
+        return self.path.with_suffix(".pixels")
+
+    def to_json(self) -> str:
+        """Return what `read_shard` reads: all but the path, with a checksum."""
+        content = {name: value for name, value in vars(self).items() if name != "path"}
+        return json.dumps({"format": FORMAT, "shard": content, "checksum": crc32(json.dumps(content).encode())})
+
+
+def read_shard(path: Path, background: str, *, compare_contents: bool = False) -> Shard:
+    """Read an index, or raise an InputError if the shard is of another version or background, or is damaged.
+
+    Pixels of another stamp than the stored one, or all with ``compare_contents``, are compared with their checksum.
+    """
+    try:
+        stored = parse_json(read_bounded(path))
+        content = stored["shard"]
+        images = {name: StoredImage(*numbers) for name, numbers in content["images"].items()}
+        shard = Shard(path, content["background"], content["stamp"], content["checksum"], images)
+        stamp = read_stamps([str(shard.pixels)])[0].tolist()
+        is_sound = (stored["format"], stored["checksum"]) == (FORMAT, crc32(json.dumps(content).encode()))
+        if is_sound and (stamp != shard.stamp or compare_contents):
+            is_sound = stamp[0] == shard.stamp[0] and _compute_checksum(shard.pixels) == shard.checksum
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        raise InputError(f"{path}: it, or its pixels, are damaged or of another version") from error
+    if not is_sound:
+        raise InputError(f"{path}: it, or its pixels, are damaged or of another version")
+    if shard.background != background:
+        raise InputError(f"{path}: made with another data.background")
+    shard.stamp = stamp
+    return shard
+
+
+def _compute_checksum(path: Path) -> int:
+    """Return the CRC-32 of a file."""
+    checksum = 0
+    with path.open("rb") as file:
+        while part := file.read(1 << 20):
+            checksum = crc32(part, checksum)
+    return checksum
 
 
 class PixelFile:
     """An open file that is read at any position, also by forked children; other processes open it anew.
 
     It isn't mapped into memory: where files are larger than the memory, a system that maps them reads up to forty times
-    as much as is asked for. A file that is missing or can't be read is an UnfitFileError.
+    as much as is asked for.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._file = open_file(path)
+            self._file = path.open("rb", buffering=0)
         except FileNotFoundError as error:
-            raise UnfitFileError(f"{path}: is missing") from error
+            raise InputError(f"{path}: is missing") from error
         weakref.finalize(self, self._file.close)
-
-    def __len__(self) -> int:
-        return os.fstat(self._file.fileno()).st_size
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PixelFile, (self.path,)
 
-    def read(self, start: int, shape: tuple[int, ...]) -> NDArray[np.uint8] | None:
-        """Read an array of bytes that begins at a position; None if the file ends before."""
+    def read(self, start: int, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+        """Read an array of bytes that begins at a position."""
         array = np.empty(shape, np.uint8)
-        rest = array.reshape(-1).data
-        while len(rest):
-            if not (count := os.preadv(self._file.fileno(), [rest], start + array.size - len(rest))):
-                return None
-            rest = rest[count:]
+        if os.preadv(self._file.fileno(), [array.reshape(-1).data], start) != array.size:
+            raise InputError(f"{self.path}: was cut short after the training began; run dml prepare again")
         return array
 
 
-FORMAT = 5
-"""Version of the cache files; it goes up when the decoded pixels or their storage change. Older caches are refused."""
-
-
-STAMP = ("bytes", "mtime_ns", "inode", "ctime_ns")
-"""The columns of an index that hold the stamp of the image file; those before "content"."""
-
-INDEX_SCHEMA = pa.schema(
-    [
-        ("path", pa.string()),
-        *((name, pa.int64()) for name in STAMP),
-        ("content", pa.int64()),
-        ("offset", pa.int64()),
-        ("height", pa.int64()),
-        ("width", pa.int64()),
-        ("crc32", pa.int64()),
-    ]
-)
-"""The columns of an index: ``content`` is the `shorten_hash` of the image file's SHA-256."""
-
-
-class DamagedPixelsError(InputError):
-    """An error for stored pixels that aren't as they were written; the message doesn't name the image."""
-
-
+@dataclass(frozen=True)
 class ImageCache:
-    """The decoded and resized images of a table, one row of `INDEX_SCHEMA`'s columns for each.
+    """The decoded and resized images of a table: for each row its file, start, height and width."""
 
-    The pixels of an image are compared with their checksum once: by the first process that reads them, among this
-    process and its forked children. The height of an unreadable image is 0.
-    """
-
-    def __init__(self, file: PixelFile, index: pa.Table, remedy: str) -> None:
-        self.file = file
-        self.remedy = remedy
-        self.offsets = _stack_columns(index, "offset")[:, 0]
-        self.shapes = _stack_columns(index, "height", "width")
-        self.checksums = _stack_columns(index, "crc32")[:, 0].astype(np.uint32)
-        self._share_checks()
+    files: list[PixelFile]
+    places: NDArray[np.int64]
 
     def pixels(self, row: int) -> Tensor | None:
-        """Read the image's pixels (3, h, w) uint8, or raise a DamagedPixelsError; None if its file was unreadable."""
-        height, width = self.shapes[row].tolist()
+        """Read the image's pixels (3, h, w) uint8; None if the cache holds none, as of an unreadable image."""
+        number, start, height, width = self.places[row].tolist()
         if not height:
             return None
-        stored = self.file.read(int(self.offsets[row]), (height, width, 3))
-        if stored is None or not (self._is_checked[row] or crc32(stored.data) == self.checksums[row]):
-            raise DamagedPixelsError(
-                f"its pixels in {self.file.path} are damaged (their checksum differs); {self.remedy}"
-            )
-        self._is_checked[row] = True
-        return torch.from_numpy(stored).permute(2, 0, 1)
-
-    def _share_checks(self) -> None:
-        # This process shares anonymous memory with its forked children, such as the workers of a data loader.
-        self._is_checked = np.frombuffer(mmap.mmap(-1, max(1, len(self.shapes))), np.bool_)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out the memory that is shared with forked children alone."""
-        return {name: value for name, value in self.__dict__.items() if name != "_is_checked"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._share_checks()
-
-
-@dataclass(frozen=True)
-class CacheFiles:
-    """The paths of the three files of a cache."""
-
-    pixels: Path
-    index: Path
-    progress: Path
+        return torch.from_numpy(self.files[number].read(start, (height, width, 3))).permute(2, 0, 1)
 
 
 @dataclass(frozen=True)
@@ -183,73 +194,78 @@ class CacheFolder:
         prefix = f"{_base_folder(self.root)}/" if self.root else ""
         return [path.removeprefix(prefix) for path in paths]
 
-    def files(self, resize: Resize) -> CacheFiles:
-        """Return the paths of the cache of images that ``resize`` has resized, whether or not the cache exists."""
-        stem = self.path / f"{resize.mode}-{resize.size}"
-        return CacheFiles(*(stem.with_name(f"{stem.name}.{ending}") for ending in ("pixels", "parquet", "progress")))
+    def shard_paths(self, resize: Resize, ending: str = "json") -> list[Path]:
+        """Return the files with this ending of all shards of images that ``resize`` has resized."""
+        return sorted(self.path.glob(f"{resize.mode}-{resize.size}.*.{ending}"))
 
     def find(self, table: ImageTable, resize: Resize | None, limits: ImageLimits = LIMITS) -> ImageCache | None:
-        """Open the cache of the table's images with this ``resize`` and background; None if there is none."""
+        """Open the cache of the table's images with this ``resize`` and background; None if there is none.
+
+        A cache that lacks an image, or holds it as it was before its file changed, is an InputError.
+        """
         refuse_links(self.path)
-        if resize is None:
+        if resize is None or not (indexes := self.shard_paths(resize)):
             return None
-        files = self.files(resize)
-        changed = {} if limits.color == LIMITS.color else {"background": limits.background}
-        options = [shlex.quote(f"data.{name}={value}") for name, value in changed.items()]
-        command = " ".join(filter(None, ("dml prepare", self.arguments, *options, f"resize={resize.size}")))
-        remedy = f"run {command} mode={resize.mode} again, or give data.cache=null"
         try:
-            return self._read(files, table, remedy, str(limits.color))
-        except UnfitFileError as error:
+            return self._open([read_shard(path, str(limits.color)) for path in indexes], table.paths.tolist())
+        except InputError as error:
+            option = f"data.background={limits.background}"
+            options = [] if limits.color == LIMITS.color else [shlex.quote(option)]
+            words = ["dml prepare", self.arguments, *options, f"resize={resize.size}", f"mode={resize.mode}"]
+            remedy = f"run {' '.join(filter(None, words))} again, or give data.cache=null"
             raise InputError(f"{error}; {remedy}") from error
 
-    def _read(self, files: CacheFiles, table: ImageTable, remedy: str, background: str) -> ImageCache | None:
-        try:
-            index = read_parquet(files.index)
-        except FileNotFoundError:
-            return None
-        file = PixelFile(files.pixels)  # of a cache that is rebuilt at this moment, the checksums below differ
-        description = read_description(index)
-        if description.get("format") != FORMAT or not index.schema.equals(INDEX_SCHEMA):
-            raise UnfitFileError(f"{files.index}: made by another version")
-        if description.get("background") != background:
-            raise UnfitFileError(f"{files.index}: made with another data.background")
-        index_rows = self._find_index_rows(index, files.index, table.paths.tolist())
-        if len(file) != description["bytes"]:
-            raise UnfitFileError(f"{files.pixels}: {len(file):,} bytes, its index is of {description['bytes']:,}")
-        columns = index.select(["offset", "height", "width", "crc32"]).take(index_rows)
-        # Damage would change the checksum of the index; only somebody who wrote a checksum can have written this.
-        if _stack_columns(columns, "height", "width").min(initial=0) < 0:
-            raise UnfitFileError(f"{files.index}: has images of negative size")
-        return ImageCache(file, columns, remedy)
-
-    def _find_index_rows(self, index: pa.Table, file: Path, paths: list[str]) -> pa.Array:
-        """Return the row in the index of each image, and refuse an index that lacks an image or is older than one."""
-        names = pa.array(self.relative_paths(paths), pa.string())
-        index_rows = pc.index_in(names, value_set=index["path"].combine_chunks())
-        if index_rows.null_count:
-            first = paths[index_rows.is_null().index(True).as_py()]
-            raise UnfitFileError(f"{file}: {index_rows.null_count:,} images are not in it, such as {first}")
-        has_changed, _ = find_changed(paths, _stack_columns(index, *STAMP, "content")[index_rows.to_numpy()])
+    def _open(self, shards: Sequence[Shard], paths: list[str]) -> ImageCache:
+        rows = {name: row for row, name in enumerate(name for shard in shards for name in shard.images)}
+        images = [image for shard in shards for image in shard.images.values()]
+        numbers = np.array([*images, [-2] * len(StoredImage._fields)], np.int64)
+        shard_numbers = np.repeat(np.arange(len(shards) + 1), [*(len(shard.images) for shard in shards), 1])
+        chosen = np.array([rows.get(name, -1) for name in self.relative_paths(paths)], np.int64)  # -1: the added row
+        has_changed = find_changed(paths, numbers[chosen, :5])
         if has_changed.any():
-            first = paths[int(has_changed.argmax())]
-            raise UnfitFileError(f"{file}: {has_changed.sum():,} images have changed since, such as {first}")
-        return index_rows
+            count, first = np.count_nonzero(has_changed), paths[int(has_changed.argmax())]
+            raise InputError(f"{self.path}: {count:,} images are new or have changed since, such as {first}")
+        places = np.column_stack([shard_numbers[chosen], numbers[chosen, 5:]])
+        return ImageCache([PixelFile(shard.pixels) for shard in shards], places)
 
 
 def _base_folder(root: str) -> Path:
     return Path(root) if Path(root).is_dir() else Path(root).parent
 
 
-def read_description(index: pa.Table) -> dict[str, Any]:
-    """Return the description that the index of a cache holds; empty for a table that isn't an index.
+def refuse_links(folder: Path) -> None:
+    """Make sure that a folder of prepared files, and the ``.dml`` folder around it, hold files and folders alone.
 
-    It holds the version of the cache files ("format"), the mode and size of the `Resize`, the color behind transparent
-    pixels ("background"), and the length of the file of pixels ("bytes").
+    A data set may come from a stranger, with links to other files of the user, or pipes that would be waited for.
     """
-    description: dict[str, Any] = parse_json((index.schema.metadata or {}).get(b"dml", "{}"))
-    return description
+    for checked in [folder.parent, folder] if folder.parent.name == FOLDER else [folder]:
+        entries = [checked, *(sorted(checked.iterdir()) if os.access(checked, os.R_OK) and checked.is_dir() else ())]
+        for path in entries:
+            if path.is_symlink():
+                raise InputError(
+                    f"{path}: is a link to {os.readlink(path)}, and prepared files are never read or written through "
+                    "links: delete it, or give data.cache=FOLDER, or null for none"
+                )
+            if path.exists() and not path.is_file() and not path.is_dir():
+                raise InputError(f"{path}: stands where a prepared file belongs and isn't a file; delete it")
 
 
-def _stack_columns(index: pa.Table, *names: str) -> NDArray[np.int64]:
-    return np.stack([index[name].to_numpy() for name in names], axis=1)
+def make_writable_folder(folder: Path) -> None:
+    """Make a folder of prepared files, if there is none."""
+    refuse_links(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        is_writable = os.access(folder, os.W_OK)
+    except OSError:
+        is_writable = False
+    if not is_writable:
+        raise InputError(f"{folder}: can't be written to; give data.cache=FOLDER, also to train.py")
+
+
+@contextmanager
+def hold_preparation_lock(folder: Path) -> Iterator[None]:
+    """Hold the lock ``<folder>.lock``, with which one process at a time prepares a data set; readers need no lock."""
+    path = folder.with_name(f"{folder.name}.lock")
+    refuse_links(folder)
+    with holding(path, name=folder, does="is preparing it; try again when that has ended"):
+        yield

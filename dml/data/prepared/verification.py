@@ -1,44 +1,40 @@
 """Verification of a data set: each image file is read and decoded once, and the results are stored with the data set.
 
-``table.parquet`` is the table of the data set with the result for each image. ``verified.jsonl`` is the journal, which
-holds the results of a verification that hasn't ended yet. An image whose file is unchanged isn't read again. Both files
-have checksums, and an image whose result is damaged is read again.
+``table.parquet`` is the table of the data set with the result for each image, and ``verified.parquet`` holds those of a
+verification that hasn't ended yet, as of a minute ago or less. An image whose file is unchanged isn't read again.
 """
 
 import functools
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from dml.data.image_files.contents import Stamp, hash_content, read_stamps
 from dml.data.image_files.images import LIMITS, ImageFile, MissingImageError, UnreadableImageError
 from dml.data.image_files.limits import ImageLimits
-from dml.data.prepared.cache import CacheFolder
-from dml.data.prepared.prepared_files import (
-    Warn,
-    checksummed_line,
-    delete_file,
-    open_file,
-    read_lines,
-    read_parquet_if_fit,
-    refuse_links,
-    replacing_file,
-    write_parquet,
-)
+from dml.data.prepared.cache import CacheFolder, refuse_links
 from dml.data.table import TRAINING_SPLITS, UNKNOWN, ImageTable, find_faults
 from dml.data.worker_processes import run_in_processes
+from dml.runtime.files import replacing
 from dml.runtime.text import printable
 
 CHUNK = 64
-"""Number of images that are read between two lines of the journal."""
+"""Number of images that a process reads at a time."""
+WRITE_EVERY = 60.0
+"""Seconds between two writes of the results that there are."""
+TABLE, UNFINISHED = "table.parquet", "verified.parquet"
 NO_FILE = "no such file"
 """The ``error`` of a `CheckedImage` whose file is missing."""
+
+Warn = Callable[[str], None]
+"""A function that is called with the line of a warning."""
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +61,9 @@ class CheckedImage:
         return self.bytes, self.mtime_ns, self.inode, self.ctime_ns
 
 
+RESULTS = pa.schema([(part.name, pa.string() if part.type is str else pa.int64()) for part in fields(CheckedImage)])
+
+
 def check_images(
     table: ImageTable,
     folder: CacheFolder,
@@ -83,43 +82,31 @@ def check_images(
     damaged file, and about images whose content has changed while size and time stayed the same.
     """
     paths = [*dict.fromkeys(table.paths.tolist())]
+    names = dict(zip(paths, folder.relative_paths(paths), strict=True))
     stamps: dict[str, Stamp] = dict(zip(paths, map(tuple, read_stamps(paths).tolist()), strict=True))
-    earlier = _read_earlier(stamps, folder, warn)
+    stored = read_verified(folder, warn)
+    earlier = {
+        path: image
+        for path, name in names.items()
+        if (image := stored.get(name)) and not image.error and image.stamp[:2] == stamps[path][:2]
+    }
     unchanged = {path: image for path, image in earlier.items() if image.stamp == stamps[path]}
     results = {} if compare_contents else unchanged
     advance(len(results))
-    remaining = [(path, stamp, earlier.get(path)) for path, stamp in stamps.items() if path not in results]
+    remaining = [(path, stamps[path], earlier.get(path)) for path in paths if path not in results]
     chunks = [remaining[i : i + CHUNK] for i in range(0, len(remaining), CHUNK)]
-    with open_file(_journal_path(folder), os.O_WRONLY | os.O_APPEND) as journal:
-        for chunk_results in run_in_processes(functools.partial(_check_chunk, limits), chunks, processes):
-            names = folder.relative_paths([*chunk_results])
-            entries = {name: asdict(image) for name, image in zip(names, chunk_results.values(), strict=True)}
-            journal.write(checksummed_line(entries).encode())
-            journal.flush()
-            results |= chunk_results
-            advance(len(chunk_results))
+    written = monotonic()
+    for chunk_results in run_in_processes(functools.partial(_check_chunk, limits), chunks, processes):
+        results |= chunk_results
+        if monotonic() - written >= WRITE_EVERY or len(results) == len(paths):
+            stored |= {names[path]: image for path, image in results.items()}
+            _write_unfinished(folder, stored)
+            written = monotonic()
+        advance(len(chunk_results))
     if replaced := [path for path in earlier if results[path].sha256 != earlier[path].sha256]:
         first = printable(replaced[0])
         warn(f"{len(replaced):,} images have another content, of the same size and time, such as {first}")
     return {path: results[path] for path in paths}
-
-
-def _read_earlier(stamps: Mapping[str, Stamp], folder: CacheFolder, warn: Warn) -> dict[str, CheckedImage]:
-    """Return the earlier results for images that could be read and whose files still have the same size and time."""
-    refuse_links(folder.path)
-    in_table, in_journal = _read_table(folder, warn), _read_journal(folder, warn)
-    # The journal is written anew without damaged lines, as a file that has no second name.
-    with replacing_file(_journal_path(folder)) as partial:
-        entries = [(name, asdict(image)) for name, image in in_journal.items()]
-        lines = [checksummed_line(dict(entries[i : i + CHUNK])) for i in range(0, len(entries), CHUNK)]
-        partial.write_text("".join(lines), encoding="utf-8")
-    verified = in_table | in_journal
-    earlier = {}
-    for (path, stamp), name in zip(stamps.items(), folder.relative_paths([*stamps]), strict=True):
-        image = verified.get(name)
-        if image and not image.error and image.stamp[:2] == stamp[:2]:
-            earlier[path] = image
-    return earlier
 
 
 def _check_chunk(
@@ -144,26 +131,26 @@ def _check_image(path: str, stamp: Stamp, limits: ImageLimits) -> CheckedImage:
     return CheckedImage(*stamp, *file.size, hash_content(path, content=file.content), "")
 
 
-def _journal_path(folder: CacheFolder) -> Path:
-    return folder.path / "verified.jsonl"
-
-
-def read_verified(folder: CacheFolder) -> dict[str, CheckedImage]:
+def read_verified(folder: CacheFolder, warn: Warn = logger.warning) -> dict[str, CheckedImage]:
     """Read the results of the last verification and of a later, unfinished one, by path relative to the root."""
     refuse_links(folder.path)
-    return _read_table(folder, logger.warning) | _read_journal(folder, logger.warning)
+    verified: dict[str, CheckedImage] = {}
+    for path in (folder.path / TABLE, folder.path / UNFINISHED):
+        try:
+            with pq.ParquetFile(path, page_checksum_verification=True) as file:
+                table = file.read(["path", *RESULTS.names])
+            columns = table.select(RESULTS.names).cast(RESULTS).to_pydict()
+            images = map(CheckedImage, *columns.values())
+            verified |= zip(table["path"].to_pylist(), images, strict=True)
+        except FileNotFoundError:
+            continue
+        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+            warn(f"{path}: is damaged, or of another version ({type(error).__name__}); its images are read again")
+    return verified
 
 
-def _read_table(folder: CacheFolder, warn: Warn) -> dict[str, CheckedImage]:
-    names = ["path", *(field.name for field in fields(CheckedImage))]
-    table = read_parquet_if_fit(folder.path / "table.parquet", warn, "read again", names)
-    columns = table.to_pydict().values() if table else ()
-    return {name: CheckedImage(*result) for name, *result in zip(*columns, strict=True)}
-
-
-def _read_journal(folder: CacheFolder, warn: Warn) -> dict[str, CheckedImage]:
-    lines = read_lines(_journal_path(folder), warn, "read again")
-    return {name: CheckedImage(**entry) for entries in lines for name, entry in entries.items()}
+def _write_unfinished(folder: CacheFolder, images: Mapping[str, CheckedImage]) -> None:
+    _write_parquet(folder.path / UNFINISHED, {"path": [*images]}, [*images.values()])
 
 
 def write_table(folder: CacheFolder, table: ImageTable, images: Mapping[str, CheckedImage]) -> Path:
@@ -178,11 +165,15 @@ def write_table(folder: CacheFolder, table: ImageTable, images: Mapping[str, Che
         if table.names:
             class_names = np.array([*table.names[i], ""], dtype=object)  # the last name is that of UNKNOWN
             columns[f"{level}_name"] = class_names[np.where(columns[level] == UNKNOWN, -1, columns[level])]
-    results = [images[path] for path in table.paths.tolist()]
-    columns |= {field.name: [getattr(result, field.name) for result in results] for field in fields(CheckedImage)}
-    write_parquet(folder.path / "table.parquet", pa.table(columns))
-    delete_file(_journal_path(folder))
-    return folder.path / "table.parquet"
+    _write_parquet(folder.path / TABLE, columns, [images[path] for path in table.paths.tolist()])
+    (folder.path / UNFINISHED).unlink(missing_ok=True)
+    return folder.path / TABLE
+
+
+def _write_parquet(path: Path, columns: Mapping[str, Any], images: Sequence[CheckedImage]) -> None:
+    results = {name: [getattr(image, name) for image in images] for name in RESULTS.names}
+    with replacing(path) as partial:
+        pq.write_table(pa.table({**columns, **results}), partial, write_page_checksum=True)
 
 
 def list_faults(

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,17 +24,6 @@ LAYOUTS = {
 }
 HEADER = re.compile(r"\s*fname((?:\s*,\s*(?:fine_id|middle_id|coarse_id|labels?))+)")
 
-Ids = NDArray[np.int64]
-
-
-class ImageList(NamedTuple):
-    """The images of one csv file, with their class ids (N, 3), `UNKNOWN` at levels that the file doesn't list."""
-
-    paths: list[str]
-    ids: Ids
-    split: str
-    level: int
-
 
 def read(root: str | Path | None, *, variant: str) -> ImageTable:
     """Read a data set of Dynamic Metric Learning (Sun et al., CVPR 2021): vehicles, animals or products, three levels.
@@ -53,51 +41,49 @@ def read(root: str | Path | None, *, variant: str) -> ImageTable:
         raise InputError(f"dataset.reader.variant={variant}: {', '.join(LAYOUTS)}")
     layout = LAYOUTS[variant]
     folder = layout.root(root)
-    training = _read_image_list(layout, folder, "train/label", "train", EVERY_LEVEL)
+    lists = [("train/label", "train", EVERY_LEVEL)]
     if variant == "product":
-        test_file = "mini-bmk_all_in_one/label"
-        tests = [_read_image_list(layout, folder, test_file, "test", level) for level in range(len(LEVELS))]
+        lists += [("mini-bmk_all_in_one/label", "test", level) for level in range(len(LEVELS))]
     else:
-        tests = [
-            _read_image_list(layout, folder, f"bmk_{name}/{split}", split, level)
-            for level, name in enumerate(LEVELS)
-            for split in ("query", "gallery")
+        lists += [
+            (f"bmk_{name}/{split}", split, level) for level, name in enumerate(LEVELS) for split in ("query", "gallery")
         ]
-    lists = [training, *tests]
+    rows = [(*row, split, level) for name, split, level in lists for row in _read_rows(layout, folder, name, level)]
+    paths, ids, splits, levels = zip(*rows, strict=True) if rows else ((), (), (), ())
+    split, numbers = np.array(splits, dtype=np.str_), np.array(ids, dtype=np.int64).reshape(-1, len(LEVELS))
     return ImageTable(
-        paths=np.array([path for image_list in lists for path in image_list.paths], dtype=np.str_),
-        labels=_number_ids(training.ids, np.concatenate([test.ids for test in tests])),
-        split=np.array([image_list.split for image_list in lists for _ in image_list.paths], dtype=np.str_),
+        paths=np.array(paths, dtype=np.str_),
+        labels=_number_ids(numbers[split == "train"], numbers[split != "train"]),
+        split=split,
         levels=LEVELS,
-        benchmark=np.array([image_list.level for image_list in lists for _ in image_list.paths], dtype=np.int64),
+        benchmark=np.array(levels, dtype=np.int64),
         source=f"the csv files of {folder}",
     )
 
 
-def _number_ids(training: Ids, test: Ids) -> Ids:
+def _number_ids(training: NDArray[np.int64], test: NDArray[np.int64]) -> NDArray[np.int64]:
     """Convert the ids of training (N, 3) and test (M, 3) to labels (N + M, 3) without gaps."""
-    labels = np.full((len(training) + len(test), len(LEVELS)), UNKNOWN)
+    ids = np.concatenate([training, test])
+    labels, is_training = np.full_like(ids, UNKNOWN), np.arange(len(ids)) < len(training)
     for level in range(len(LEVELS)):
-        classes, labels[: len(training), level] = np.unique(training[:, level], return_inverse=True)
-        is_known = test[:, level] != UNKNOWN
-        _, test_labels = np.unique(test[is_known, level], return_inverse=True)
-        labels[len(training) :, level][is_known] = len(classes) + test_labels
+        count = 0
+        for rows in (is_training, ~is_training & (ids[:, level] != UNKNOWN)):
+            classes, numbers = np.unique(ids[rows, level], return_inverse=True)
+            labels[rows, level] = count + numbers
+            count += len(classes)
     return labels
 
 
-def _read_image_list(layout: Layout, folder: Path, name: str, split: str, level: int) -> ImageList:
-    """Read one csv file."""
+def _read_rows(layout: Layout, folder: Path, name: str, level: int) -> Iterator[tuple[str, list[int]]]:
+    """Yield the path and the ids of each image of a csv file, `UNKNOWN` at levels that the file doesn't list."""
     path = layout.find(folder, f"{name}.csv")
     parent, _, stem = name.rpartition("/")
     list_folders = [] if stem == "label" else [f"{parent}/{stem}/imgs", f"{parent}/{stem}"]
     image_folder = layout.find(folder, *list_folders, f"{parent}/imgs")
     levels = range(len(LEVELS)) if level == EVERY_LEVEL else (level,)
-    paths: list[str] = []
-    ids: list[list[int]] = []
     for line, record in _read_records(path):
-        paths.append(f"{image_folder}/{record['fname']}")
-        ids.append([_parse_id(record, LEVELS[i], path, line) if i in levels else UNKNOWN for i in range(len(LEVELS))])
-    return ImageList(paths, np.array(ids, dtype=np.int64).reshape(-1, len(LEVELS)), split, level)
+        ids = [_parse_id(record, LEVELS[i], path, line) if i in levels else UNKNOWN for i in range(len(LEVELS))]
+        yield f"{image_folder}/{record['fname']}", ids
 
 
 def _read_records(path: Path) -> Iterator[tuple[int, dict[str, str]]]:

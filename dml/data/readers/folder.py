@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from dml.data import image_listing
+from dml.data.cells import number_classes, warn_of_names
 from dml.data.layout import Layout
-from dml.data.splits import complete_splits, divide_by_folders, match_splits, number_classes, warn_of_names
+from dml.data.split_names import divide_by_folders, match_splits
+from dml.data.splits import complete_splits
 from dml.data.table import ImageTable
 from dml.runtime.errors import InputError
 from dml.runtime.paths import expand_home
@@ -34,10 +36,10 @@ def read(
     """Read images from a folder that holds a folder for each class: ``class/*.jpg`` or ``super_class/class/*.jpg``.
 
     Folders named ``train`` and ``test`` (or ``query`` and ``gallery``), with or without ``val``, are splits, with the
-    folders of the classes in them or around them; `dml.data.splits.match_splits` says which other names are. Without
-    splits, whole classes are drawn for testing. Labels follow the sorted names of the classes. Files of the system, and
-    files that end like text, data or videos, are passed over; a warning counts all other files that aren't read, such
-    as .heic or .svg. A link that leads nowhere counts as one to a folder, unless its name ends like an image's.
+    folders of the classes in them or around them; `match_splits` says which other names are. Without splits, whole
+    classes are drawn for testing. Labels follow the sorted names of the classes. Files of the system, and files that
+    end like text, data or videos, are passed over; a warning counts all other files that aren't read, such as .heic or
+    .svg. A link that leads nowhere counts as one to a folder, unless its name ends like an image's.
     """
     if root is not None and os.path.isfile(expand_home(root)):
         raise InputError(f"dataset.root={root}: a file, not a folder; {name_reader(expand_home(root))}")
@@ -75,16 +77,11 @@ def name_reader(path: Path) -> str:
     """Return what reads a folder, or a file by the end of its name, that was given to another reader."""
     if os.path.isdir(path):
         return "dataset=folder reads a folder of images"
-    match path.suffix.lower():
-        case ".csv" | ".tsv" | ".txt":
-            return "dataset=csv reads a list of images"
-        case ".zip":
-            return "unpack it, or dataset=csv reads a list of paths such as photos.zip/robin/1.jpg"
-        case ".tar" | ".gz" | ".tgz" | ".bz2" | ".xz" | ".zst" | ".7z" | ".rar":
-            return f"unpack it, and give the folder of {LAYOUT}"
-        case ".parquet":
-            return "dataset=csv reads a list of images, as .csv"
-    return f"give the folder of {LAYOUT}"
+    if path.suffix.lower() in (".csv", ".tsv", ".txt", ".parquet"):
+        return "dataset=csv reads a list of images"
+    is_zip = path.suffix.lower() == ".zip"
+    other = "unpack it, or dataset=csv reads a list of paths such as photos.zip/robin/1.jpg; " if is_zip else ""
+    return f"{other}give the folder of {LAYOUT}"
 
 
 def _list_images(folder: Path) -> tuple[list[Parts], list[Parts]]:

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from dml.data.cells import number_classes
 from dml.data.image_files.limits import read_list_bytes
 from dml.data.layout import Layout, parse_whole_number, read_list_rows
-from dml.data.splits import number_classes
 from dml.data.table import ImageTable
 from dml.runtime.errors import InputError
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
 
 from dml.data.copies import assign_content_ids
-from dml.data.dataset import ImageDataset
 from dml.data.image_files import contents
 from dml.data.image_files.contents import read_stamps
 from dml.data.image_files.images import ImageFile
@@ -24,7 +24,7 @@ from dml.data.prepared.cache import CacheFolder, ImageCache
 from dml.data.prepared.cache_build import build_cache
 from dml.data.prepared.verification import check_images, write_table
 from dml.data.table import ImageTable
-from dml.data.transforms import Pipeline, Resize
+from dml.data.transforms import Resize
 from dml.runtime.errors import InputError
 
 RESIZE = Resize("warp", 16)
@@ -45,7 +45,6 @@ class DataSet(NamedTuple):
         settings |= {"processes": 1, "advance": nothing, "warn": warnings.append}
         images = check_images(self.table, self.folder, **settings)
         write_table(self.folder, self.table, images)
-        settings.pop("compare_contents", None)
         build_cache(self.folder, RESIZE, images, **settings)
         assign_content_ids(self.table, self.folder)
         return warnings
@@ -55,17 +54,20 @@ class DataSet(NamedTuple):
         assert found is not None
         return found
 
+    def read_table(self) -> Any:
+        return pq.read_table(self.folder.path / "table.parquet").to_pylist()
+
     def pixels(self) -> list[Any]:
         return [self.cache().pixels(row) for row in range(len(self.table))]
 
-    def files(self) -> dict[str, bytes]:
-        return {path.name: path.read_bytes() for path in self.folder.path.iterdir()}
+    def file(self, ending: str) -> Path:
+        (path,) = self.folder.path.glob(f"*{ending}")
+        return path
 
-    def lay_journal(self) -> None:
+    def leave_unfinished(self) -> None:
         """Leaves what a verification leaves that was killed before it wrote the table."""
         (self.folder.path / "table.parquet").unlink(missing_ok=True)
         check_images(self.table, self.folder, processes=1, advance=nothing)
-        assert (self.folder.path / "verified.jsonl").stat().st_size > 600
 
 
 @pytest.fixture
@@ -103,19 +105,23 @@ def zero(path: Path) -> None:
 
 
 DAMAGE = [*map(flip, range(FLIPS)), *map(cut, (0, 0.1, 0.5, 0.9, 0.99)), zero]
-FILES = ("warp-16.pixels", "warp-16.parquet", "table.parquet", "verified.jsonl")
+FILES = (".pixels", ".json", "table.parquet", "verified.parquet")
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_damage_is_told_or_harmless_and_is_repaired(images: DataSet, name: str) -> None:
     assert images.prepare() == []
-    whole, pixels, content = images.files(), images.pixels(), assign_content_ids(images.table, images.folder).content
+    table, pixels, content = (
+        images.read_table(),
+        images.pixels(),
+        assign_content_ids(images.table, images.folder).content,
+    )
     assert content[2] == content[4] != content[3]
     refused = 0
     for damage in DAMAGE:
-        if name == "verified.jsonl":
-            images.lay_journal()
-        damage(images.folder.path / name)
+        if name == "verified.parquet":
+            images.leave_unfinished()
+        damage(images.file(name))
         assert np.array_equal(
             assign_content_ids(images.table, images.folder).content == content[2], content == content[2]
         )
@@ -128,48 +134,49 @@ def test_damage_is_told_or_harmless_and_is_repaired(images: DataSet, name: str) 
             assert "\n" not in line
             assert f"run dml prepare dataset=folder dataset.root={images.folder.root} resize=16 mode=war" in line
         images.prepare()
-        assert images.files() == whole
-    assert refused == (len(DAMAGE) if name.startswith("warp") else 0)
+        assert images.read_table() == table
+        for read, right in zip(images.pixels(), pixels, strict=True):
+            assert read is right is None or torch.equal(read, right)
+    assert refused == (len(DAMAGE) if name in (".pixels", ".json") else 0)
 
 
-def test_a_damaged_image_names_itself(images: DataSet) -> None:
-    """Zeros are noticed when an image is first read, by whichever process, and other images are read on."""
+def test_damage_that_no_stamp_tells_of_is_found_by_comparing_contents(
+    images: DataSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a disk that reads other bits than were written."""
     images.prepare()
-    path = images.folder.path / "warp-16.pixels"
-    with path.open("r+b") as file:
-        file.seek(2 * 16 * 16 * 3)  # the second image is broken, and has no place
-        file.write(bytes(16 * 16 * 3))
-    dataset = ImageDataset(images.table, Pipeline([RESIZE]), "replace", images.cache())
-    assert dataset[0] is not None
-    with pytest.raises(InputError, match=rf"image {images.table.paths[3]}: its pixels in {path} are damaged .*; run"):
-        dataset[3]
-    assert images.prepare() == [
-        f"{path}: the pixels of 1 images were damaged, such as {images.table.paths[3]}; decoded again"
-    ]
-    assert images.pixels()[3] is not None
+    path, pixels = images.file(".pixels"), images.pixels()
+    stamp = read_stamps([str(path)])
+    zero(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(cache, "read_stamps", lambda paths: stamp if [*paths] == [str(path)] else read_stamps(paths))
+        assert images.prepare() == []
+        (warning,) = images.prepare(compare_contents=True)
+        assert str(path.with_suffix(".json")) in warning
+    assert torch.equal(images.pixels()[0], pixels[0])
 
 
 # files that are made anew while they are read
 
 
-def test_who_reads_while_a_cache_is_made_anew_is_told(images: DataSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cache is made anew between the reading of its index and that of its pixels."""
+def test_a_cache_that_is_made_anew_after_its_index_was_read_is_not_mixed_up(
+    images: DataSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     images.prepare()
     original = cache.PixelFile
-    done: list[Path] = []
 
     def open_later(path: Path) -> Any:
-        if not done:
-            done.append(path)
-            Image.new("RGB", (30, 20), "red").save(images.table.paths[0])
-            images.prepare()
+        monkeypatch.undo()
+        Image.new("RGB", (30, 20), "red").save(images.table.paths[0])
+        for row in (2, 3, 5):
+            shutil.copy(images.table.paths[0], images.table.paths[row])
+        images.prepare()
         return original(path)
 
     monkeypatch.setattr(cache, "PixelFile", open_later)
-    with pytest.raises(InputError, match="1 images have changed since, such as"):
+    with pytest.raises(InputError, match=r"\.pixels: is missing; run dml prepare"):
         images.pixels()
     assert torch.equal(images.pixels()[0], RESIZE(ImageFile(str(images.table.paths[0]))))
-    assert done
 
 
 # contents
@@ -182,7 +189,7 @@ def test_another_content_of_the_same_size_and_time_is_seen(images: DataSet) -> N
     state = first.stat()
     first.write_bytes(other.read_bytes().ljust(state.st_size, b"\0")[: state.st_size])
     os.utime(first, ns=(state.st_atime_ns, state.st_mtime_ns))
-    with pytest.raises(InputError, match=f"1 images have changed since, such as {first}"):
+    with pytest.raises(InputError, match=f"1 images are new or have changed since, such as {first}"):
         images.cache()
     (warning,) = images.prepare()
     assert warning == f"1 images have another content, of the same size and time, such as {first}"
@@ -194,13 +201,13 @@ def test_copies_with_their_times_are_not_decoded_again_and_their_stamps_are_rene
     images: DataSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     images.prepare()
-    before, stored = images.pixels(), read_stamps([str(images.folder.files(RESIZE).pixels)]).tolist()
+    before, stored = images.pixels(), read_stamps([str(images.file(".pixels"))]).tolist()
     for path in map(Path, images.table.paths[[pixels is not None for pixels in before]]):
         shutil.copy2(path, path.with_suffix(".copy"))
         path.with_suffix(".copy").replace(path)
     images.cache()
     assert images.prepare() == []
-    assert read_stamps([str(images.folder.files(RESIZE).pixels)]).tolist() == stored
+    assert read_stamps([str(images.file(".pixels"))]).tolist() == stored
     monkeypatch.setattr(contents, "hash_content", None)  # nothing is read any more
     for pixels, earlier in zip(images.pixels(), before, strict=True):
         assert pixels is earlier or torch.equal(pixels, earlier)
@@ -208,10 +215,10 @@ def test_copies_with_their_times_are_not_decoded_again_and_their_stamps_are_rene
 
 def test_unchanged_contents_are_read_and_not_decoded(images: DataSet, monkeypatch: pytest.MonkeyPatch) -> None:
     images.prepare()
-    whole = images.files()
+    stored = read_stamps([str(images.file(".pixels"))]).tolist()
     monkeypatch.setattr("dml.data.prepared.verification.ImageFile", None)
     part = images._replace(table=images.table.take(np.array([0, 2, 3, 4, 5])))
     check_images(part.table, part.folder, processes=1, advance=nothing, compare_contents=True)
     monkeypatch.undo()
     images.prepare(compare_contents=True)
-    assert images.files() == whole
+    assert read_stamps([str(images.file(".pixels"))]).tolist() == stored

@@ -18,7 +18,6 @@ from PIL import Image
 
 from dml.data.dataset import ImageDataset
 from dml.data.image_files import decoding
-from dml.data.image_files.contents import read_content
 from dml.data.image_files.images import ImageFile, ImageMemoryError, MissingImageError, UnreadableImageError, read_image
 from dml.data.image_files.limits import ImageLimits
 from dml.data.table import ImageTable
@@ -142,13 +141,6 @@ def test_a_strip_that_would_be_scaled_to_gigabytes(tmp_path: Path, size: tuple[i
     assert Resize("longer", 256)(ImageFile(str(path))).numel() == 3 * 256
 
 
-@pytest.mark.parametrize("name", ["max_pixels", "max_image_bytes"])
-@pytest.mark.parametrize("value", [0, -1, "many", 1.5, None, True])
-def test_limits_that_are_none(name: str, value: object) -> None:
-    with pytest.raises(InputError, match=rf"^data\.{name}=.*: must be a whole number, 1 or more$"):
-        ImageLimits.from_settings({name: value})
-
-
 # archives
 
 
@@ -251,12 +243,6 @@ def test_names_that_no_file_has(tmp_path: Path) -> None:
         read_image("a\0b.jpg")
 
 
-def test_a_name_that_would_write_to_the_terminal(tmp_path: Path) -> None:
-    with pytest.raises(MissingImageError) as raised:
-        read_image(f"{tmp_path}/a\x1b[31m\n\u202eb\udcff.jpg")
-    assert rf"{tmp_path}/a\x1b[31m\n\u202eb\xff.jpg: no such file" in str(raised.value)
-
-
 # much of other things than pixels
 
 
@@ -314,11 +300,3 @@ def test_memory_that_runs_out_is_no_fault_of_the_file(
     for on_corrupt in ("raise", "drop", "replace"):  # it would leave out more the less memory there is
         with pytest.raises(ImageMemoryError):
             ImageDataset(table, Resize("warp", 8), on_corrupt)[0]
-
-
-def test_the_content_of_a_file_is_read_once_and_whole(tmp_path: Path) -> None:
-    content = np.random.default_rng(0).bytes(3 << 20)
-    (tmp_path / "x").write_bytes(content)
-    assert read_content(f"{tmp_path}/x") == content
-    (tmp_path / "empty").write_bytes(b"")
-    assert read_content(f"{tmp_path}/empty") == b""

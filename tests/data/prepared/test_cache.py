@@ -2,7 +2,6 @@ import json
 import multiprocessing
 import os
 import pickle
-import random
 import re
 import shutil
 import signal
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
@@ -22,11 +20,10 @@ from sklearn.datasets import load_sample_image
 from torchvision.transforms import v2
 
 from dml.data.dataset import ImageDataset, collate
-from dml.data.image_files.contents import read_stamps
 from dml.data.image_files.images import ImageFile
 from dml.data.image_files.limits import ImageLimits
 from dml.data.prepared import cache_build
-from dml.data.prepared.cache import CacheFolder, DamagedPixelsError
+from dml.data.prepared.cache import CacheFolder, hold_preparation_lock, refuse_links
 from dml.data.prepared.cache_build import build_cache
 from dml.data.prepared.verification import check_images
 from dml.data.table import ImageTable
@@ -68,9 +65,12 @@ class Prepared(NamedTuple):
     table: ImageTable
     folder: CacheFolder
 
-    def build(self, resize: Resize, advance: Callable[[int], None] = lambda _: None, processes: int = 1) -> None:
+    def build(self, resize: Resize, advance: Callable[[int], None] = lambda _: None, processes: int = 1) -> list[str]:
+        """Build the cache and return the warnings."""
         checked = check_images(self.table, self.folder, processes=1, advance=lambda _: None)
-        build_cache(self.folder, resize, checked, processes=processes, advance=advance)
+        warnings: list[str] = []
+        build_cache(self.folder, resize, checked, processes=processes, advance=advance, warn=warnings.append)
+        return warnings
 
 
 def prepared(root: Path) -> Prepared:
@@ -158,17 +158,6 @@ def test_it_is_read_instead_of_the_files(images: Prepared, monkeypatch: pytest.M
     assert collate(items(cached, 0))[0].shape == (len(IMAGES), 3, 32, 32)
 
 
-def test_an_image_may_be_written_to(images: Prepared) -> None:
-    images.build(RESIZES[0])
-    cache = images.folder.find(images.table, RESIZES[0])
-    assert cache is not None
-    first = cache.pixels(0)
-    assert first is not None
-    before = first.clone()
-    first += 1
-    assert torch.equal(cache.pixels(0), before)  # type: ignore[arg-type]
-
-
 def test_rows_are_found_by_their_paths(images: Prepared) -> None:
     images.build(RESIZES[1])
     some = images.table.take(np.array([4, 4, 1]))
@@ -184,7 +173,7 @@ def test_another_process_opens_the_file_itself(images: Prepared) -> None:
     assert cache is not None
     pixels = cache.pixels(1)
     sent = pickle.dumps(cache)
-    assert len(sent) < 3000 < len(cache.file)
+    assert len(sent) < 3000
     assert torch.equal(pickle.loads(sent).pixels(1), pixels)
 
 
@@ -230,7 +219,7 @@ def test_members_of_an_archive(tmp_path: Path) -> None:
     images = prepared(tmp_path / "set.zip")
     check_rows(images, RESIZES[0])
     os.utime(tmp_path / "set.zip", ns=(1, 1))
-    with pytest.raises(InputError, match="9 images have changed"):
+    with pytest.raises(InputError, match="9 images are new or have changed"):
         images.folder.find(images.table, RESIZES[0])
 
 
@@ -259,27 +248,27 @@ def touch(path: Path) -> None:
     os.utime(path, ns=(1, path.stat().st_mtime_ns + 1))
 
 
+def file_of(images: Prepared, ending: str) -> Path:
+    (path,) = images.folder.shard_paths(RESIZES[0], ending)
+    return path
+
+
 def with_format(images: Prepared, number: int) -> None:
-    path = images.folder.files(RESIZES[0]).index
-    index = pq.read_table(path)
-    made = json.loads(index.schema.metadata[b"dml"]) | {"format": number}
-    pq.write_table(index.replace_schema_metadata({"dml": json.dumps(made)}), path)
+    index = file_of(images, "json")
+    index.write_text(json.dumps(json.loads(index.read_text()) | {"format": number}))
 
 
+DAMAGED = r"warp-32\.\w+\.json: it, or its pixels, are damaged or of another version"
 STALE: dict[str, tuple[Callable[[Prepared], Any], str]] = {
     "another file": (
         lambda images: Path(images.table.paths[2]).write_bytes(IMAGES["plain.jpg"]),
-        r"warp-32\.parquet: 1 images have changed since, such as .*/gray\.jpg; run dml prepare "
+        r"set: 1 images are new or have changed since, such as .*/gray\.jpg; run dml prepare "
         r"dataset=set dataset\.root=\S+/set resize=32 mode=warp again, or give data\.cache=null",
     ),
-    "written again": (lambda images: touch(Path(images.table.paths[0])), r"1 images have changed .*plain\.jpg"),
-    "gone": (lambda images: Path(images.table.paths[1]).unlink(), r"1 images have changed .*large\.jpg"),
-    "cut short": (
-        lambda images: os.truncate(images.folder.files(RESIZES[0]).pixels, 9),
-        r"warp-32\.pixels: 9 bytes, its index is of 27,648",
-    ),
-    "no pixels": (lambda images: images.folder.files(RESIZES[0]).pixels.unlink(), r"warp-32\.pixels: is missing"),
-    "another version": (lambda images: with_format(images, 0), "made by another version"),
+    "written again": (lambda images: touch(Path(images.table.paths[0])), r"1 images are new or .*plain\.jpg"),
+    "gone": (lambda images: Path(images.table.paths[1]).unlink(), r"1 images are new or .*large\.jpg"),
+    "no pixels": (lambda images: file_of(images, "pixels").unlink(), DAMAGED),
+    "another version": (lambda images: with_format(images, 0), DAMAGED),
 }
 
 
@@ -295,30 +284,26 @@ def test_a_stale_one_is_refused_and_made_again(images: Prepared, case: str) -> N
         check_rows(images, RESIZES[0])
 
 
-def test_an_image_that_came_later(images: Prepared) -> None:
-    few = Prepared(images.table.take(np.arange(4)), images.folder)
-    few.build(RESIZES[0])
-    with pytest.raises(InputError, match=r"5 images are not in it, such as .*/rotated\.jpg"):
-        images.folder.find(images.table, RESIZES[0])
-    assert images.folder.find(few.table, RESIZES[0]) is not None
-
-
 # how it is made
 
 
 @pytest.fixture
-def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The numbers of the chunks that were written, of two images each."""
-    monkeypatch.setattr(cache_build, "CHUNK", 2)
-    numbers = []
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the images that were decoded, in shards of two."""
+    monkeypatch.setattr(cache_build, "FEWEST", 2)
+    monkeypatch.setattr(cache_build, "MOST", 2)
+    names = []
 
-    def write(pixels: Path, resize: Resize, limits: ImageLimits, chunk: Any) -> Any:
-        numbers.append(chunk[0])
-        return own(pixels, resize, limits, chunk)
+    def read(path: str, limits: ImageLimits) -> ImageFile:
+        names.append(Path(path).name)
+        return ImageFile(path, limits)
 
-    own = cache_build._write_chunk
-    monkeypatch.setattr(cache_build, "_write_chunk", write)
-    return numbers
+    monkeypatch.setattr(cache_build, "ImageFile", read)
+    return names
+
+
+def names(*rows: int) -> list[str]:
+    return [[*IMAGES][row] for row in rows]
 
 
 class StoppedError(Exception):
@@ -337,22 +322,51 @@ def stop_after(images: int) -> Callable[[int], None]:
     return advance
 
 
-def test_a_build_that_was_stopped_goes_on(images: Prepared, written: list[int]) -> None:
-    with pytest.raises(StoppedError):
-        images.build(RESIZES[0], stop_after(4))
-    assert written == [0, 1]
-    assert images.folder.find(images.table, RESIZES[0]) is None, "unfinished ones aren't read"
+def test_images_that_came_later_or_changed_are_appended(images: Prepared, decoded: list[str]) -> None:
+    few = Prepared(images.table.take(np.arange(5)), images.folder)
+    few.build(RESIZES[0])
+    first = {path: path.read_bytes() for path in images.folder.shard_paths(RESIZES[0], "pixels")}
+    with pytest.raises(InputError, match=r"4 images are new or have changed since, such as .*/palette\.png"):
+        images.folder.find(images.table, RESIZES[0])
+    assert images.folder.find(few.table, RESIZES[0]) is not None
+    Path(images.table.paths[1]).write_bytes(IMAGES["plain.jpg"])
+    decoded.clear()
     progress: list[int] = []
     images.build(RESIZES[0], progress.append)
-    assert written == [0, 1, 2, 3, 4]
-    assert progress == [2, 2, 2, 2, 1]
+    assert decoded == names(1, 5, 6, 7, 8)
+    assert progress == [4, 2, 2, 1]
+    assert (
+        first.items() <= {path: path.read_bytes() for path in images.folder.shard_paths(RESIZES[0], "pixels")}.items()
+    )
     check_rows(images, RESIZES[0])
-    assert not images.folder.files(RESIZES[0]).progress.exists()
+    for row in (0, 2, 3):  # a shard of which less than half is left goes
+        Path(images.table.paths[row]).write_bytes(IMAGES["dot.png"])
+    check_rows(images, RESIZES[0])
+    assert len({*first} & {*images.folder.shard_paths(RESIZES[0], "pixels")}) == 1
+    few.build(RESIZES[0])
+    assert len(images.folder.shard_paths(RESIZES[0], "pixels")) == 4
 
 
-def test_a_build_that_was_killed_goes_on(images: Prepared, written: list[int]) -> None:
+def test_a_build_that_was_stopped_goes_on(images: Prepared, decoded: list[str]) -> None:
+    with pytest.raises(StoppedError):
+        images.build(RESIZES[0], stop_after(4))
+    assert decoded == names(0, 1, 2, 3)
+    images.folder.shard_paths(RESIZES[0])[0].unlink()  # as if it had been killed before it wrote the second index
+    with pytest.raises(InputError, match="7 images are new or have changed since"):
+        images.folder.find(images.table, RESIZES[0])
+    kept = {*names(*range(9))} - {*json.loads(file_of(images, "json").read_text())["shard"]["images"]}
+    decoded.clear()
+    images.build(RESIZES[0])
+    assert {*decoded} == kept
+    check_rows(images, RESIZES[0])
+    assert {path.stem for path in images.folder.shard_paths(RESIZES[0])} == {
+        path.stem for path in images.folder.shard_paths(RESIZES[0], "pixels")
+    }
+
+
+def test_a_build_that_was_killed_goes_on(images: Prepared, decoded: list[str]) -> None:
     def build() -> None:
-        images.build(RESIZES[1], lambda number: os.kill(os.getpid(), signal.SIGKILL) if written else None)
+        images.build(RESIZES[1], lambda number: os.kill(os.getpid(), signal.SIGKILL) if decoded else None)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads, from Python 3.12 on
@@ -360,61 +374,20 @@ def test_a_build_that_was_killed_goes_on(images: Prepared, written: list[int]) -
         child.start()
     child.join()
     assert child.exitcode == -signal.SIGKILL
-    assert images.folder.files(RESIZES[1]).progress.read_text().count("\n") == 2, "the plan and one chunk"
     images.build(RESIZES[1])
-    assert written == [1, 2, 3, 4]
+    assert decoded == names(*range(2, 9))
     check_rows(images, RESIZES[1])
 
 
-@pytest.mark.parametrize(("cut", "left"), [(0, [2, 3, 4]), (1, [2, 3, 4]), (2, [1, 2, 3, 4]), (30, [1, 2, 3, 4])])
-def test_a_line_that_was_cut_short_does_not_count(
-    images: Prepared, written: list[int], cut: int, left: list[int]
-) -> None:
-    with pytest.raises(StoppedError):
-        images.build(RESIZES[0], stop_after(4))
-    progress = images.folder.files(RESIZES[0]).progress
-    os.truncate(progress, progress.stat().st_size - cut)  # one byte: a whole line without its end
-    written.clear()
-    with pytest.raises(StoppedError):
-        images.build(RESIZES[0], stop_after(9))
-    assert written == left
+def test_a_finished_one_is_left_alone(images: Prepared, decoded: list[str]) -> None:
     images.build(RESIZES[0])
-    assert written == left, "and nothing is written on to it"
-    check_rows(images, RESIZES[0])
-
-
-@pytest.mark.parametrize("name", ["progress", "pixels"])
-@pytest.mark.parametrize("seed", range(6))
-def test_damage_to_an_unfinished_one_is_repaired(images: Prepared, written: list[int], name: str, seed: int) -> None:
-    with pytest.raises(StoppedError):
-        images.build(RESIZES[0], stop_after(6))
-    path: Path = getattr(images.folder.files(RESIZES[0]), name)
-    content, rng = bytearray(path.read_bytes()), random.Random(seed)
-    content[rng.randrange(6 * 32 * 32 * 3 if name == "pixels" else len(content))] ^= 1 << rng.randrange(8)
-    path.write_bytes(content)
-    written.clear()
-    check_rows(images, RESIZES[0])
-    assert len(written) >= 3  # those that were left, and at least one more
-
-
-def test_an_unfinished_one_of_other_images_is_begun_anew(images: Prepared, written: list[int]) -> None:
-    with pytest.raises(StoppedError):
-        images.build(RESIZES[0], stop_after(4))
-    Path(images.table.paths[0]).write_bytes(IMAGES["large.jpg"])
-    written.clear()
-    check_rows(images, RESIZES[0])
-    assert written == [0, 1, 2, 3, 4]
-
-
-def test_a_finished_one_is_left_alone(images: Prepared, written: list[int]) -> None:
-    images.build(RESIZES[0])
-    files = images.folder.files(RESIZES[0])
-    before, count = read_stamps([str(files.pixels), str(files.index)]).tolist(), len(written)
+    before, count = {path: path.stat() for path in images.folder.path.iterdir()}, len(decoded)
     progress: list[int] = []
-    images.build(RESIZES[0], progress.append)
-    assert read_stamps([str(files.pixels), str(files.index)]).tolist() == before
-    assert len(written) == count
-    assert progress == [2, 2, 2, 2, 1]
+    assert images.build(RESIZES[0], progress.append) == []
+    assert {path: path.stat().st_mtime_ns for path in before} == {
+        path: stat.st_mtime_ns for path, stat in before.items()
+    }
+    assert (len(decoded), progress) == (count, [9])
 
 
 def test_who_reads_the_old_one_keeps_it(images: Prepared) -> None:
@@ -422,27 +395,24 @@ def test_who_reads_the_old_one_keeps_it(images: Prepared) -> None:
     cache = images.folder.find(images.table, RESIZES[0])
     assert cache is not None
     before = cache.pixels(0)
-    Path(images.table.paths[0]).write_bytes(IMAGES["large.jpg"])
+    for path in images.table.paths:
+        Path(path).write_bytes(IMAGES["large.jpg"])
     images.build(RESIZES[0])
     assert torch.equal(cache.pixels(0), before)  # type: ignore[arg-type]
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_several_processes_write_the_same(images: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_build, "CHUNK", 2)
-    files = images.folder.files(RESIZES[2])
-    images.build(RESIZES[2])
-    alone = files.pixels.read_bytes()
-    files.index.unlink()
+    monkeypatch.setattr(cache_build, "FEWEST", 2)
     progress: list[int] = []
     images.build(RESIZES[2], progress.append, processes=2)
-    assert files.pixels.read_bytes() == alone
-    assert sum(progress) == 9
+    check_rows(images, RESIZES[2])
+    assert (progress[0], sorted(progress)) == (0, [0, 4, 5])
 
 
 def test_a_disk_that_is_too_small(images: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(9, 9, 0))  # type: ignore[attr-defined]
-    with pytest.raises(InputError, match=r"warp-3200\.pixels: the cache takes 0\.3 GB, and 0\.0 GB are free;"):
+    with pytest.raises(InputError, match=r"the cache takes 0\.3 GB, and 0\.0 GB are free;"):
         images.build(Resize("warp", 3200))
 
 
@@ -489,17 +459,6 @@ def test_two_data_sets_of_one_name_have_two_folders(tmp_path: Path, monkeypatch:
     assert find(first) == find(f"{first}/") == find("a/set") == find(tmp_path / "link")
 
 
-def test_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "set").mkdir()
-    root = str(tmp_path / "set")
-    assert CacheFolder.from_setting("auto", "~/set", "sop") == CacheFolder(tmp_path / "set" / ".dml" / "sop", root)
-    elsewhere = CacheFolder.from_setting("~/fast", "~/set", "sop")
-    assert elsewhere is not None
-    assert elsewhere.path.parent == tmp_path / "fast"
-    assert elsewhere == CacheFolder.from_setting(f"{tmp_path}/fast", root, "sop")
-
-
 def test_names(tmp_path: Path) -> None:
     (tmp_path / "set.zip").touch()
     paths = [f"{tmp_path}/a/1.jpg", f"{tmp_path}x/1.jpg", f"{tmp_path}/set.zip/2.jpg", "elsewhere/2.jpg"]
@@ -513,8 +472,24 @@ def test_a_file_that_is_cut_short_while_it_is_open(images: Prepared) -> None:
     images.build(RESIZES[0])
     cache = images.folder.find(images.table, RESIZES[0])
     assert cache is not None
-    os.truncate(cache.file.path, len(cache.file) // 2)
+    os.truncate(file_of(images, "pixels"), 32 * 32 * 3 * 5)
     assert cache.pixels(0) is not None
-    last = max(range(len(images.table)), key=lambda row: cache.offsets[row] * (cache.shapes[row, 0] > 0))
-    with pytest.raises(DamagedPixelsError, match=r"warp-32\.pixels are damaged"):
-        cache.pixels(last)
+    with pytest.raises(InputError, match=r"warp-32\.\w+\.pixels: was cut short"):
+        cache.pixels(8)
+
+
+def test_links_beside_the_folder_are_the_users_own_and_pipes_are_not_waited_for(tmp_path: Path) -> None:
+    folder = tmp_path / "set" / ".dml" / "sop"
+    folder.mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "set")
+    refuse_links(tmp_path / "link" / ".dml" / "sop")
+    (tmp_path / "set" / "images").symlink_to("/")
+    refuse_links(folder)
+    (tmp_path / "fast").mkdir()
+    (tmp_path / "fast" / "other").symlink_to("/")
+    refuse_links(tmp_path / "fast" / "sop")
+    with hold_preparation_lock(folder):
+        pass
+    os.mkfifo(folder / "table.parquet")
+    with pytest.raises(InputError, match=r"table\.parquet: stands where a prepared file belongs"):
+        refuse_links(folder)
