@@ -134,5 +134,8 @@ def test_the_folder_that_is_meant_is_named(refused: Refused, tmp_path: Path) -> 
     assert f"photo.csv: no such file, but there is {tmp_path / 'photos.csv'}; give" in line
 
 
-def test_a_sweep_may_be_asked_for_behind_an_override(refused: Refused) -> None:
+def test_a_sweep_may_be_asked_for_behind_an_override(
+    refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # Hydra makes the folder of a sweep itself
     assert "loss=trplet: no such choice" in refused("seed=1", "--multirun", "loss=rll,trplet")
