@@ -1,8 +1,6 @@
 """The command ``dml search``."""
 
 import json
-import re
-from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,12 +43,13 @@ def search_images(arguments: Sequence[str]) -> None:
     parser.add_argument("--picture", type=expand_home, metavar="FILE", help="file to draw the neighbors to, a PNG")
     parser.add_argument("--html", type=expand_home, metavar="FILE", help="file to write a page of the neighbors to")
     parser.add_trust()
-    options = parser.parse_args(arguments)
+    options = parser.parse(arguments)
     with one_line_errors():
         with quick_imports():
             from dml.inference import Index, load  # after --help: it takes seconds
 
-        _check_outputs(options)
+        _check_output("--picture", options.picture, ".png")
+        _check_output("--html", options.html, ".html")
         model = None if options.model is None else load(options.model, trust=options.trust)
         index = Index.load(options.index, model, trust=options.trust)
         scores, positions = index.search_positions(options.images, min(options.k, len(index)))
@@ -58,27 +57,21 @@ def search_images(arguments: Sequence[str]) -> None:
             {"query": query, "neighbors": _list_neighbors(index, *row)}
             for query, *row in zip(options.images, scores.tolist(), positions.tolist(), strict=True)
         ]
-        print_line(_to_json(results) if options.json else "\n".join([*_format(results), *_describe(index)]))
+        print_line(json.dumps(results, indent=1) if options.json else "\n".join([*_format(results), *_describe(index)]))
         if options.picture:
             _draw(index, results, options.picture)
         if options.html:
             _write_page(index, Path(options.index).absolute().name, results, options.html)
 
 
-def _check_outputs(options: Namespace) -> None:
-    """Make sure that ``--picture`` and ``--html`` name files to write, and no image that was meant as a query."""
+def _check_output(option: str, path: Path | None, suffix: str) -> None:
+    """Make sure that an option names a file to write, and no image that was meant as a query."""
     from dml.report.pictures import is_sheet
 
-    for option, path, suffix in (("--picture", options.picture, ".png"), ("--html", options.html, ".html")):
-        if path is None:
-            continue
-        if path.suffix.lower() != suffix:
-            raise InputError(f"{option} {printable(path)}: the name of the file to write must end with {suffix}")
-        if path.is_dir() or (suffix == ".png" and path.exists() and not is_sheet(path)):
-            raise InputError(
-                f"{option} {printable(path)}: is there, and isn't marked as written by dml search; give the name of a "
-                "new file"
-            )
+    if path is None:
+        return
+    if path.suffix.lower() != suffix or (suffix == ".png" and path.exists() and not is_sheet(path)):
+        raise InputError(f"{option} {path}: must be a new {suffix} file, or one that dml search wrote")
 
 
 def _list_neighbors(index: "Index", scores: list[float], positions: list[int]) -> list[dict[str, Any]]:
@@ -107,12 +100,6 @@ def _describe(index: "Index") -> Iterator[str]:
         yield "no threshold, no probabilities: the model was trained or validated on all classes of the index"
     if index.certificate:
         yield describe(index.certificate, index.state)
-
-
-def _to_json(results: Sequence[dict[str, Any]]) -> str:
-    """Return the results as JSON, in which the bytes of names that aren't UTF-8 are escaped."""
-    text = json.dumps(results, indent=1, ensure_ascii=False)
-    return re.sub("[\ud800-\udfff]", lambda byte: f"\\u{ord(byte[0]):04x}", text)
 
 
 def _format(results: Sequence[dict[str, Any]]) -> Iterator[str]:

@@ -56,7 +56,7 @@ def test_a_history_that_its_checkpoint_was_not_written_with_is_refused(tmp_path:
     first.log_metrics({"loss": 2.0, "val/recall": 0.1}, step=2)  # a later row, and another column
     assert History(path, 2, checksum).checksum == checksum
     path.write_text(path.read_text().replace("\r", "").replace(old, new, 1))
-    with pytest.raises(InputError, match=r"metrics\.csv: damaged .*; delete it to do without the history"):
+    with pytest.raises(InputError, match=r"metrics\.csv: damaged .*; delete it, and "):
         History(path, 2, checksum)
 
 
