@@ -40,7 +40,7 @@ def test_an_unknown_name_gets_the_nearest_ones(refused: Refused, override: str, 
         (["model.backbone.weights=/nowhere.pth"], "model.backbone.weights=/nowhere.pth"),
         (["trainer.max_epochs=2"], "trainer.max_steps=6 and trainer.max_epochs=2: a run has one length"),
         (["+trainer.fast_dev_run=true"], "trainer.fast_dev_run: dml sets it itself; trainer.max_steps=2"),
-        (["+trainer.foo=1"], "trainer.foo: no such key; nearest: "),
+        (["+trainer.foo=1"], "trainer.foo: no such key"),
         (["evaluation.recall_at=[0]"], "error: evaluation.recall_at=0: must be a whole number, 1 or more"),
         (["evaluation.report={neighbors:5}"], "evaluation.report.map: no value; give evaluation.report.map=..."),
         (["evaluation.report={neighbors:5,map:true,sed:1}"], "evaluation.report.sed: no such key; nearest: seed"),
@@ -133,13 +133,14 @@ def test_what_is_not_a_run_is_refused(refused: Refused, command: str, argument: 
     assert expected in refused(argument, command=command)
 
 
-def test_a_folder_is_no_checkpoint(refused: Refused, tmp_path: Path) -> None:
-    assert "a folder, not a file; a run keeps" in refused(f"checkpoint={tmp_path}", command="evaluate")
+def test_a_folder_stands_for_its_checkpoint(refused: Refused, tmp_path: Path) -> None:
+    assert "neither a run with checkpoints" in refused(f"checkpoint={tmp_path}", command="evaluate")
     best = tmp_path / "checkpoints" / "best.ckpt"
     best.parent.mkdir()
     best.touch()
     for folder in (tmp_path, best.parent):
-        assert refused(f"checkpoint={folder}", command="evaluate").endswith(f"; checkpoint={best} is in it")
+        for word in (f"checkpoint={folder}", str(folder)):
+            assert f"checkpoint={best}: damaged" in refused(word, command="evaluate")
 
 
 def test_a_sweep_cannot_be_resumed_as_a_run(refused: Refused) -> None:

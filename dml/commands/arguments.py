@@ -18,6 +18,16 @@ from dml.runtime.text import printable
 
 MERGED = ("evaluation", "experiment", "logger")
 """The groups of which a run may have several choices, whose values join."""
+OTHER_NAMES = {
+    "batch_size": "sampler.classes_per_batch and sampler.images_per_class",
+    "device": "trainer.accelerator",
+    "epochs": "trainer.max_epochs",
+    "gpus": "trainer.devices",
+    "learning_rate": "optimizer.lr",
+    "steps": "trainer.max_steps",
+    "workers": "data.num_workers",
+}
+"""Names that other projects have for keys, and the keys here."""
 NO_CHOICE = ("null", "true", "false")
 PATHS = (
     *("data.cache", "dataset.root", "distill.teacher", "training.init", "resume", "checkpoint"),
@@ -39,7 +49,8 @@ def read_arguments(words: Sequence[str]) -> list[str]:
     options, unknown = get_args_parser().parse_known_args(words)
     if unknown:
         key, _, value = unknown[0].lstrip("-").replace("-", "_").partition("=")
-        raise InputError(f"{unknown[0]}: no such option; {key}={value or '...'}, without hyphens, sets a value")
+        name = OTHER_NAMES.get(key, key)
+        raise InputError(f"{unknown[0]}: no such option; {name}={value or '...'}, without hyphens, sets a value")
     for word in options.overrides:
         key, equals, value = word.partition("=")
         if key in GROUPS and (value.lower() in NO_CHOICE or value.lstrip("+-").replace(".", "").isdigit()):
@@ -53,6 +64,14 @@ def read_arguments(words: Sequence[str]) -> list[str]:
                 f"{word}: names no folder; {key}=. is the current one, and without {key} a new one is made"
             )
     return words
+
+
+def name_checkpoint(words: Sequence[str]) -> list[str]:
+    """Return the arguments of ``dml evaluate`` with ``checkpoint=`` before a word alone, such as a run's folder."""
+    return [
+        f"checkpoint={word}" if "=" not in word and word[:1] not in "-~" and before[:1] != "-" else word
+        for before, word in zip(["", *words], words, strict=False)
+    ]
 
 
 def asks_for_sweep(arguments: Iterable[str]) -> bool:

@@ -6,6 +6,7 @@ import re
 import select
 import signal
 import sys
+import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
+import dml
+from dml.commands.arguments import OTHER_NAMES
 from dml.run.config_folders import CONF, GROUPS
 from dml.runtime import ranks, signals
 from dml.runtime.configuration import flat
@@ -38,14 +41,8 @@ OUT_OF_MEMORY = re.compile("out of memory|can't allocate memory")
 """What PyTorch's errors say on a GPU and on a CPU."""
 PATH_ERRORS = (errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR, errno.EISDIR)
 """Errors that are a path's only if they name one: sockets and signals have them, too."""
-OTHER_NAMES = {
-    "batch_size": "sampler.classes_per_batch and sampler.images_per_class",
-    "epochs": "trainer.max_epochs",
-    "gpus": "trainer.devices",
-    "learning_rate": "optimizer.lr",
-    "steps": "trainer.max_steps",
-}
-"""Names that other projects have for keys, and the keys here."""
+LIBRARIES = (str(Path(dml.__file__).parent), sysconfig.get_path("stdlib"), "<frozen ")
+"""What the paths of code that isn't the user's begin with, but that in site-packages."""
 
 
 @contextmanager
@@ -71,12 +68,35 @@ def one_line_errors(debug: bool = False, *, raises: bool = False) -> Iterator[No
         if debug or raises or line is None:
             if ranks.is_joined():
                 ranks.fail(1, format_exc(), is_explained=line is not None)
-            raise
+            if debug:
+                raise
+            raise find_own_error(error)  # noqa: B904 (it is most often the same error)
         if ranks.is_joined():
             ranks.fail(2, f"error: {line}\n")
         sys.stderr.write(f"error: {line}\n")
         console.write_log(f"error: {line}", markup=False)
         sys.exit(2)
+
+
+def find_own_error(error: Exception) -> Exception:
+    """Return the exception that the user's own code raised, without the frames of libraries that called it.
+
+    An error elsewhere stays as it is.
+    """
+    own: BaseException = error
+    while isinstance(own, InstantiationException) and own.__cause__ is not None:
+        own = own.__cause__
+    trace = own.__traceback__
+    while trace is not None and _is_library(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    if trace is None or not isinstance(own, Exception):
+        return error
+    own.__suppress_context__ = own is not error or own.__suppress_context__
+    return own.with_traceback(trace)
+
+
+def _is_library(file: str) -> bool:
+    return file.startswith(LIBRARIES) or "-packages" in file
 
 
 def _end_by_signal() -> NoReturn:

@@ -21,8 +21,15 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dml.commands.arguments import asks_for_sweep, find_path, quote_paths, read_arguments, replace_latest
-from dml.commands.error_lines import explain, one_line_errors, print_line, told_errors
+from dml.commands.arguments import (
+    asks_for_sweep,
+    find_path,
+    name_checkpoint,
+    quote_paths,
+    read_arguments,
+    replace_latest,
+)
+from dml.commands.error_lines import explain, find_own_error, one_line_errors, print_line, told_errors
 from dml.commands.start import follow, import_from_working_folder, quiet
 from dml.run import building, sweeps
 from dml.run.config_folders import CONF, list_network_overrides, list_overrides, pretrained_name, quote
@@ -30,7 +37,7 @@ from dml.run.stored import StoredRun, check_foreign, name_choices, offer, read_c
 from dml.runtime import processes, ranks, signals
 from dml.runtime.configuration import key_of
 from dml.runtime.console import console
-from dml.runtime.errors import InputError
+from dml.runtime.errors import InputError, show
 from dml.runtime.new_folders import note_new_folder, remove_unused_folder, remove_unused_folders
 from dml.runtime.paths import expand_home
 from dml.runtime.quick_imports import quick_imports
@@ -74,8 +81,11 @@ def run_from_python(command: str, words: Sequence[str]) -> Path:
         sys.argv = before
     if (mistake := outcome.error) is not None:
         line = explain(mistake)
-        raise mistake if line in (None, str(mistake)) else InputError(line) from mistake
-    assert outcome.folder is not None
+        if line is None:
+            raise find_own_error(mistake)
+        raise mistake if line == str(mistake) else InputError(line) from mistake
+    if outcome.folder is None:
+        raise InputError(f"overrides={show([*words])}: they run no training; give KEY=VALUE alone")
     return outcome.folder
 
 
@@ -91,6 +101,7 @@ def main(command: str, words: Sequence[str] | None = None, *, outcome: Outcome |
         outcome: object that gets the folder and the error of the run, for a caller in Python.
     """
     words = sys.argv[1:] if words is None else words
+    words = name_checkpoint(words) if command == "evaluate" else words
     is_debugged = "debug=true" in map(str.lower, words)
     # set before torch is loaded: threads that spin while they wait keep the loader's workers, or any other program,
     # from the cores that they in turn wait for; on two busy cores a step then takes ten times as long
@@ -142,6 +153,11 @@ def _offer_stored(command: str, typed: Sequence[str]) -> tuple[str, list[str], S
         defaults = ("transform=imagenet", *list_network_overrides(name))
         return command, [*words, *(word for word in defaults if key_of(word) not in keys)], None
     if checkpoint:
+        if checkpoint.is_dir():
+            from dml.training.checkpoints import find_checkpoint  # late: it imports torch
+
+            checkpoint = find_checkpoint(checkpoint)
+            words = [*(word for word in words if key_of(word) != "checkpoint"), f"checkpoint={quote(checkpoint)}"]
         stored = read_checkpoint_run(checkpoint)
         return offer(command, stored, words), words, stored
     return command, words, None

@@ -8,11 +8,15 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dml.runtime.errors import InputError
-from dml.runtime.run_folder import RunFolder
+from dml.data.table import ImageTable
+from dml.run.config_folders import quote
+from dml.runtime.configuration import key_of
+from dml.runtime.errors import InputError, show
+from dml.runtime.paths import expand_home
+from dml.runtime.run_folder import RunFolder, RunState
+from dml.runtime.text import printable
 
 if TYPE_CHECKING:
-    from dml.data.table import ImageTable
     from dml.inference.image_embedder import ImageEmbedder
 
 PARTS = ("loss", "sampler", "model", "optimizer", "transform.train", "transform.test")
@@ -34,10 +38,17 @@ class Run:
     folder: Path
     given_objects: Mapping[str, Any] = field(default_factory=dict, repr=False)  # and the table, as `resume` needs them
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", expand_home(self.folder))
+        if not self.folder.is_dir():
+            raise InputError(f"{printable(self.folder)}: no run is there; give the folder of one")
+
     @property
     def metrics(self) -> dict[str, Any]:
         """The contents of metrics.json: {"level0/recall@1": ...}; empty for a run that was stopped before its test."""
         run = RunFolder(self.folder)
+        if run.state is RunState.NEW:
+            raise InputError(f"{printable(self.folder)}: no run; its folder has .hydra/ and checkpoints/")
         return run.metrics() if run.is_finished else {}
 
     def load(self, **arguments: Any) -> "ImageEmbedder":
@@ -74,7 +85,7 @@ class Run:
 def train(
     overrides: Sequence[str] = (),
     *,
-    table: "ImageTable | None" = None,
+    table: ImageTable | Any = None,
     objects: Mapping[str, Any] | None = None,
     folder: str | Path | None = None,
     quiet: bool = False,
@@ -90,26 +101,53 @@ def train(
 
     Args:
         overrides: words of the command line, such as ["loss=rll", "seed=1"].
-        table: images with their labels and splits, in place of ``dataset``; see `dml.ImageTable.from_frame`.
+        table: images with their labels and splits, in place of ``dataset``: an `ImageTable`, or a pandas DataFrame that
+            `ImageTable.from_frame` takes.
         objects: objects of one's own in place of "loss", "sampler", "model", "optimizer", "transform.train" and
             "transform.test": what the ``_target_`` of that part makes, such as a module for the loss, of which each
             head gets a copy.
         folder: folder of the run; None takes the one that ``dml train`` would.
         quiet: whether to print nothing.
     """
-    given_objects = {**(objects or {}), **({} if table is None else {"table": table})}
-    if unknown := given_objects.keys() - {*PARTS, "table"}:
-        raise InputError(f"objects: {', '.join(sorted(unknown))}; an object stands for one of {', '.join(PARTS)}")
-    words = [*overrides, *(["dataset=table"] if table is not None else [])]
-    for part in given_objects.keys() - {"table"}:
-        name = type(given_objects[part]).__qualname__
-        words += [f"~{part}", f"+{part}._target_=dml.run.given.take", f"+{part}.part={part}", f"+{part}.name={name}"]
-    return _train(words, None if folder is None else Path(folder), given_objects, quiet)
+    is_list = isinstance(overrides, Sequence) and not isinstance(overrides, str)
+    if not is_list or not all(isinstance(word, str) for word in overrides):
+        raise InputError(f"overrides={show(overrides)}: must be a list of texts, such as ['loss=rll', 'seed=1']")
+    given_objects = _check_objects({} if objects is None else objects)
+    words = [*overrides]
+    for part, given in given_objects.items():
+        name = type(given).__qualname__
+        words += [
+            f"~{part}",
+            f"+{part}._target_=dml.run.given.take",
+            f"+{part}.part={part}",
+            f"+{part}.name={quote(name)}",
+        ]
+    if "model" in given_objects:
+        words.append(f"+model.heads=[{','.join(given_objects['model'].embed_dims)}]")
+    if table is not None:
+        for word in overrides:
+            if key_of(word) in ("dataset", "dataset.root") and word != "dataset=table":
+                raise InputError(f"{word}: the table takes its place; leave one of them out")
+        words.append("dataset=table")
+        given_objects["table"] = ImageTable.from_frame(table)
+    return _train(words, None if folder is None else expand_home(folder), given_objects, quiet)
+
+
+def _check_objects(objects: Any) -> dict[str, Any]:
+    """Return the objects by the parts of the configuration that they stand for."""
+    if not isinstance(objects, Mapping):
+        raise InputError(f"objects={show(objects)}: must be a mapping, such as {{'loss': MyLoss()}}")
+    for part, given in objects.items():
+        if part not in PARTS:
+            raise InputError(f"objects: {part}; an object stands for one of {', '.join(PARTS)}")
+        expected = "an EmbeddingModel" if part == "model" and not hasattr(given, "embed_dims") else "an object"
+        if given is None or isinstance(given, str | type) or expected != "an object":
+            raise InputError(f"objects[{part!r}]={show(given)}: must be {expected} that is built, no name or class")
+    return {**objects}
 
 
 def _train(words: list[str], folder: Path | None, given_objects: Mapping[str, Any], quiet: bool) -> Run:
     from dml.commands.hydra_command import run_from_python
-    from dml.run.config_folders import quote
     from dml.run.given import giving
 
     if folder is not None:

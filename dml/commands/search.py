@@ -38,10 +38,11 @@ def search_images(arguments: Sequence[str]) -> None:
     parser.add_argument("index", metavar="INDEX", help="folder of an index, which dml index wrote")
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="images to search by")
     parser.add_argument("--model", help="model that embeds the images to search by (default: the one in the index)")
-    parser.add_number("-k", default=10, meaning="number of neighbors")
+    parser.add_number("-k", "--k", default=None, meaning="number of neighbors (default: 10)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--picture", type=expand_home, metavar="FILE", help="file to draw the neighbors to, a PNG")
     parser.add_argument("--html", type=expand_home, metavar="FILE", help="file to write a page of the neighbors to")
+    parser.add_device()
     parser.add_trust()
     options = parser.parse(arguments)
     with one_line_errors():
@@ -50,9 +51,10 @@ def search_images(arguments: Sequence[str]) -> None:
 
         _check_output("--picture", options.picture, ".png")
         _check_output("--html", options.html, ".html")
-        model = None if options.model is None else load(options.model, trust=options.trust)
-        index = Index.load(options.index, model, trust=options.trust)
-        scores, positions = index.search_positions(options.images, min(options.k, len(index)))
+        place = {"device": options.device, "trust": options.trust}
+        model = None if options.model is None else load(options.model, **place)
+        index = Index.load(options.index, model, **place)
+        scores, positions = index.search_positions(options.images, options.k)
         results = [
             {"query": query, "neighbors": _list_neighbors(index, *row)}
             for query, *row in zip(options.images, scores.tolist(), positions.tolist(), strict=True)

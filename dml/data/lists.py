@@ -15,7 +15,7 @@ from dml.data.cells import name_classes, number_classes, to_text, warn_of_names
 from dml.data.image_files.parts import COLUMNS, name_part, parse_edges
 from dml.data.layout import Layout
 from dml.data.split_names import SPLITS, read_split_columns
-from dml.runtime.errors import InputError
+from dml.runtime.errors import InputError, show
 from dml.runtime.paths import URL
 from dml.runtime.text import format_count, printable
 
@@ -35,13 +35,15 @@ Columns = Mapping[str, str | None]
 Rows = Iterator[tuple[int, Sequence[str]]]
 
 
-def parse_frame(frame: Any) -> dict[str, Any]:
+def parse_frame(frame: Any, *, needs_labels: bool = True) -> dict[str, Any]:
     """Return the columns of an `ImageTable` of the images in a pandas DataFrame, see `parse_rows`."""
+    if not hasattr(frame, "columns"):
+        raise InputError(f"table={show(frame)}: must be a pandas DataFrame or a dml.ImageTable; give {LAYOUT.tree}")
     names = [*frame.columns]
     # of several columns with one name, which are passed over or refused, pandas returns a frame
     columns = [[""] * len(frame) if names.count(name) > 1 else map(to_text, frame[name]) for name in names]
     rows = chain([[str(name).strip() for name in names]], zip(*columns, strict=True))
-    return parse_rows(enumerate(rows, -1), "table", None, Path())
+    return parse_rows(enumerate(rows, -1), "table", None, Path(), needs_labels=needs_labels)
 
 
 def parse_rows(

@@ -98,9 +98,15 @@ class ImageTable:
     def from_frame(cls, frame: Any) -> "ImageTable":
         """Make a table of a pandas DataFrame, as `dml.data.readers.csv.read` does of ``frame.to_csv``'s file.
 
-        Paths are relative to the working folder. Without splits, a training draws classes for test and validation.
+        Paths are relative to the working folder. Without splits, a training draws classes for test and validation. What
+        is a table already is returned.
         """
-        return cls(**parse_frame(frame))
+        return frame if isinstance(frame, ImageTable) else cls(**parse_frame(frame))
+
+    def __repr__(self) -> str:
+        counts = self.counts().items() if len(self) else ()
+        splits = ", ".join(f"{split} {count['images']:,}" for split, count in counts) or "no splits"
+        return f"{type(self).__name__}({len(self):,} images, levels {', '.join(self.levels)}, {splits})"
 
     def _fill_columns(self) -> None:
         """Give empty columns the values that stand for none."""

@@ -28,7 +28,7 @@ from dml.models.embedding import EmbeddingModel, embed_views
 from dml.ops.precision import full_float32
 from dml.run.model_builders import make_fingerprint
 from dml.runtime.console import progress_bar
-from dml.runtime.errors import InputError
+from dml.runtime.errors import InputError, show
 from dml.runtime.text import printable
 
 PRECISIONS = {"32": None, "bf16": torch.bfloat16, "16": torch.float16}
@@ -55,7 +55,7 @@ class Embedder:
         self.settings = settings
         self.device = _choose_device(device)
         self.model = model.eval().to(self.device)
-        self._transforms: dict[int, Pipeline] = {}
+        self._transforms = {views: settings.build_transform(views) for views in {1, settings.views}}
 
     def __repr__(self) -> str:
         return (
@@ -250,6 +250,12 @@ class VectorsAlone(Embedder):
         )
 
     encode = preprocess = __call__ = embed
+
+
+def check_model(model: object) -> None:
+    """Refuse what is no model, such as the path of one."""
+    if not isinstance(model, Embedder):
+        raise InputError(f"model={show(model)}: must be an opened model, such as dml.load(FOLDER)")
 
 
 def _check_finite(vectors: NDArray[np.float32], images: Sequence[ImageInput], precision: str) -> None:

@@ -1,5 +1,6 @@
 """An index of images, which finds the images that are most similar to others."""
 
+import logging
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -15,7 +16,7 @@ from dml.data.image_files.images import UnreadableImageError
 from dml.data.image_files.parts import identify_images
 from dml.inference import index_items
 from dml.inference.certificates import certify
-from dml.inference.embedder import REMEDY, Embedder, VectorsAlone
+from dml.inference.embedder import REMEDY, Embedder, VectorsAlone, check_model
 from dml.inference.image_inputs import Source, to_vectors, unpack_paths
 from dml.inference.index_folder import check_content, hold_folder, read_description, write_version
 from dml.inference.index_items import IndexItems
@@ -24,15 +25,17 @@ from dml.inference.saved_folder import save_folder
 from dml.metrics.verification import Calibration
 from dml.retrieval.adapters import Adapter
 from dml.retrieval.vector_index import EXACT, VectorIndex
-from dml.runtime.errors import InputError
+from dml.runtime.errors import InputError, check_whole
 from dml.runtime.files import in_one_line
 from dml.runtime.paths import absolute_path, expand_home
-from dml.runtime.text import printable
+from dml.runtime.text import format_count, printable
 
 if TYPE_CHECKING:
     from dml.inference.upgrades import UpgradeReport
 
 DEFAULT_NEIGHBORS = 10
+
+logger = logging.getLogger(__name__)
 
 
 class Index:
@@ -94,6 +97,7 @@ class Index:
         is_twice = source is not None and paths is not None
         if model is None or is_twice or (vectors is not None and (images is None or options)):
             raise InputError("Index.build: give a model and images, or vectors=... and paths=... alone")
+        check_model(model)
         items = index_items.list_items(images, labels=labels)
         searchable = index_items.make_searchable(model, factory, parameters, len(items))
         if vectors is None:
@@ -170,7 +174,7 @@ class Index:
         Args:
             images: queries, as `ImageEmbedder.embed` takes them; or their vectors (Q, D), an array, a tensor or lists,
                 which are L2-normalized.
-            k: number of neighbors; None takes 10, or all of a smaller index.
+            k: number of neighbors, of which a smaller index finds as many as it holds; None takes 10.
         """
         scores, positions = self.search_positions(images, k)
         return scores, np.where(positions < 0, "", self.items.paths[positions]).astype(np.str_)
@@ -180,9 +184,10 @@ class Index:
         if not len(self):
             raise InputError("the index is empty; dml index, or dml.Index.add, puts images into it")
         k = min(DEFAULT_NEIGHBORS, len(self)) if k is None else k
-        if not isinstance(k, Integral) or not 1 <= k <= len(self):
-            raise InputError(f"k={k}: the index holds {len(self)} images; k is from 1 to that number")
-        scores, ids = self.vectors.search(self._embed_queries(images), int(k))
+        check_whole("k", k, 1)
+        if k > len(self):
+            logger.warning("k=%d: the index holds %s, and all are found", k, format_count(len(self), "image"))
+        scores, ids = self.vectors.search(self._embed_queries(images), min(int(k), len(self)))
         return np.where(ids < 0, -np.inf, scores), self.items.positions(ids)
 
     def _embed_queries(self, images: Any) -> NDArray[np.float32]:
@@ -291,6 +296,7 @@ class Index:
         """
         from dml.inference.upgrades import measure_upgrade
 
+        check_model(new_model)
         if self.adapter:
             raise InputError(
                 f"index: it is being upgraded to {self.model.fingerprint}; dml upgrade INDEX finishes that"
@@ -355,6 +361,8 @@ class Index:
         """
         path = expand_home(folder)
         description = read_description(path)
+        if model is not None:
+            check_model(model)
         while True:
             try:
                 return cls._open(path, description, model, device=device, trust=trust)

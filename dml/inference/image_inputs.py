@@ -20,6 +20,7 @@ from dml.data.image_files.images import ImageFile, UnreadableImageError, without
 from dml.data.image_files.limits import ImageLimits
 from dml.data.image_listing import list_images
 from dml.data.layout import name_similar, read_list_lines
+from dml.data.lists import parse_frame
 from dml.data.readers import csv
 from dml.data.table import ImageTable, check_paths
 from dml.data.transforms import Pipeline, stack
@@ -36,10 +37,10 @@ ImageInput = str | Path | Image.Image | NDArray[Any] | Tensor
 The C channels of an array are gray, gray and alpha, RGB, or RGB and alpha.
 """
 
-Source = str | Path | Sequence[str | Path] | ImageTable
-"""A folder of images, a list of them, paths, or a table."""
+Source = str | Path | Sequence[str | Path] | ImageTable | Any
+"""A folder of images, a list of them, paths, a table, or a pandas DataFrame with a column ``path``."""
 
-SOURCES = "a folder of images, a list of them (.csv, .txt or .parquet), paths, or an ImageTable"
+SOURCES = "a folder of images, a list of them (.csv, .txt or .parquet), paths, a DataFrame or an ImageTable"
 
 
 def unpack_paths(paths: Any) -> Any:
@@ -49,7 +50,11 @@ def unpack_paths(paths: Any) -> Any:
 
 def list_inputs(images: ImageInput | Iterable[ImageInput]) -> list[ImageInput]:
     """List the images that a user names: one image, several, or the path of a folder or list (`list_named_images`)."""
-    named = list_named_images(images)[0] if isinstance(images, str | Path) else unpack_paths(images)
+    named: Any = unpack_paths(images)
+    if isinstance(images, str | Path):
+        named = list_named_images(images)[0]
+    elif _is_table(images):
+        named = list_source(images)[0]
     is_pixels = isinstance(named, np.ndarray | Tensor) and named.ndim < 4
     is_one = is_pixels or isinstance(named, Image.Image | bytes) or not isinstance(named, Iterable)
     listed: list[Any] = [named] if is_one else [*named]
@@ -91,11 +96,17 @@ def _name_rows(table: ImageTable) -> tuple[list[str], list[str]]:
     return table.paths.tolist(), [table.name_class(label) for label in table.labels[:, 0].tolist()]
 
 
+def _is_table(images: Any) -> bool:
+    return isinstance(images, ImageTable) or hasattr(images, "columns")
+
+
 def list_source(source: Source) -> tuple[list[str], list[str]]:
     """List the images of a folder, archive or list, of paths or a table -> paths, and names of the classes or ""."""
     source = unpack_paths(source)
-    if isinstance(source, ImageTable):
-        paths, names = _name_rows(source)
+    if _is_table(source):
+        paths, names = _name_rows(
+            source if isinstance(source, ImageTable) else ImageTable(**parse_frame(source, needs_labels=False))
+        )
     elif isinstance(source, str | Path):
         path = expand_home(source)
         if read_stamps([str(path)])[0, 0] == MISSING[0]:
@@ -113,10 +124,13 @@ def list_source(source: Source) -> tuple[list[str], list[str]]:
 
 
 def to_vectors(values: Any) -> Any:
-    """Return vectors, numbers in a tensor or in nested lists, as an array of floats; everything else as it is."""
-    if isinstance(values, Tensor) and values.is_floating_point():
+    """Return vectors, numbers in a tensor or in nested lists, as an array of floats; everything else as it is.
+
+    Whole numbers become floats, but those of type uint8, which are the pixels of an image.
+    """
+    if isinstance(values, Tensor) and not values.is_complex() and values.dtype not in (torch.uint8, torch.bool):
         return values.float().numpy(force=True)
-    if isinstance(values, np.ndarray) and values.dtype.kind == "f":
+    if isinstance(values, np.ndarray) and values.dtype.kind in "fiu" and values.dtype != np.uint8:
         return values.astype(np.float32)
     rows = [to_vectors(row) for row in values] if isinstance(values, list | tuple) else []
     if not rows or not all(isinstance(row, float | int) or getattr(row, "dtype", None) == np.float32 for row in rows):

@@ -26,7 +26,7 @@ from dml.runtime.checksums import rows_checksum
 from dml.runtime.errors import InputError
 from dml.runtime.files import clean_up
 from dml.runtime.paths import expand_home
-from dml.runtime.run_folder import RunFolder, newest_runs
+from dml.runtime.run_folder import RunFolder
 from dml.runtime.text import printable
 from dml.training import checkpoints
 from dml.training.checkpoints import TrainingProgress
@@ -103,7 +103,7 @@ def load(
     if not path.exists():
         raise InputError(f"{printable(path)}: nothing is there; {NEEDED}")
     if os.path.isdir(path):
-        path = checkpoints.find_checkpoint(_find_run(path))
+        path = checkpoints.find_checkpoint(path)
     checkpoint = checkpoints.read_checkpoint(path, lazily=True)
     settings = _read_settings(path, checkpoint, trust=trust)
     settings.check(place)
@@ -153,16 +153,6 @@ def _load_saved(path: Path, place: object, heads: Sequence[str] | None, device: 
             f"{printable(saved.fingerprint)}); save the model again"
         )
     return embedder if heads is None else ImageEmbedder(model, saved.settings, heads, device)
-
-
-def _find_run(folder: Path) -> RunFolder:
-    """Return the run in a folder, or the newest one with a checkpoint anywhere below it, which a warning names."""
-    run = RunFolder(folder)
-    if not run.last_checkpoint.parent.is_dir():
-        run = next((newest for newest in newest_runs(folder) if newest.last_checkpoint.exists()), run)
-    if run.path != folder:
-        logger.warning("%s: the newest run in it is taken, %s", printable(folder), printable(run.path))
-    return run
 
 
 def _read_settings(path: Path, checkpoint: Mapping[str, Any], *, trust: bool) -> ModelSettings:

@@ -10,7 +10,6 @@ Every function takes ``weights``, which is one of
 
 import logging
 from collections.abc import Sequence
-from difflib import get_close_matches
 from pickle import UnpicklingError
 from typing import Any
 
@@ -22,7 +21,7 @@ from torchvision.models import GoogLeNet
 from dml.models.backbone import Backbone
 from dml.models.bn_inception import BNInception
 from dml.models.weights import load_file, load_packaged, load_state_dict, read_state_dict
-from dml.runtime.errors import InputError
+from dml.runtime.errors import InputError, suggest
 from dml.runtime.quick_imports import hidden
 
 logger = logging.getLogger(__name__)
@@ -116,12 +115,12 @@ def timm_backbone(
         import timm  # late: it takes seconds
 
     if not timm.is_model(name):
-        nearest = get_close_matches(name, timm.list_models(), n=8, cutoff=0.0)
-        raise InputError(f"model.backbone.name={name}: timm has no such model; nearest: {', '.join(nearest)}")
+        raise InputError(f"model.backbone.name={name}: timm has no such model{suggest(name, timm.list_models())}")
     options: dict[str, Any] = {"dynamic_img_size": True, "dynamic_img_pad": True} if any_size else {}
     if drop_path_rate:
         options["drop_path_rate"] = drop_path_rate
     try:
+        _reach_hub(timm.get_pretrained_cfg(name), weights)
         network: Any = timm.create_model(name, pretrained=weights == "download", **options)
     except OSError as error:
         raise _download_error(name, error) from error
@@ -276,6 +275,14 @@ def _torchvision(name: str, weights: str | None, **options: Any) -> Any:
             f"model.backbone.weights=download: the file of {name} in {torch.hub.get_dir()}/checkpoints can't be read; "
             "delete it, and the same command fetches it again"
         ) from error
+
+
+def _reach_hub(settings: Any, weights: str | None) -> None:
+    """Fail at once without a connection to the hub whose weights shall be downloaded; timm would try for a minute."""
+    from huggingface_hub import snapshot_download  # late, as timm
+
+    if weights == "download" and (repository := getattr(settings, "hf_hub_id", None)):
+        snapshot_download(repository, allow_patterns=[])
 
 
 def _load(network: nn.Module, name: str, weights: str | None, ignore: tuple[str, ...]) -> None:

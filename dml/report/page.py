@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -57,12 +58,15 @@ def report(vectors: Embeddings, table: ImageTable, folder: str | Path, *, neighb
 
     Args:
         vectors: (N, D) vectors of the rows of the table, in their order, which are L2-normalized.
-        table: images with labels: those of one split, each of which is searched among the others, or of "query" and
-            "gallery".
+        table: images with labels, or a pandas DataFrame of them: those of one split or of none, each of which is
+            searched among the others, or of "query" and "gallery".
         folder: folder to write to; it is made, and a report in it is replaced.
         neighbors: number of neighbors of each query.
     """
     path, unit = expand_home(folder).absolute(), UnitEmbeddings.normalize(vectors, "vectors")
+    table = ImageTable.from_frame(table)
+    if not (table.split != "").any():
+        table = replace(table, split=np.full(len(table), "test"))
     lists, metrics = Evaluator(table).evaluate(unit, neighbors=neighbors)
     splits = " and ".join(np.unique(table.split).tolist())
     facts = {"split": splits, "vector": f"{unit.rows.shape[1]:,} dimensions, cosine"}

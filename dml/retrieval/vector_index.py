@@ -24,12 +24,15 @@ from dml.retrieval.search import (
     search_with_ties,
     sort_ties,
 )
-from dml.runtime.errors import InputError
+from dml.runtime.errors import InputError, suggest
 
 logger = logging.getLogger(__name__)
 
 EXACT = "Flat"
 """FAISS's name of the exact index."""
+
+KINDS = (("IVF", ",Flat"), ("IVF", ",SQ8"), ("HNSW", ""))
+"""The beginnings and ends of the most common kinds of approximate indexes, around a number, for error lines."""
 
 TRIAL_VECTORS = 300
 """The largest number of vectors on which a kind of index is tried: codes of 8 bits need 256."""
@@ -71,8 +74,13 @@ class VectorIndex:
 
     def __init__(self, dimension: int, factory: str = EXACT) -> None:
         self.factory, self.parameters, self._is_mapped = factory, "", False
-        with self._refusing(f"make an index of {dimension} dimensions by it"):
+        try:
             inner = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
+        except (RuntimeError, TypeError) as error:
+            number = next(iter(re.findall(r"\d+", str(factory))), 64)
+            known = [EXACT, "SQ8", *(f"{kind}{number}{codes}" for kind, codes in KINDS)]
+            line = f"factory={factory}: FAISS makes no index of {dimension} dimensions by it"
+            raise InputError(f"{line}{suggest(str(factory), known)}; {EXACT} is exact") from error
         _check_metric(inner, factory)
         self._index: Any = inner if find_lists(inner) is not None else faiss.IndexIDMap2(inner)
 
@@ -141,7 +149,7 @@ class VectorIndex:
         if parameters:
             try:
                 space: Any = faiss.ParameterSpace()
-                space.set_index_parameters(self._index, parameters)
+                space.set_index_parameters(self._index, str(parameters))
             except (RuntimeError, ValueError) as error:
                 line = f"parameters={parameters}: an index {self.factory} has no such search parameter"
                 raise InputError(line) from error

@@ -57,6 +57,9 @@ EXAMPLES = {
 }
 """Values for keys that have no default and that users give most often."""
 
+CHOICES = {"trainer.precision": "32-true, bf16-mixed, 16-mixed, bf16-true, 16-true or 64-true"}
+"""The values of a key that an error line names, in place of all that Lightning takes."""
+
 SCALARS = (int, float, bool, str, type(None))
 LISTED = (list, tuple, set, frozenset, Sequence, Collection, Iterable)
 MAPPED = (dict, Mapping)
@@ -138,7 +141,8 @@ def _check_value(key: str, value: Any, annotation: Any) -> Any:
         return adapter.validate_python(value)
     except ValidationError as error:
         rules = dict.fromkeys(fault["msg"].removeprefix("Input should be ") for fault in error.errors())
-        raise InputError(f"{key}={format_value(value, in_quotes=False)}: must be {' or '.join(rules)}") from error
+        allowed = CHOICES.get(key) or " or ".join(rules)
+        raise InputError(f"{key}={format_value(value, in_quotes=False)}: must be {allowed}") from error
 
 
 @cache

@@ -24,12 +24,13 @@ def giving(objects: Mapping[str, Any]) -> Iterator[None]:
         _given_objects.reset(token)
 
 
-def take(part: str, name: str) -> Any:
+def take(part: str, name: str, heads: Any = None) -> Any:  # noqa: ARG001 (read where the configuration is)
     """Return a copy of the object that stands for a part of the configuration: each head has a loss of its own.
 
     Args:
         part: part of the configuration, such as "loss"; "module" for the network of `ImageEmbedder.from_module`.
         name: class of the object, by which a configuration tells runs with different objects apart.
+        heads: names of the heads of a model, for those who read them in the configuration.
     """
     if part not in _given_objects.get():
         if part == "module":

@@ -44,6 +44,7 @@ from dml.run.stored import (
 from dml.run.teachers import add_teacher
 from dml.run.untrained_model import evaluate_raw_features, store_fixed_neighbors
 from dml.runtime import signals
+from dml.runtime.configuration import key_of
 from dml.runtime.console import console, warn
 from dml.runtime.errors import InputError
 from dml.runtime.paths import expand_home
@@ -100,6 +101,8 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
     if stored is not None and not settings.accept_changed_data and (before := folder.splits()) is not None:
         rank_zero_only(builders.check_same_data)(f"resume={folder.path}", before, splits)
     stages = list_stages(config.copy())  # building a stage turns its epochs into steps
+    for stage in stages if settings.quick else ():
+        shorten(stage.config, {*map(key_of, overrides)})
     _check_data(stages, table)
     parts = _build_parts(stages[0], table)
     _try_stages(parts, stages[1:], table)
@@ -162,8 +165,6 @@ def _check_data(stages: list[Stage], table: ImageTable) -> None:
 
 def _build_parts(stage: Stage, table: ImageTable) -> StageParts:
     """Build the objects of a stage, its random weights a function of the seed; epochs become steps."""
-    if stage.settings.quick:
-        shorten(stage.config)
     seed_everything(stage.settings.seed, verbose=False)
     images = builders.build_data(stage.settings, table)
     builders.count_in_steps(stage.config, len(images.sampler))

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig, open_dict
+from torch import Tensor
 
 from dml.data.image_files.limits import ImageLimits
 from dml.data.transforms import Crops, Pipeline, and_mirrored
-from dml.models.embedding import EmbeddingModel
+from dml.models.embedding import SIZE_ERRORS, EmbeddingModel
 from dml.models.recurrent import AnyModel
 from dml.models.weights import add_tensors
 from dml.run.building import build, import_object
@@ -39,8 +40,15 @@ def build_embedding_model(settings: Settings) -> EmbeddingModel:
 @torch.inference_mode()
 def count_features(backbone: DictConfig, image_size: int) -> int:
     """Build a backbone, and return the number of its pooled features."""
-    features = build(backbone).eval()(torch.zeros(1, 3, image_size, image_size))[0].flatten(1)
-    return int(features.shape[1])
+    network, image = build(backbone).eval(), torch.zeros(1, 3, image_size, image_size)
+    try:
+        features: Tensor = network(image)[0]
+    except SIZE_ERRORS as error:
+        if not network.fit_image_size(image_size):
+            line = f"{type(network.network).__name__} can't take images of this size"
+            raise InputError(f"image_size={image_size}: {line} ({' '.join(str(error).split())})") from error
+        features = network(image)[0]
+    return int(features.flatten(1).shape[1])
 
 
 def use_features(model: DictConfig, dimension: int) -> None:

@@ -137,7 +137,7 @@ def _open_run(place: str, *, trust: bool) -> TrainedRun:
     folder = RunFolder(path)
     if not any(file.is_file() for file in (path, folder.best_checkpoint, folder.last_checkpoint)):
         raise InputError(f"{KEY}={printable(place)}: no run with a checkpoint is there; {PLACES}")
-    path = find_checkpoint(folder) if path.is_dir() else path
+    path = find_checkpoint(path) if path.is_dir() else path
     checkpoint = read_checkpoint(path, lazily=True)
     config = make_evaluation_config(read_stage(checkpoint), lacks_weights=lacks_weights(checkpoint))
     plain: Any = OmegaConf.to_container(config, resolve=True)

@@ -12,10 +12,16 @@ class InputError(ValueError):
     """
 
 
+def show(value: object) -> str:
+    """Return what a user has given as a part of an error line: on one line, and not too long for it."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{type(value).__name__} {text[:40]}..."
+
+
 def check_whole(key: str, value: object, least: int) -> None:
     """Check that the setting of a key is a whole number, not below ``least``."""
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
-        raise InputError(f"{key}={value}: must be a whole number, {least} or more")
+        raise InputError(f"{key}={show(value)}: must be a whole number, {least} or more")
 
 
 def check_number(key: str, value: object, least: float = -inf, *, above: float = -inf) -> None:
@@ -27,13 +33,14 @@ def check_number(key: str, value: object, least: float = -inf, *, above: float =
 
 
 def suggest(name: str, options: Collection[str]) -> str:
-    """Format the end of an error line about an unknown name: four similar options, or else the first twelve, if any.
+    """Format the end of an error line about an unknown name: up to four similar options, or else all if they are few.
 
-    >>> suggest("recal", ["recall", "map", "ndcg"])
-    '; nearest: recall'
+    >>> suggest("recal", ["recall", "map", "ndcg"]), suggest("auc", ["recall", "map"])
+    ('; nearest: recall', '; one of map, recall')
     """
-    similar = get_close_matches(name, sorted(options), n=4, cutoff=0.4) or sorted(options)
-    return f"; nearest: {', '.join(similar[:12])}" if similar else ""
+    if similar := get_close_matches(name, sorted(options), n=4, cutoff=0.5):
+        return f"; nearest: {', '.join(similar)}"
+    return f"; one of {', '.join(sorted(options))}" if 0 < len(options) <= 12 else ""
 
 
 def check_installed(*libraries: str, extra: str) -> None:

@@ -6,6 +6,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from dml.runtime.errors import suggest
+
 
 def read_stub(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package (PEP 562) by the imports in its ``.pyi`` file.
@@ -19,7 +21,7 @@ def read_stub(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[
 
     def import_name(name: str) -> Any:
         if name not in modules:
-            raise AttributeError(f"No {package} attribute {name}")
+            raise AttributeError(f"{package}.{name}: no such name{suggest(name, modules)}")
         return getattr(import_module(modules[name]), name)
 
     return import_name, lambda: sorted(modules), sorted(modules)

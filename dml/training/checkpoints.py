@@ -1,6 +1,7 @@
 """The reading of checkpoints, without Lightning, and the frozen weights that they may lack."""
 
 import json
+import logging
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,11 +16,11 @@ from dml.models.adapters import plain_name
 from dml.models.backbone import Backbone
 from dml.models.recurrent import AnyModel, RecurrentModel
 from dml.models.weights import hash_tensors
-from dml.runtime.checksums import DamageError, check_zip
+from dml.runtime.checksums import DamageError, check_zip, is_zip
 from dml.runtime.configuration import check_parts
 from dml.runtime.errors import InputError
 from dml.runtime.reading import check_plain
-from dml.runtime.run_folder import RunFolder
+from dml.runtime.run_folder import RunFolder, newest_runs
 from dml.runtime.text import printable
 
 FORMAT = 1
@@ -32,6 +33,8 @@ STATES = ("state_dict", "current_model_state")
 """The entries of a checkpoint that hold weights; the second is in those of runs with ``ema``."""
 PREFIX = "model."
 """What the names of the model's weights begin with in a checkpoint."""
+
+logger = logging.getLogger(__name__)
 
 
 def read_checkpoint(path: str | Path, *, lazily: bool = False) -> dict[str, Any]:
@@ -47,6 +50,8 @@ def read_checkpoint(path: str | Path, *, lazily: bool = False) -> dict[str, Any]
         is_inside = f"{shlex.quote(f'checkpoint={best}')} is in it"
         place = is_inside if best.is_file() else "a run keeps checkpoints/best.ckpt and last.ckpt"
         raise InputError(f"checkpoint={path}: {what}; {place}")
+    if path.suffix != ".ckpt" and not is_zip(path):
+        raise InputError(f"checkpoint={path}: cannot be read as a checkpoint; a run keeps checkpoints/best.ckpt")
     try:
         check_zip(path)  # torch.load doesn't look at the checksums
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=lazily)
@@ -122,13 +127,19 @@ class TrainingProgress:
         return {"epoch": self.step * run["batches_per_step"] // run["batches_per_epoch"]} | described
 
 
-def find_checkpoint(folder: RunFolder) -> Path:
-    """Return the checkpoint of a run that its test took, or would take; a folder without any raises InputError."""
+def find_checkpoint(path: Path) -> Path:
+    """Return the checkpoint that the test of a run took, or would take; one without any raises InputError.
+
+    A folder that is no run stands for the newest run with a checkpoint anywhere below it, which a warning names.
+    """
+    folder = RunFolder(path.parent if path.name == "checkpoints" else path)
+    if not folder.last_checkpoint.parent.is_dir():
+        folder = next((newest for newest in newest_runs(path) if newest.last_checkpoint.exists()), folder)
+    if folder.path not in (path, path.parent):
+        logger.warning("%s: the newest run in it is taken, %s", printable(path), printable(folder.path))
     last, best = folder.last_checkpoint, folder.best_checkpoint
     if not last.exists() and not best.exists():
-        raise InputError(
-            f"{printable(folder.path)}: neither a run with checkpoints, nor a folder that save_pretrained wrote"
-        )
+        raise InputError(f"{printable(path)}: neither a run with checkpoints, nor a folder of such runs")
     if folder.is_finished:
         selection = folder.metrics().get("selection")
     else:

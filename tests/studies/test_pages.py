@@ -75,7 +75,7 @@ def test_columns_are_those_of_the_file() -> None:
     for what, line in {
         "means map@r": "columns: means map@r: no such kind; nearest: mean",
         "mean map@k": "columns: mean map@k: the runs have no such metric; nearest: map@r",
-        "interval level0/nmi": "columns: interval level0/nmi: the runs have no such metric; nearest: ",
+        "interval level0/nmi": "columns: interval level0/nmi: the runs have no such metric",
     }.items():
         with pytest.raises(InputError, match=f"^{line}"):
             format_table({"x": what}, rows)

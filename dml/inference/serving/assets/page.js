@@ -131,7 +131,8 @@
 
   function display({ neighbors }) {
     title.textContent = label.value ? `Most similar images with the label ${label.value}` : "Most similar images";
-    explanation.textContent = explainScores();
+    const fewer = neighbors.length < Number(count.value) ? `Only ${counted(neighbors.length, "image")} could be found. ` : "";
+    explanation.textContent = fewer + explainScores();
     replaceResults(neighbors.map(picture));
     more.hidden = true;
   }
