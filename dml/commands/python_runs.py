@@ -115,13 +115,8 @@ def train(
     given_objects = _check_objects({} if objects is None else objects)
     words = [*overrides]
     for part, given in given_objects.items():
-        name = type(given).__qualname__
-        words += [
-            f"~{part}",
-            f"+{part}._target_=dml.run.given.take",
-            f"+{part}.part={part}",
-            f"+{part}.name={quote(name)}",
-        ]
+        name = quote(type(given).__qualname__)
+        words += [f"~{part}", f"+{part}._target_=dml.run.given.take", f"+{part}.part={part}", f"+{part}.name={name}"]
     if "model" in given_objects:
         words.append(f"+model.heads=[{','.join(given_objects['model'].embed_dims)}]")
     if table is not None:

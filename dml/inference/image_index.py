@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -10,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from dml.data.image_files.images import UnreadableImageError
 from dml.data.image_files.parts import identify_images
@@ -192,6 +195,8 @@ class Index:
 
     def _embed_queries(self, images: Any) -> NDArray[np.float32]:
         """Check vectors, or embed images, and map them to the space of the index. -> (Q, D)"""
+        if isinstance(images, np.ndarray | Tensor) and re.search(r"\bint|uint[136]", str(images.dtype)):
+            images = torch.as_tensor(images).float()  # only those of type uint8 are pixels
         queries = to_vectors(images)
         if isinstance(queries, np.ndarray) and queries.dtype.kind == "f":
             queries = index_items.check_vectors(np.atleast_2d(queries), self.model)

@@ -124,13 +124,10 @@ def list_source(source: Source) -> tuple[list[str], list[str]]:
 
 
 def to_vectors(values: Any) -> Any:
-    """Return vectors, numbers in a tensor or in nested lists, as an array of floats; everything else as it is.
-
-    Whole numbers become floats, but those of type uint8, which are the pixels of an image.
-    """
-    if isinstance(values, Tensor) and not values.is_complex() and values.dtype not in (torch.uint8, torch.bool):
+    """Return vectors, numbers in a tensor or in nested lists, as an array of floats; everything else as it is."""
+    if isinstance(values, Tensor) and values.is_floating_point():
         return values.float().numpy(force=True)
-    if isinstance(values, np.ndarray) and values.dtype.kind in "fiu" and values.dtype != np.uint8:
+    if isinstance(values, np.ndarray) and values.dtype.kind == "f":
         return values.astype(np.float32)
     rows = [to_vectors(row) for row in values] if isinstance(values, list | tuple) else []
     if not rows or not all(isinstance(row, float | int) or getattr(row, "dtype", None) == np.float32 for row in rows):

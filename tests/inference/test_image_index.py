@@ -469,7 +469,7 @@ def test_mistakes_are_named(index: dml.Index, model: ImageEmbedder, photos: Path
     image, build = next(photos.rglob("*.png")), dml.Index.build
     calls: dict[str, Callable[[], Any]] = {
         "k=0": lambda: index.search(image, k=0),
-        "k=13": lambda: index.search(image, k=13),
+        "k=2.5": lambda: index.search(image, k=2.5),  # type: ignore[arg-type]
         r"vectors of shape \(1, 5\)": lambda: index.search(np.zeros((1, 5)), k=1),
         "NaN": lambda: index.search(np.full(8, np.nan), k=1),
         "zero": lambda: index.search(np.eye(2, 8, k=-1), k=1),
