@@ -9,11 +9,6 @@ beside it. docs/benchmarks.json holds what it printed, the day, the machine, the
 and the versions of the libraries. The benchmark against other libraries is another one: scripts/bench_peers.py.
 """
 
-from dml.runtime.signals import handle_signals
-
-if __name__ == "__main__":
-    handle_signals()
-
 import argparse
 import datetime
 import json
@@ -26,7 +21,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from machine import OtherWork, describe_machine
+from measuring import describe_machine, read_other_seconds
 
 from dml.runtime.errors import InputError
 from dml.runtime.files import write_text
@@ -67,30 +62,21 @@ def list_command(name: str) -> list[str]:
 
 
 def run_benchmark(name: str) -> Result:
-    """Run a benchmark, and show what it prints while it runs.
-
-    Raises:
-        InputError: if it fails; its output is above.
-    """
-    started = perf_counter()
-    _, *command = list_command(name)
-    lines = []
-    with (
-        OtherWork() as other,
-        subprocess.Popen([sys.executable, *command], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process,  # noqa: S603
-    ):
-        assert process.stdout is not None  # a pipe
-        for line in process.stdout:
-            sys.stdout.write(line)
-            sys.stdout.flush()
+    """Run a benchmark, and show what it prints while it runs."""
+    command, lines = list_command(name), []
+    started, before = perf_counter(), read_other_seconds()
+    with subprocess.Popen([sys.executable, *command[1:]], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
+        for line in process.stdout or ():
+            print(line, end="", flush=True)
             if PROGRESS_BAR not in line:
                 lines.append(line.rstrip())
     if process.returncode:
-        raise InputError(f"{' '.join(list_command(name))}: exit code {process.returncode}")
+        raise InputError(f"{' '.join(command)}: exit code {process.returncode}")
+    seconds, after = perf_counter() - started, read_other_seconds()
     return {
         "day": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "minutes": (perf_counter() - started) / 60,
-        "other_cores": other.cores,
+        "minutes": seconds / 60,
+        "other_cores": None if before is None or after is None else max(0.0, (after - before) / seconds),
         "threads": int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)),
         "machine": describe_machine(),
         "versions": {library: version(library) for library in LIBRARIES},
@@ -100,52 +86,28 @@ def run_benchmark(name: str) -> Result:
 
 def format_page(results: Mapping[str, Result]) -> str:
     """Format everything between the markers of the page."""
-    parts = []
+    parts, conditions = [""], dict[str, list[str]]()
     for name, result in results.items():
-        parts += [
-            f"## {TITLES[name]}",
-            f"`{' '.join(list_command(name))}`{describe_other_work(result['other_cores'])}",
-            "\n".join(["```text", *result["output"], "```"]),
-        ]
-    return "\n\n".join(["", *parts, "## Machine", *describe_conditions(results), ""])
-
-
-def describe_other_work(cores: float | None) -> str:
-    """Return a warning if other work took cores beside a benchmark; None if that wasn't measured."""
-    if cores is None or cores <= MOST_OTHER_WORK:
-        return ""
-    return f" **Rough ratios: other work took {cores:.1f} cores.**"
-
-
-def describe_conditions(results: Mapping[str, Result]) -> list[str]:
-    """Describe day and machine in a line for each group of benchmarks that share them."""
-    groups: dict[str, list[str]] = {}
-    for name, result in results.items():
-        groups.setdefault(_describe_conditions(result), []).append(name)
-    return [
-        f"{'All' if len(members) == len(results) else ', '.join(members)}: {conditions}"
-        for conditions, members in groups.items()
+        cores = result["other_cores"] or 0.0
+        warning = f" **Rough ratios: other work took {cores:.1f} cores.**" if cores > MOST_OTHER_WORK else ""
+        output = "\n".join(["```text", *result["output"], "```"])
+        parts += [f"## {TITLES[name]}", f"`{' '.join(list_command(name))}`{warning}", output]
+        conditions.setdefault(describe_conditions(result), []).append(name)
+    shared = [
+        f"{'All' if len(names) == len(results) else ', '.join(names)}: {line}" for line, names in conditions.items()
     ]
+    return "\n\n".join([*parts, "## Machine", *shared, ""])
 
 
-def _describe_conditions(result: Result) -> str:
-    machine = result["machine"]
-    threads = f"{result['threads']} thread{'s' * (result['threads'] > 1)}"
-    place = f"{threads} on {machine['cores']} cores of {machine['processor']}"
+def describe_conditions(result: Result) -> str:
+    """Describe day and machine in a line."""
+    machine, threads = result["machine"], result["threads"]
+    place = f"{threads} thread{'s' * (threads > 1)} on {machine['cores']} cores of {machine['processor']}"
     return f"{result['day']}, {place}, torch {result['versions']['torch']}."
 
 
-def write_page(results: Mapping[str, Result]) -> None:
-    """Write what the benchmarks printed between the markers of the page."""
-    write_between(PAGE, MARKERS, format_page(results))
-
-
 def write_between(page: Path, markers: tuple[str, str], text: str) -> None:
-    """Replace the lines of a page between two markers, which stay.
-
-    Raises:
-        InputError: if the page lacks the markers.
-    """
+    """Replace the lines of a page between two markers, which stay."""
     begin, end = markers
     before, opened, rest = page.read_text(encoding="utf-8").partition(begin)
     _, closed, after = rest.partition(end)
@@ -168,11 +130,11 @@ def run_benchmarks(names: Sequence[str]) -> None:
         measured = {**results, name: run_benchmark(name)}
         results = {title: measured[title] for title in TITLES if title in measured}
         write_text(RESULTS, json.dumps(results, indent=1) + "\n")
-        write_page(results)
+        write_between(PAGE, MARKERS, format_page(results))
 
 
 def main() -> None:
-    """Run the command line; a mistake in it is one line, and exit code 2."""
+    """Run the command line; a mistake in it is one line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"benchmarks to run: {', '.join(TITLES)}; all")
     parser.add_argument("--show", action="store_true", help="write the page from docs/benchmarks.json, run nothing")
@@ -181,12 +143,11 @@ def main() -> None:
         parser.error(f"{unknown[0]}: not one of {', '.join(TITLES)}")
     try:
         if options.show:
-            write_page(read_results())
+            write_between(PAGE, MARKERS, format_page(read_results()))
         else:
             run_benchmarks(options.names or [*TITLES])
     except InputError as error:
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(2)
+        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

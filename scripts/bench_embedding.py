@@ -1,28 +1,23 @@
 """Print how much slower than a bare loop `embed` is, and what a search by one image takes.
 
-python scripts/bench_embedding.py                     # photographs of 640 x 480 pixels, made of the drawings
+python scripts/bench_embedding.py                     # photographs of 640 x 480 pixels, made of noise
 python scripts/bench_embedding.py /data/photographs   # images of your own
+python scripts/bench_embedding.py /data/photographs 64   # so many of them
 
 The bare loop decodes and transforms each image and calls the network with batches of 64, and nothing else. Everything
 runs in one process, in turns; ratios are the medians of the rounds.
 """
 
-from dml.runtime.signals import handle_signals
-
-if __name__ == "__main__":
-    handle_signals()  # before imports that take seconds
-
-import statistics
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter
+from statistics import median
 
 import faiss
 import numpy as np
 import torch
 from hydra import compose, initialize_config_dir
+from measuring import time_in_turns
 from omegaconf import OmegaConf
 from PIL import Image
 
@@ -65,33 +60,18 @@ def embed_bare(model: ImageEmbedder, paths: list[str]) -> None:
         model.embed_batch(torch.stack([model.preprocess(file) for file in files]))
 
 
-def time_in_turns(functions: dict[str, Callable[[], object]], rounds: int, repeats: int = 1) -> dict[str, list[float]]:
-    """Return the seconds of each call of each function; the functions take turns."""
-    seconds: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(rounds):
-        for name, function in functions.items():
-            started = perf_counter()
-            for _ in range(repeats):
-                function()
-            seconds[name].append((perf_counter() - started) / repeats)
-    return seconds
-
-
 def print_embedding(model: ImageEmbedder, paths: list[str]) -> None:
     """Print images a second, and the ratio to the bare loop of the same round."""
-    functions: dict[str, Callable[[], object]] = {
+    functions = {
         "bare loop": lambda: embed_bare(model, paths),
         "embed": lambda: model.embed(paths, batch_size=BATCH),
         "embed, one worker": lambda: model.embed(paths, batch_size=BATCH, num_workers=1),
     }
-    for function in functions.values():
-        function()
+    time_in_turns(functions, 1)
     seconds = time_in_turns(functions, ROUNDS)
     for name, times in seconds.items():
-        ratios = [bare / measured for bare, measured in zip(seconds["bare loop"], times, strict=True)]
-        print(
-            f"{name:18} {len(paths) / statistics.median(times):8.1f} images/s  {statistics.median(ratios):.3f} x bare"
-        )
+        ratio = median(bare / measured for bare, measured in zip(seconds["bare loop"], times, strict=True))
+        print(f"{name:18} {len(paths) / median(times):8.1f} images/s  {ratio:.3f} x bare")
 
 
 def print_search(model: ImageEmbedder, paths: list[str]) -> None:
@@ -101,18 +81,15 @@ def print_search(model: ImageEmbedder, paths: list[str]) -> None:
     vector = model.embed_batch(pixels)
     exact = faiss.IndexFlatIP(model.dimension)
     exact.add(model.embed(paths, batch_size=BATCH))
-    seconds = time_in_turns(
-        {
-            "search by an image": lambda: index.search(paths[0], k=10),
-            "reading and transforming it": lambda: model.preprocess(ImageFile(paths[0], model.settings.limits)),
-            "the network alone": lambda: model.embed_batch(pixels),
-            "search by a vector": lambda: index.search(vector, k=10),
-            "FAISS alone": lambda: exact.search(vector, 10),
-        },
-        QUERIES,
-    )
-    for name, times in seconds.items():
-        print(f"{name:28} {1000 * statistics.median(times):8.2f} ms, fastest {1000 * min(times):.2f}")
+    functions = {
+        "search by an image": lambda: index.search(paths[0], k=10),
+        "reading and transforming it": lambda: model.preprocess(ImageFile(paths[0], model.settings.limits)),
+        "the network alone": lambda: model.embed_batch(pixels),
+        "search by a vector": lambda: index.search(vector, k=10),
+        "FAISS alone": lambda: exact.search(vector, 10),
+    }
+    for name, times in time_in_turns(functions, QUERIES).items():
+        print(f"{name:28} {1000 * median(times):8.2f} ms, fastest {1000 * min(times):.2f}")
 
 
 if __name__ == "__main__":
@@ -120,6 +97,7 @@ if __name__ == "__main__":
         if len(sys.argv) < 2:
             write_photographs(Path(folder))
         paths, _ = list_source(sys.argv[1] if len(sys.argv) > 1 else folder)
+        paths = paths[: int(sys.argv[2]) if len(sys.argv) > 2 else IMAGES]
         model = make_model()
-        print_embedding(model, paths[:IMAGES])
-        print_search(model, paths[:IMAGES])
+        print_embedding(model, paths)
+        print_search(model, paths)

@@ -8,24 +8,18 @@ classes in 12 super-classes) and of iNaturalist-full (136,093 images, seven leve
 process.
 """
 
-from dml.runtime.signals import handle_signals
-
-if __name__ == "__main__":
-    handle_signals()  # before imports that take seconds
-
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from time import perf_counter, process_time
+from time import process_time
 from typing import Any, NamedTuple
 
 import faiss
 import numpy as np
 import sklearn.metrics  # noqa: F401 - NMI imports it when it is first computed; bench_start.py measures imports
 import torch
-from process_memory import AddedMemory
-from threadpoolctl import threadpool_info
+from measuring import AddedMemory, time_call
 
 from dml.evaluation import evaluate
 from dml.metrics.clustering import nmi
@@ -36,6 +30,7 @@ SOP = (60_502, (11_316, 12))
 INATURALIST = (136_093, (2_452, 1_600, 500, 150, 40, 15, 6))
 RECALL_AT = (1, 10, 100, 1000)
 RANKING = ("recall", "ap", "map@r", "r_precision", "h_ap", "ndcg", "asi")
+ALL: dict[str, Any] = {"metrics": RANKING, "recall_at": RECALL_AT, "clustering": False}
 BLOCK, ROWS = 1024, 16
 ITERATIONS = 20
 
@@ -48,12 +43,12 @@ class Cost(NamedTuple):
     megabytes: float
 
 
-def measure(work: Callable[..., Any], *arguments: Any, **settings: Any) -> Cost:
+def measure(work: Callable[[], Any]) -> Cost:
     """Measure what one call takes."""
     with AddedMemory() as added:
-        started, used = perf_counter(), process_time()
-        work(*arguments, **settings)
-        seconds, processors = perf_counter() - started, process_time() - used
+        used = process_time()
+        seconds = time_call(work)
+        processors = process_time() - used
     return Cost(seconds, processors, added.peak)
 
 
@@ -97,16 +92,6 @@ def cluster_bare(embeddings: Any, clusters: int) -> None:
     machine.assign(embeddings)
 
 
-def compute_nmi(embeddings: Any, labels: Any) -> None:
-    """Compute NMI of as many clusters as classes."""
-    nmi(kmeans(embeddings, len(np.unique(labels)), iterations=ITERATIONS), labels)
-
-
-def compute_recall(embeddings: Any, labels: Any, recall_at: Sequence[int]) -> None:
-    """Compute recall and no other metric."""
-    evaluate(embeddings, labels, metrics=["recall"], recall_at=recall_at)
-
-
 def show(name: str, cost: Cost, bare: Cost | None = None, limit: float | None = None) -> Cost:
     """Print a cost as a line of the table, and return the cost."""
     line = f"{name:<42}{cost.seconds:>9.1f}{cost.processors:>9.1f}{cost.megabytes:>7.0f}"
@@ -128,38 +113,30 @@ def show_ratios(name: str, bare: Callable[[], Any], limit: float, works: dict[st
 def measure_sop(scale: float) -> None:
     """Measure every part of an evaluation at one size, then how the rankings grow with the size."""
     embeddings, labels = random_items(*SOP, scale)
-    all_metrics: dict[str, Any] = {"metrics": RANKING, "recall_at": RECALL_AT, "clustering": False}
     show_ratios(
         "product and sort",
         lambda: multiply_and_sort(embeddings),
         1.2,
         {
-            "all ranking metrics, two levels": lambda: evaluate(embeddings, labels, **all_metrics),
-            "the same, finest level alone": lambda: evaluate(embeddings, labels[:, 0], **all_metrics),
+            "all ranking metrics, two levels": lambda: evaluate(embeddings, labels, **ALL),
+            "the same, finest level alone": lambda: evaluate(embeddings, labels[:, 0], **ALL),
         },
     )
     for recall_at in ((1, 2, 4, 8), RECALL_AT):
-        k = max(recall_at)
-        show_ratios(
-            f"FAISS search, k = {k + 1}",
-            partial(search_flat, embeddings, k + 1),
-            1.2,
-            {f"recall@K alone, K up to {k}": partial(compute_recall, embeddings, labels, recall_at)},
-        )
+        k, alone = max(recall_at), partial(evaluate, embeddings, labels, metrics=["recall"], recall_at=recall_at)
+        bare = partial(search_flat, embeddings, k + 1)
+        show_ratios(f"FAISS search, k = {k + 1}", bare, 1.2, {f"recall@K alone, K up to {k}": alone})
     clusters = len(np.unique(labels[:, 0]))
     show_ratios(
         f"FAISS k-means, {clusters} clusters",
         lambda: cluster_bare(embeddings, clusters),
         1.1,
-        {"NMI": lambda: compute_nmi(embeddings, labels[:, 0])},
+        {"NMI": lambda: nmi(kmeans(embeddings, clusters, iterations=ITERATIONS), labels[:, 0])},
     )
     smaller = None
     for part in (4, 2, 1):
-        smaller = show(
-            f"all ranking metrics, N / {part}",
-            measure(evaluate, *random_items(*SOP, scale / part), **all_metrics),
-            smaller,
-        )
+        cost = measure(partial(evaluate, *random_items(*SOP, scale / part), **ALL))
+        smaller = show(f"all ranking metrics, N / {part}", cost, smaller)
 
 
 def main() -> None:
@@ -167,13 +144,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--scale", type=float, default=1.0, help="share of the images and classes")
     scale: float = parser.parse_args().scale
-    kernels = sorted({f"{part['prefix']} {part.get('architecture', '')}".strip() for part in threadpool_info()})
-    print(f"{torch.get_num_threads()} threads; {', '.join(kernels)}")
+    print(f"{torch.get_num_threads()} threads")
     print(f"{'':<42}{'seconds':>9}{'CPU s':>9}{'MB':>7}{'ratio':>8}{'of CPU':>8}{'limit':>7}")
     measure_sop(scale)
-    inaturalist = random_items(*INATURALIST, scale)
-    settings = {"metrics": RANKING, "recall_at": RECALL_AT, "clustering": False}
-    show("all ranking metrics, seven levels", measure(evaluate, *inaturalist, **settings))
+    inaturalist = partial(evaluate, *random_items(*INATURALIST, scale), **ALL)
+    show("all ranking metrics, seven levels", measure(inaturalist))
 
 
 if __name__ == "__main__":

@@ -11,13 +11,7 @@ vectors, which exclude themselves. Its search parameters are the fastest whose i
 for each vector. MB are the peak of the process while it builds the index, of which the vectors would take 512.
 """
 
-from dml.runtime.signals import handle_signals
-
-if __name__ == "__main__":
-    handle_signals()  # before imports that take seconds
-
 import json
-import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,6 +21,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 
 import numpy as np
+from measuring import read_memory
 from numpy.typing import NDArray
 
 from dml.inference.certificates import RecallTest, count_per_second, summarize
@@ -36,26 +31,14 @@ from dml.runtime.errors import InputError
 DIMENSION, CENTERS, NOISE, QUERIES, K = 128, 2000, 0.5, 1000, 10
 BLOCK = 65_536
 RECALL = 0.95
-KINDS = [
-    "Flat",
-    "SQ8",
-    "SQ4",
-    "RR128,RaBitQ",
-    "RR128,RaBitQ2",
-    "RR128,RaBitQ4",
-    "RR128,RaBitQ8",
-    "RR128,RaBitQ4,RFlat",
-    "IVF1024,Flat",
-    "IVF1024,SQ8",
-    "RR128,IVF1024,RaBitQ4,RFlat",
-    "HNSW32",
-]
+KINDS = (
+    *("Flat", "SQ8", "SQ4", "RR128,RaBitQ", "RR128,RaBitQ2", "RR128,RaBitQ4", "RR128,RaBitQ8"),
+    *("RR128,RaBitQ4,RFlat", "IVF1024,Flat", "IVF1024,SQ8", "RR128,IVF1024,RaBitQ4,RFlat", "HNSW32"),
+)
 """FAISS's descriptions of the measured indexes."""
 
-Rows = NDArray[np.float32]
 
-
-def draw_blocks(count: int) -> Iterator[Rows]:
+def draw_blocks(count: int) -> Iterator[NDArray[np.float32]]:
     """Draw vectors (n, 128) of unit length, a block at a time; the same ones in each process."""
     scales = np.arange(1, DIMENSION + 1, dtype=np.float32) ** -0.5
     centers = np.random.default_rng(0).standard_normal((CENTERS, DIMENSION), dtype=np.float32)
@@ -76,8 +59,7 @@ def measure(count: int, factory: str) -> None:
             index.train(rows)
         index.add(rows, np.arange(added, added + len(rows)))
         added += len(rows)
-    seconds = perf_counter() - started
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    seconds, peak = perf_counter() - started, read_memory("VmHWM")
     with TemporaryDirectory() as folder:
         index.write(Path(folder, "index"))
         size = Path(folder, "index").stat().st_size

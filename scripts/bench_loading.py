@@ -9,11 +9,6 @@ cache where the transform has one. All run in one process with one thread, in tu
 each second of CPU time, in brackets beside those of torchvision's pipeline.
 """
 
-from dml.runtime.signals import handle_signals
-
-if __name__ == "__main__":
-    handle_signals()  # before imports that take seconds
-
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -88,12 +83,6 @@ def torchvision_batches(folder: Path, transform: Any) -> Callable[[int], Any]:
     return lambda first: default_collate([images[first + i] for i in range(BATCH)])
 
 
-def decoded_batches(table: ImageTable) -> Callable[[int], Any]:
-    """Return a way that decodes the images of a batch, and does nothing else."""
-    contents = [Path(path).read_bytes() for path in table.paths]
-    return lambda first: [simplejpeg.decode_jpeg(contents[first + i]) for i in range(BATCH)]
-
-
 def dataset_batches(images: ImageDataset) -> Callable[[int], Any]:
     """Return a way that makes batches as training does."""
     return lambda first: collate([images[first + i, (0, 0, first, i)] for i in range(BATCH)])
@@ -108,11 +97,12 @@ def main() -> None:
         table = write_table(files)
         folder = CacheFolder(Path(name), name)
         checked = check_images(table, folder, processes=1, advance=lambda _: None)
+        contents = [Path(path).read_bytes() for path in table.paths]
         for choice, transform in USUAL.items():
             pipeline = instantiate(compose("train", overrides=[f"transform={choice}"]).transform.train)
             ways = [
                 torchvision_batches(files, transform),
-                decoded_batches(table),
+                lambda first: [simplejpeg.decode_jpeg(content) for content in contents[first : first + BATCH]],
                 dataset_batches(ImageDataset(table, pipeline)),
             ]
             if pipeline.resize:

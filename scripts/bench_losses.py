@@ -9,20 +9,16 @@ of their own. The printed ratio is the median over the turns. B^2 is the most th
 batch, in numbers of each pair: what torch's allocator holds, with the gradients.
 """
 
-from dml.runtime.signals import handle_signals
-
-if __name__ == "__main__":
-    handle_signals()  # before imports that take seconds
-
 import json
 import multiprocessing
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter
+from typing import Any
 
 import torch
 from hydra import compose, initialize_config_dir
@@ -40,12 +36,9 @@ LIMITS = {"nra": 2.0, "tuplet": 2.0, "recall_at_k": 4.0}
 """The largest ratio of the time of a loss to the yardstick's that is allowed."""
 
 
-class LogSumExp(nn.Module):
-    """The least that a loss of all pairs does: it reduces their similarities."""
-
-    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:  # noqa: ARG002
-        """(B, D) -> scalar."""
-        return (embeddings @ embeddings.T).logsumexp(dim=1).mean()
+def reduce_similarities(embeddings: Tensor, _: Tensor) -> Tensor:
+    """Do the least that a loss of all pairs does. (B, D) -> scalar."""
+    return (embeddings @ embeddings.T).logsumexp(dim=1).mean()
 
 
 def build_loss(name: str, labels: Tensor) -> nn.Module:
@@ -55,17 +48,12 @@ def build_loss(name: str, labels: Tensor) -> nn.Module:
     return build_losses(read_settings(config, Settings), {"H": SIZE}, labels.numpy())["H"]
 
 
-def draw_batch(size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw embeddings (B, D) and labels (B, 2)."""
-    fine = torch.arange(size) // CLASS
-    return torch.randn(size, SIZE, generator=generator), torch.stack([fine, fine // SUPER_CLASS], dim=1)
-
-
-def time_step(loss: nn.Module, embeddings: Tensor, labels: Tensor) -> float:
+def time_step(loss: Callable[[Tensor, Tensor], Tensor], embeddings: Tensor, labels: Tensor) -> float:
     """Return the milliseconds of one forward and backward pass."""
     leaf = embeddings.detach().requires_grad_()
     started = perf_counter()
-    loss(leaf, labels).backward()
+    value: Any = loss(leaf, labels)
+    value.backward()
     return 1000 * (perf_counter() - started)
 
 
@@ -84,10 +72,12 @@ def measure_peak(loss: nn.Module, embeddings: Tensor, labels: Tensor) -> int:
 def describe_loss(name: str) -> str:
     """Measure a loss -> its row of the table."""
     batch = 256 if name in SMALL else 1024
-    embeddings, labels = draw_batch(batch, torch.Generator().manual_seed(0))
-    loss, yardstick = build_loss(name, labels), LogSumExp()
+    embeddings = torch.randn(batch, SIZE, generator=torch.Generator().manual_seed(0))
+    fine = torch.arange(batch) // CLASS
+    labels = torch.stack([fine, fine // SUPER_CLASS], dim=1)
+    loss = build_loss(name, labels)
     peak = measure_peak(loss, embeddings, labels)
-    turns = [(time_step(loss, embeddings, labels), time_step(yardstick, embeddings, labels)) for _ in range(TURNS)]
+    turns = [[time_step(work, embeddings, labels) for work in (loss, reduce_similarities)] for _ in range(TURNS)]
     ratio, pairs = median(first / second for first, second in turns), peak / (4 * batch**2)
     taken = f"{median(first for first, _ in turns):>9.1f}{ratio:>8.1f}{LIMITS.get(name, ''):>7}"
     return f"{name:<28}{batch:>6}{taken}{peak / 2**20:>7.0f}{pairs:>7.1f}"

@@ -9,11 +9,6 @@ Every measurement is a process of its own in the peer's environment, and the pee
 the method.
 """
 
-from dml.runtime.signals import handle_signals
-
-if __name__ == "__main__":
-    handle_signals()
-
 import argparse
 import datetime
 import json
@@ -27,7 +22,7 @@ from time import perf_counter, time
 from typing import Any, NamedTuple
 
 from bench import write_between
-from machine import describe_machine
+from measuring import describe_machine
 from peers.page import MARKERS, check_agreement, format_page
 from peers.protocol import Job
 
@@ -46,13 +41,7 @@ SLOWEST = 1800
 
 
 class Measurement(NamedTuple):
-    """What each peer measures once in a round.
-
-    Args:
-        task: task of a `Job`.
-        data: name of the data set, one of `SIZES`.
-        rounds: number of rounds.
-    """
+    """What each peer measures once in a round: the task of a `Job`, one of `SIZES`, and the number of rounds."""
 
     task: str
     data: str
@@ -70,10 +59,9 @@ MEASUREMENTS = (
 
 def list_processes(measurements: Sequence[Measurement], peers: Sequence[str]) -> list[tuple[int, str, Measurement]]:
     """Return round, peer and measurement of each process in order: the peers take turns within a measurement."""
-    rounds = max(measurement.rounds for measurement in measurements)
     return [
         (number, peer, measurement)
-        for number in range(rounds)
+        for number in range(max(measurement.rounds for measurement in measurements))
         for measurement in measurements
         if number < measurement.rounds
         for peer in peers
@@ -82,11 +70,7 @@ def list_processes(measurements: Sequence[Measurement], peers: Sequence[str]) ->
 
 
 def find_python(peer: str, environments: Path) -> Path:
-    """Return the Python of a peer's environment; that of dml is the driver's own.
-
-    Raises:
-        InputError: if there is no such environment.
-    """
+    """Return the Python of a peer's environment; that of dml is the driver's own."""
     if peer.startswith("dml"):
         return Path(sys.executable)
     python = environments / peer / "bin" / "python"
@@ -97,30 +81,22 @@ def find_python(peer: str, environments: Path) -> Path:
 
 def install_environments(environments: Path) -> None:
     """Make the environment of each peer from its requirements file."""
-    for peer in PEERS:
-        if peer == "dml":
-            continue
+    for peer in PEERS[1:]:
         subprocess.run([sys.executable, "-m", "venv", str(environments / peer)], check=True)  # noqa: S603
         install = ["-m", "pip", "install", "--quiet", "--requirement", str(REQUIREMENTS / f"{peer}.txt")]
         subprocess.run([str(find_python(peer, environments)), *install], check=True)  # noqa: S603
 
 
 def run_process(module: str, python: Path, job: Job, *arguments: str) -> dict[str, Any]:
-    """Run a module of scripts/peers on a job -> its results.
-
-    Raises:
-        InputError: if it fails; the end of its output is shown.
-    """
+    """Run a module of scripts/peers on a job -> its results; if it fails, the end of its output is shown."""
     results = Path(job.results)
     results.parent.mkdir(parents=True, exist_ok=True)
-    results.unlink(missing_ok=True)
     file = results.with_suffix(".job")
     replace(job, started=time()).write(file)
     paths = [str(Path(__file__).parent), *([str(ROOT)] if python == Path(sys.executable) else [])]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(job.threads), "PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run(  # noqa: S603
         [str(python), "-m", f"peers.{module}", str(file), *arguments],
-        env=environment,
+        env={**os.environ, "OMP_NUM_THREADS": str(job.threads), "PYTHONPATH": os.pathsep.join(paths)},
         cwd=results.parent,
         capture_output=True,
         text=True,
@@ -136,10 +112,9 @@ def run_process(module: str, python: Path, job: Job, *arguments: str) -> dict[st
 
 def make_job(options: argparse.Namespace, task: str, data: str, *, channels_last: bool = True) -> Job:
     """Make the job of a process."""
-    folder = options.environments / "data" / data
     return Job(
         task=task,
-        folder=str(folder),
+        folder=str(options.environments / "data" / data),
         size=SIZES[data],
         steps=options.most_steps if task in ("recall", "export") else options.steps,
         warm_up=3,
@@ -158,14 +133,13 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     pythons = {peer: find_python(peer, options.environments) for peer in options.peers}
     sources = {"emoji": "emoji", **({"photographs": options.photographs} if options.photographs else {})}
     started, before = perf_counter(), os.getloadavg()
-    counts = {}
-    for data, source in sources.items():
-        job = make_job(options, "export", data)
-        counts[data] = run_process("exporting", Path(sys.executable), job, source)["counts"]
+    counts = {
+        data: run_process("exporting", Path(sys.executable), make_job(options, "export", data), source)["counts"]
+        for data, source in sources.items()
+    }
     measurements = [item._replace(rounds=min(item.rounds, options.rounds)) for item in MEASUREMENTS]
-    measurements = [item for item in measurements if item.data in sources]
     runs, versions = [], {}
-    for number, peer, item in list_processes(measurements, options.peers):
+    for number, peer, item in list_processes([item for item in measurements if item.data in sources], options.peers):
         job = make_job(options, item.task, item.data, channels_last=peer == "dml")
         result = run_process(f"{peer.split('_')[0]}_peer", pythons[peer], job)
         versions[peer] = result.pop("versions")
@@ -192,11 +166,6 @@ def show_run(run: Mapping[str, Any]) -> None:
     print(f"{run['round']} {run['task']:<9}{run['data']:<12}{run['peer']:<15}{values}", flush=True)
 
 
-def write_page(measured: Mapping[str, Any], page: Path = PAGE) -> None:
-    """Write the tables between the markers of the page."""
-    write_between(page, MARKERS, format_page(measured))
-
-
 def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line; ``--quick`` changes the defaults of the other options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -214,9 +183,8 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--target", type=float, default=0.5, help="recall@1 on the validation split at which it ends")
     parser.add_argument("--threads", type=int, default=1, help="threads of PyTorch in each process")
     options = parser.parse_args(arguments)
-    for peer in options.peers:
-        if peer not in (*PEERS, CONTIGUOUS):
-            parser.error(f"--peers: {peer}: not one of {', '.join((*PEERS, CONTIGUOUS))}")
+    if unknown := [peer for peer in options.peers if peer not in (*PEERS, CONTIGUOUS)]:
+        parser.error(f"--peers: {unknown[0]}: not one of {', '.join((*PEERS, CONTIGUOUS))}")
     if options.quick:
         options.rounds, options.steps, options.most_steps, options.every, options.target = 1, 6, 10, 10, 0.0
         options.photographs = None
@@ -225,27 +193,20 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return options
 
 
-def run(options: argparse.Namespace) -> None:
-    """Run the benchmark with the options of the command line."""
-    if options.install:
-        install_environments(options.environments)
-    elif options.show:
-        write_page(json.loads(RESULTS.read_text(encoding="utf-8")))
-    elif options.quick:
-        print(format_page(measure(options)))
-    else:
-        measured = measure(options)
-        RESULTS.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
-        write_page(measured)
-
-
 def main() -> None:
-    """Run the command line; a mistake in it is one line, and exit code 2."""
+    """Run the command line; a mistake in it is one line."""
+    options = parse_options()
     try:
-        run(parse_options())
+        if options.install:
+            install_environments(options.environments)
+        elif options.quick:
+            print(format_page(measure(options)))
+        else:
+            measured = json.loads(RESULTS.read_text(encoding="utf-8")) if options.show else measure(options)
+            RESULTS.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
+            write_between(PAGE, MARKERS, format_page(measured))
     except InputError as error:
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(2)
+        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

@@ -8,22 +8,15 @@ The embeddings are synthetic, with 512 dimensions, around the centers of classes
 both.
 """
 
-from dml.runtime.signals import handle_signals
-
-if __name__ == "__main__":
-    handle_signals()  # before imports that take seconds
-
 import sys
-from collections.abc import Callable
 from itertools import islice
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import faiss
 import numpy as np
+from measuring import AddedMemory, time_call, time_in_turns
 from numpy.typing import NDArray
-from process_memory import AddedMemory
 
 from dml.data.stream import BatchSampler
 from dml.retrieval.search import nearest_neighbors
@@ -57,20 +50,12 @@ def search_bare(embeddings: Rows) -> Any:
     return index.search(embeddings, K + 1)
 
 
-def time_call(work: Callable[[], object]) -> float:
-    """Return the seconds that a call takes."""
-    started = perf_counter()
-    work()
-    return perf_counter() - started
-
-
 def time_batch(sampler: BatchSampler) -> float:
     """Return the median milliseconds of an epoch's first batches, each with its share of the epoch's start."""
     times = []
     for epoch in range(ROUNDS):
         sampler.set_epoch(epoch)
-        count = min(BATCHES, len(sampler))
-        times.append(1000 * time_call(lambda: list(islice(sampler, BATCHES))) / count)
+        times.append(1000 * time_call(lambda: list(islice(sampler, BATCHES))) / min(BATCHES, len(sampler)))
     return median(times)
 
 
@@ -86,15 +71,10 @@ def main() -> None:
         list(islice(local, BATCHES))
     print(f"table and sampler: {added.peak:.0f} MB at most beside the embeddings (limit 200)")
 
-    pairs = [
-        (time_call(lambda: nearest_neighbors(embeddings, K)), time_call(lambda: search_bare(embeddings)))
-        for _ in range(ROUNDS)
-    ]
-    ratio = median(search / bare for search, bare in pairs)
-    print(
-        f"table: {median(a for a, _ in pairs):.1f} s, FAISS alone {median(b for _, b in pairs):.1f} s, "
-        f"ratio {ratio:.2f} (limit 1.2)"
-    )
+    searches = {"own": lambda: nearest_neighbors(embeddings, K), "bare": lambda: search_bare(embeddings)}
+    own, bare = time_in_turns(searches, ROUNDS).values()
+    ratio = median(a / b for a, b in zip(own, bare, strict=True))
+    print(f"table: {median(own):.1f} s, FAISS alone {median(bare):.1f} s, ratio {ratio:.2f} (limit 1.2)")
     print(f"new table into the sampler: {1000 * time_call(lambda: local.set_neighbors(table)):.0f} ms")
 
     samplers: dict[str, BatchSampler] = {

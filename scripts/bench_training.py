@@ -6,15 +6,9 @@ Both loops do the same steps on the same tensors in one process, in turns, so th
 affects both.
 """
 
-from dml.run.settings import Settings, read_settings
-from dml.runtime.signals import handle_signals
-
-if __name__ == "__main__":
-    handle_signals()  # before imports that take seconds
-
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -25,31 +19,19 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 from pytorch_lightning import Callback
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 
 from dml.commands.start import quiet
 from dml.data.dataset import Batch
 from dml.run import builders, loop
 from dml.run.config_folders import CONF
+from dml.run.settings import Settings, read_settings
 from dml.training.callbacks.process_state import StepSeed
 from dml.training.callbacks.progress import Progress
 from dml.training.loggers import History
 from dml.training.module import MetricLearner
 
 ROUNDS, STEPS, WARM_UP = 8, 12, 3
-
-
-class SameBatches:
-    """Yields prepared batches without end."""
-
-    def __init__(self, batches: list[Batch]) -> None:
-        self.batches = batches
-
-    def __len__(self) -> int:
-        return 2**60
-
-    def __iter__(self) -> Iterator[Batch]:
-        while True:
-            yield from self.batches
 
 
 class Clock(Callback):
@@ -78,7 +60,8 @@ def time_framework(config: DictConfig, learner: MetricLearner, batches: list[Bat
             callbacks=[StepSeed(config.seed), Progress(), clock],
             enable_checkpointing=False,
         )
-        trainer.fit(learner, SameBatches(batches))
+        repeated: Any = [*islice(cycle(batches), STEPS + 1)]
+        trainer.fit(learner, DataLoader(repeated, batch_size=None, collate_fn=tuple))
     return median_step(clock.ends)
 
 
@@ -97,12 +80,6 @@ def time_bare_loop(learner: MetricLearner, optimizer: Optimizer, batches: list[B
     return median_step(ends)
 
 
-def time_in_turns(first: Callable[[], float], second: Callable[[], float]) -> tuple[float, float, float]:
-    """Return the medians of two timings over the rounds, and the median of their ratios."""
-    pairs = [(first(), second()) for _ in range(ROUNDS)]
-    return median(a for a, _ in pairs), median(b for _, b in pairs), median(a / b for a, b in pairs)
-
-
 def main() -> None:
     """Measure and print both timings."""
     quiet()
@@ -117,19 +94,16 @@ def main() -> None:
     torch.manual_seed(config.seed)
     learner = builders.build_learner(settings, images, builders.build_model(settings))
 
-    stream = images.train_dataloader()
-    started, batches = perf_counter(), []
-    for batch in stream:
-        batches.append(batch)
-        if len(batches) == 30:
-            break
+    started = perf_counter()
+    batches = [*islice(images.train_dataloader(), 30)]
     loading = (perf_counter() - started) / len(batches)
 
     configured: Any = learner.configure_optimizers()
     optimizer = configured["optimizer"] if isinstance(configured, dict) else configured
-    step, by_hand, ratio = time_in_turns(
-        lambda: time_framework(config, learner, batches), lambda: time_bare_loop(learner, optimizer, batches)
-    )
+    pairs = [
+        (time_framework(config, learner, batches), time_bare_loop(learner, optimizer, batches)) for _ in range(ROUNDS)
+    ]
+    step, by_hand, ratio = (median(values) for values in zip(*((a, b, a / b) for a, b in pairs), strict=True))
     count = len(batches[0][0])
     print(f"training step, {count} images: {1000 * step:.0f} ms, by hand {1000 * by_hand:.0f} ms, ratio {ratio:.3f}")
     print(f"loading alone: {1000 * loading:.0f} ms a batch with {images.settings.num_workers} worker(s)")

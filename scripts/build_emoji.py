@@ -19,7 +19,6 @@ import tempfile
 import zipfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,56 +27,25 @@ from PIL import Image
 
 from dml.runtime.errors import InputError
 
-SIDE = 64
-OVERSAMPLING = 2
-COLORS = 64
-MIN_DRAWINGS = 4
+SIDE, OVERSAMPLING, COLORS, MIN_DRAWINGS = 64, 2, 64, 4
 LEFT_OUT_GROUPS = ("component", "flags")
 EPOCH = (1980, 1, 1, 0, 0, 0)
 COLUMNS = ("path", "emoji", "name", "subgroup", "group", "designer")
 
 
-@dataclass(frozen=True)
-class Package:
+class Package(NamedTuple):
     """One version of an npm package."""
 
     name: str
     version: str
 
 
-@dataclass(frozen=True)
-class Designer:
+class Designer(NamedTuple):
     """An icon set, and the separator of the words in its icons' names."""
 
     name: str
     package: Package
     separator: str = "-"
-
-
-@dataclass(frozen=True)
-class Emoji:
-    """One class: its code points (hexadecimal, joined by hyphens) and its place in Unicode's hierarchy."""
-
-    code: str
-    name: str
-    subgroup: str
-    group: str
-
-
-@dataclass(frozen=True)
-class IconSet:
-    """A designer's icons and aliases, and `chars`: code points -> icon name, empty if the set has none."""
-
-    designer: Designer
-    icons: Mapping[str, Any]
-    chars: Mapping[str, str]
-
-
-class Drawing(NamedTuple):
-    """The key of an image: one designer's drawing of one emoji."""
-
-    emoji: str
-    designer: str
 
 
 EMOJIBASE = Package("emojibase-data", "17.0.0")
@@ -92,53 +60,56 @@ DESIGNERS = (
 PACKAGES = (EMOJIBASE, *(designer.package for designer in DESIGNERS))
 
 
-def fetch(package: Package, folder: Path) -> None:
-    """Unpack ``package`` into ``folder/<name>``, the layout of a ``node_modules``.
+class Emoji(NamedTuple):
+    """One class: its code points (hexadecimal, joined by hyphens) and its place in Unicode's hierarchy."""
 
-    Raises:
-        InputError: if npm is missing or can't get that version.
-    """
-    specifier = f"{package.name}@{package.version}"
+    code: str
+    name: str
+    subgroup: str
+    group: str
+
+
+class IconSet(NamedTuple):
+    """A designer's icons and aliases, and `chars`: code points -> icon name, empty if the set has none."""
+
+    designer: Designer
+    icons: Mapping[str, Any]
+    chars: Mapping[str, str]
+
+
+class Drawing(NamedTuple):
+    """The key of an image: one designer's drawing of one emoji."""
+
+    emoji: str
+    designer: str
+
+
+def fetch(package: Package, folder: Path) -> None:
+    """Unpack a package into ``folder/<name>``, the layout of a ``node_modules``."""
+    specifier = "@".join(package)
     npm = shutil.which("npm")
     if npm is None:
         raise InputError(f"npm: not found on PATH; install it, or give the unpacked {specifier} with --packages")
     with tempfile.TemporaryDirectory(dir=folder) as work:
         command = [npm, "pack", specifier, "--pack-destination", work, "--loglevel", "error"]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-        if result.returncode:
-            lines = [line for line in result.stderr.splitlines() if " code " not in line]
-            reason = lines[0] if lines else "no message"
-            raise InputError(f"npm pack {specifier}: exit code {result.returncode}, {reason}")
+        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+        if done.returncode:
+            reason = next((line for line in done.stderr.splitlines() if " code " not in line), "no message")
+            raise InputError(f"npm pack {specifier}: exit code {done.returncode}, {reason}")
         (archive,) = Path(work).glob("*.tgz")
         with tarfile.open(archive) as tar:
             tar.extractall(work, filter="data")
-        target = folder / package.name
-        target.parent.mkdir(exist_ok=True)
-        (Path(work) / "package").rename(target)
+        (folder / package.name).parent.mkdir(exist_ok=True)
+        (Path(work) / "package").rename(folder / package.name)
 
 
 def read_json(package: Package, folder: Path, path: str) -> Any:
-    """Read the JSON file at ``path`` in the unpacked ``package``.
-
-    Raises:
-        InputError: if there is no such file.
-    """
+    """Read the JSON file at ``path`` in an unpacked package."""
     file = folder / package.name / path
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise InputError(f"--packages: no {file} of {package.name}@{package.version}") from error
-
-
-def check_version(package: Package, folder: Path) -> None:
-    """Check that ``folder`` has the right version of ``package``: the images of another one may differ.
-
-    Raises:
-        InputError: if the version is another one.
-    """
-    version = read_json(package, folder, "package.json")["version"]
-    if version != package.version:
-        raise InputError(f"{folder / package.name}: version {version}, the data set needs {package.version}")
+        raise InputError(f"--packages: no {file} of {'@'.join(package)}") from error
 
 
 def code_points(hexcode: str) -> str:
@@ -156,9 +127,8 @@ def resolve(icons: Mapping[str, Any], name: str) -> str | None:
 
     A flipped drawing is not how its designer drew the emoji, and the mirror image of another emoji would be a class.
     """
-    aliases = icons.get("aliases", {})
     while name not in icons["icons"]:
-        alias = aliases.get(name)
+        alias = icons.get("aliases", {}).get(name)
         if alias is None or alias.keys() & {"rotate", "hFlip", "vFlip"}:
             return None
         name = alias["parent"]
@@ -174,18 +144,14 @@ def find_icon(emoji: Emoji, icon_set: IconSet, known_names: Iterable[str]) -> st
     if icon_set.chars:
         name = icon_set.chars.get(emoji.code)
         return resolve(icon_set.icons, name) if name else None
-    for name in (*known_names, slug(emoji.name)):
-        icon = resolve(icon_set.icons, name.replace("-", icon_set.designer.separator))
-        if icon:
-            return icon
-    return None
+    names = [name.replace("-", icon_set.designer.separator) for name in (*known_names, slug(emoji.name))]
+    return next(filter(None, (resolve(icon_set.icons, name) for name in names)), None)
 
 
 def read_emoji(folder: Path) -> list[Emoji]:
     """Read all emoji in Unicode's order but flags and components; skin tones have no entries."""
     names = read_json(EMOJIBASE, folder, "meta/groups.json")
-    entries = read_json(EMOJIBASE, folder, "en/data.json")
-    grouped = (entry for entry in entries if "group" in entry)
+    entries = [entry for entry in read_json(EMOJIBASE, folder, "en/data.json") if "group" in entry]
     emoji = [
         Emoji(
             code=code_points(entry["hexcode"]),
@@ -193,7 +159,7 @@ def read_emoji(folder: Path) -> list[Emoji]:
             subgroup=names["subgroups"][str(entry["subgroup"])],
             group=names["groups"][str(entry["group"])],
         )
-        for entry in sorted(grouped, key=lambda entry: entry["order"])
+        for entry in sorted(entries, key=lambda entry: entry["order"])
     ]
     return [entry for entry in emoji if entry.group not in LEFT_OUT_GROUPS]
 
@@ -201,11 +167,8 @@ def read_emoji(folder: Path) -> list[Emoji]:
 def read_icon_set(designer: Designer, folder: Path) -> IconSet:
     """Read a designer's icons from the unpacked package."""
     chars = read_json(designer.package, folder, "chars.json")
-    return IconSet(
-        designer=designer,
-        icons=read_json(designer.package, folder, "icons.json"),
-        chars={code_points(hexcode): name for hexcode, name in chars.items()},
-    )
+    by_code = {code_points(hexcode): name for hexcode, name in chars.items()}
+    return IconSet(designer, read_json(designer.package, folder, "icons.json"), by_code)
 
 
 def make_svg(icons: Mapping[str, Any], name: str) -> str:
@@ -239,8 +202,7 @@ def draw_all(emoji: Sequence[Emoji], icon_sets: Sequence[IconSet]) -> dict[Drawi
     for entry in emoji:
         names = [icon_set.chars[entry.code] for icon_set in icon_sets if entry.code in icon_set.chars]
         for icon_set in icon_sets:
-            icon = find_icon(entry, icon_set, names)
-            if icon:
+            if icon := find_icon(entry, icon_set, names):
                 images[Drawing(entry.code, icon_set.designer.name)] = draw(make_svg(icon_set.icons, icon))
     return images
 
@@ -266,8 +228,7 @@ def write_archive(output: Path, emoji: Sequence[Emoji], images: Mapping[Drawing,
     writer = csv.writer(table, lineterminator="\n")
     writer.writerow(COLUMNS)
     for drawing, path in paths.items():
-        entry = emoji_by_code[drawing.emoji]
-        writer.writerow((path, entry.code, entry.name, entry.subgroup, entry.group, drawing.designer))
+        writer.writerow((path, *emoji_by_code[drawing.emoji], drawing.designer))
     partial = output.with_name(f"{output.name}.partial")
     with zipfile.ZipFile(partial, "w") as archive:
         _add(archive, "table.csv", table.getvalue().encode(), zipfile.ZIP_DEFLATED)
@@ -283,13 +244,10 @@ def _add(archive: zipfile.ZipFile, path: str, content: bytes, compression: int) 
 
 
 def build(output: Path, packages: Path) -> None:
-    """Build the archive ``output`` from the npm packages unpacked in ``packages``.
-
-    Raises:
-        InputError: if a package is missing or of another version.
-    """
+    """Build the archive ``output`` from the npm packages unpacked in ``packages``, of the versions above."""
     for package in PACKAGES:
-        check_version(package, packages)
+        if (version := read_json(package, packages, "package.json")["version"]) != package.version:
+            raise InputError(f"{packages / package.name}: version {version}, the data set needs {package.version}")
     emoji = read_emoji(packages)
     drawn = draw_all(emoji, [read_icon_set(designer, packages) for designer in DESIGNERS])
     images = drop_unusable(drawn)
@@ -299,38 +257,22 @@ def build(output: Path, packages: Path) -> None:
     print(f"{output}: {len(images)} images of {len(drawn)} drawn, {classes} emoji, {size:.2f} MB")
 
 
-def run(output: Path, packages: Path | None) -> None:
-    """Build ``output`` from ``packages``, or from packages that npm fetches into a temporary folder.
-
-    Raises:
-        InputError: if the folder of ``output`` is missing, npm can't get a package, or a package has a wrong version.
-    """
-    if not output.parent.is_dir():
-        raise InputError(f"--output {output}: no folder {output.parent}")
-    if packages:
-        build(output, packages)
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        for package in PACKAGES:
-            fetch(package, Path(folder))
-        build(output, Path(folder))
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Read the command line and build the archive -> the exit code."""
     parser = argparse.ArgumentParser(description="Rebuild the embedded emoji data set from npm packages.")
     parser.add_argument("--output", type=Path, required=True, metavar="ZIP", help="the archive to write")
-    parser.add_argument(
-        "--packages",
-        type=Path,
-        metavar="DIR",
-        help="unpacked npm packages, as in a node_modules (DIR/@iconify-json/noto); else npm fetches them",
-    )
+    unpacked = "unpacked npm packages, as in a node_modules (DIR/@iconify-json/noto); else npm fetches them"
+    parser.add_argument("--packages", type=Path, metavar="DIR", help=unpacked)
     options = parser.parse_args(arguments)
+    if not options.output.parent.is_dir():
+        parser.error(f"--output {options.output}: no folder {options.output.parent}")
     try:
-        run(options.output, options.packages)
+        with tempfile.TemporaryDirectory() as folder:
+            for package in [] if options.packages else PACKAGES:
+                fetch(package, Path(folder))
+            build(options.output, options.packages or Path(folder))
     except InputError as error:
-        print(f"build_emoji: {error}", file=sys.stderr)
+        sys.stderr.write(f"build_emoji: {error}\n")
         return 2
     return 0
 

@@ -11,21 +11,16 @@ together. At the end it prints a table. The exit code is 1 if a check failed. --
 --photographs writes JPEGs of 500 x 375 pixels, and trains on them instead of emoji.
 """
 
-from dml.runtime.signals import handle_signals
-
-if __name__ == "__main__":
-    handle_signals()  # before imports that take seconds
-
 import argparse
 import json
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from photographs import write_photographs
@@ -40,149 +35,109 @@ from dml.training.checkpoints import read_checkpoint
 ROOT = Path(__file__).resolve().parents[1]
 TOLERANCE = 1e-4
 SMALL = [
-    "dataset.counts=null",
-    "transform.size=32",
-    "model.embed_dim=8",
-    "sampler.classes_per_batch=4",
-    "sampler.images_per_class=2",
-    "data.num_workers=0",
+    *("dataset.counts=null", "transform.size=32", "model.embed_dim=8", "data.num_workers=0"),
+    *("sampler.classes_per_batch=4", "sampler.images_per_class=2"),
 ]
 COMMON = [
     "scheduler=constant",  # a run that is stopped half way has then taken the first half of the same schedule
-    "trainer.val_check_interval=null",
-    "evaluation.raw=false",
-    "evaluation.report=null",
-    "evaluation.sheet=null",
+    *("trainer.val_check_interval=null", "evaluation.raw=false", "evaluation.report=null", "evaluation.sheet=null"),
     "evaluation.clustering=false",  # FAISS's k-means differs between devices
     "checkpoints.beginning=false",
 ]
-
 PHOTOGRAPHS, PER_CLASS = 2048, 32
 CHECKS = ("float32", "bfloat16", "compiled", "resumed", "tested", "heads", "processes")
-COMPARED = ("resumed", "tested")
-"""Checks that look at the float32 run."""
-
-Execute = Callable[[str, Sequence[str]], None]
+"""The checks; "resumed" and "tested" look at the float32 run."""
 
 
 def execute(script: str, arguments: Sequence[str]) -> None:
-    """Run a script of the project as a user does.
-
-    Raises:
-        subprocess.CalledProcessError: if it fails.
-    """
+    """Run a script of the project as a user does."""
     command = [sys.executable, str(ROOT / f"{script}.py"), *arguments]
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)  # noqa: S603
 
 
-@dataclass(frozen=True)
-class Row:
-    """A row of the printed table.
-
-    Args:
-        name: name of the check.
-        verdict: result of the check: "ok", "skipped", or "failed".
-        remark: reason of the verdict, or what was compared.
-    """
+class Row(NamedTuple):
+    """A row of the printed table."""
 
     name: str
-    verdict: str
-    remark: str = ""
+    verdict: str  # "ok", "skipped", or "failed"
+    remark: str = ""  # the reason of the verdict, or what was compared
 
 
 @dataclass(frozen=True)
 class Checks:
-    """The checks of one machine.
+    """The checks of one machine."""
 
-    Args:
-        folder: folder for the runs.
-        accelerator: "cuda" or "cpu".
-        devices: processes of the last check, one for each GPU.
-        steps: steps of each training.
-        overrides: overrides of every run.
-        execute: runs a script with arguments.
-    """
-
-    folder: Path
-    accelerator: str
-    devices: int
-    steps: int
-    overrides: Sequence[str]
-    execute: Execute = execute
+    folder: Path  # of the runs
+    accelerator: str  # "cuda" or "cpu"
+    devices: int  # processes of the last check, one for each GPU
+    steps: int  # of each training
+    overrides: Sequence[str]  # of every run
+    execute: Callable[[str, Sequence[str]], None] = execute  # runs a script with arguments
 
     def run(self, chosen: Sequence[str] = CHECKS) -> Iterator[Row]:
         """Run the chosen checks, each by itself: one that fails doesn't keep the others from running."""
-        graphs = "true" if self.accelerator == "cuda" else "{backend: aot_eager}"  # inductor takes a minute on a CPU
-        checks: dict[str, tuple[str, Callable[[str], Row]]] = {
-            "float32": ("float32", self.check_training),
-            "bfloat16": ("bfloat16", lambda name: self.check_training(name, "trainer.precision=bf16-mixed")),
-            "compiled": ("compiled", lambda name: self.check_training(name, f"training.compile={graphs}")),
-            "resumed": ("resumed", self.check_resuming),
-            "tested": ("tested on the CPU", self.check_evaluation),
-            "heads": ("heads alone", self.check_heads),
-            "processes": (f"{self.devices} processes", self.check_processes),
-        }
         for name in chosen:
-            yield _run_guarded(*checks[name])
+            try:
+                verdict, remark = self._check(name)
+            except (subprocess.CalledProcessError, InputError, OSError, KeyError) as error:
+                verdict, remark = "failed", " ".join(str(error).split())[-200:]
+            yield Row(name, verdict, remark)
 
-    def check_training(self, name: str, *overrides: str) -> Row:
-        """Train from the beginning."""
-        folder = self.folder / _file_name(name)
-        self._train(folder, self.steps, *overrides)
-        return Row(name, "ok", f"recall@1 {_metrics(folder)['level0/recall@1']:.3f}")
-
-    def check_resuming(self, name: str) -> Row:
-        """Stop a run half way, resume it, and compare its weights with those of the float32 run."""
-        folder = self.folder / _file_name(name)
-        self._train(folder, self.steps // 2)
-        self.execute("train", [f"resume={folder}", f"trainer.max_steps={self.steps}"])
-        uninterrupted, resumed = (
-            read_checkpoint(run / "checkpoints" / "last.ckpt") for run in (self.folder / "float32", folder)
-        )
-        if resumed["global_step"] != uninterrupted["global_step"]:
-            return Row(name, "failed", f"ended at step {resumed['global_step']}")
-        difference = find_largest_difference(uninterrupted["state_dict"], resumed["state_dict"])
-        # a GPU may take sums in another order in each run
-        verdict = "ok" if difference == 0 or self.accelerator != "cpu" else "failed"
-        return Row(name, verdict, f"weights differ by {difference:.1e} at most")
+    def _check(self, name: str) -> tuple[str, str]:
+        if name == "resumed":
+            return self.check_resuming()
+        if name == "tested":
+            return self.check_evaluation()
+        if name == "processes" and self.devices < 2:
+            return "skipped", "needs two GPUs"
+        graphs = "true" if self.accelerator == "cuda" else "{backend: aot_eager}"  # inductor takes a minute on a CPU
+        # the heads' features for the validation are computed during the training
+        heads = ["training.frozen=true", "data.cache=null", f"trainer.val_check_interval={self.steps}"]
+        overrides = {
+            "float32": [],
+            "bfloat16": ["trainer.precision=bf16-mixed"],
+            "compiled": [f"training.compile={graphs}"],
+            "heads": heads,
+            "processes": ["trainer=ddp", f"trainer.devices={self.devices}"],
+        }
+        self._train(self.folder / name, self.steps, *overrides[name])
+        return "ok", f"recall@1 {RunFolder(self.folder / name).metrics()['level0/recall@1']:.3f}"
 
     def _train(self, folder: Path, steps: int, *overrides: str) -> None:
         lengths = [f"trainer.max_steps={steps}", f"checkpoints.every_n_steps={self.steps}"]
         device = f"trainer.accelerator={self.accelerator}"
         self.execute("train", [f"hydra.run.dir={folder}", device, *lengths, *COMMON, *self.overrides, *overrides])
 
-    def check_evaluation(self, name: str) -> Row:
+    def check_resuming(self) -> tuple[str, str]:
+        """Stop a run half way, resume it, and compare its weights with those of the float32 run."""
+        folder = self.folder / "resumed"
+        self._train(folder, self.steps // 2)
+        self.execute("train", [f"resume={folder}", f"trainer.max_steps={self.steps}"])
+        whole, resumed = (read_checkpoint(RunFolder(run).last_checkpoint) for run in (self.folder / "float32", folder))
+        if resumed["global_step"] != whole["global_step"]:
+            return "failed", f"ended at step {resumed['global_step']}"
+        difference = find_largest_difference(whole["state_dict"], resumed["state_dict"])
+        # a GPU may take sums in another order in each run
+        verdict = "ok" if difference == 0 or self.accelerator != "cpu" else "failed"
+        return verdict, f"weights differ by {difference:.1e} at most"
+
+    def check_evaluation(self) -> tuple[str, str]:
         """Test the float32 run's checkpoint on both devices."""
-        checkpoint = _last_checkpoint(self.folder / "float32")
-        tested: list[dict[str, Any]] = []
-        for accelerator in (self.accelerator, "cpu"):
-            folder = self.folder / f"tested_{accelerator}_{len(tested)}"
+        checkpoint = RunFolder(self.folder / "float32").last_checkpoint
+        tested = []
+        for number, accelerator in enumerate((self.accelerator, "cpu")):
+            folder = self.folder / f"tested_{accelerator}_{number}"
             arguments = [f"checkpoint={checkpoint}", f"hydra.run.dir={folder}", f"trainer.accelerator={accelerator}"]
             self.execute("evaluate", arguments)
-            tested.append(_metrics(folder))
+            tested.append(RunFolder(folder).metrics())
         difference = find_largest_difference(*tested)
-        verdict = "ok" if difference <= TOLERANCE else "failed"
-        return Row(name, verdict, f"metrics differ by {difference:.1e} at most")
-
-    def check_heads(self, name: str) -> Row:
-        """Train the heads alone, with a validation, whose features are computed during the training."""
-        return self.check_training(
-            name, "training.frozen=true", "data.cache=null", f"trainer.val_check_interval={self.steps}"
-        )
-
-    def check_processes(self, name: str) -> Row:
-        """Train on all devices."""
-        if self.devices < 2:
-            return Row(name, "skipped", "needs two GPUs")
-        return self.check_training(name, "trainer=ddp", f"trainer.devices={self.devices}")
+        return "ok" if difference <= TOLERANCE else "failed", f"metrics differ by {difference:.1e} at most"
 
 
 def find_largest_difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> float:
-    """Return the largest difference between numbers of one name; infinite if a name, or a finite number, is missing.
+    """Return the largest difference between numbers, or tensors, of one name; other values are left out.
 
-    Args:
-        first: numbers, or tensors of one shape, by name; anything else is left out.
-        second: numbers, or tensors, of another run.
+    It is infinite if a name, or a finite number, is missing.
     """
     differences = [0.0]
     for name in first.keys() | second.keys():
@@ -197,14 +152,6 @@ def find_largest_difference(first: Mapping[str, Any], second: Mapping[str, Any])
     return max(differences)
 
 
-def print_table(rows: Sequence[Row], console: Console) -> None:
-    """Print the rows as a table."""
-    table = Table("check", "verdict", "remark")
-    for row in rows:
-        table.add_row(row.name, row.verdict, row.remark)
-    console.print(table)
-
-
 def describe_machine(accelerator: str) -> str:
     """Return the devices and torch's version in one line."""
     if accelerator == "cpu":
@@ -213,60 +160,36 @@ def describe_machine(accelerator: str) -> str:
     return f"{torch.cuda.device_count()} x {', '.join(sorted(names))}, torch {torch.__version__}"
 
 
-def _file_name(name: str) -> str:
-    return name.replace(" ", "_")
-
-
-def _last_checkpoint(folder: Path) -> Path:
-    return folder / "checkpoints" / "last.ckpt"
-
-
-def _metrics(folder: Path) -> dict[str, Any]:
-    return RunFolder(folder).metrics()
-
-
-def _run_guarded(name: str, check: Callable[[str], Row]) -> Row:
-    try:
-        return check(name)
-    except (subprocess.CalledProcessError, InputError, OSError, KeyError) as error:
-        return Row(name, "failed", " ".join(str(error).split())[-200:])
-
-
-def _parse_checks(text: str) -> list[str]:
+def parse_checks(text: str) -> list[str]:
+    """Read a list of checks."""
     names = list(dict.fromkeys(name.strip() for name in text.split(",")))
     if unknown := [name for name in names if name not in CHECKS]:
         raise argparse.ArgumentTypeError(f"{unknown[0]}: no such check; there are {', '.join(CHECKS)}")
+    if "float32" not in names and (compared := [name for name in names if name in ("resumed", "tested")]):
+        raise argparse.ArgumentTypeError(f"{compared[0]}: compares with float32, which must be among the checks")
     return names
 
 
-def _parse_arguments() -> argparse.Namespace:
-    """Read the command line; mistakes that argparse doesn't see end the script with one line."""
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--accelerator", choices=("cuda", "cpu"), default="cuda", help="device to check (%(default)s)")
     parser.add_argument("--steps", type=int, default=100, help="steps of each training (%(default)s)")
     images = parser.add_mutually_exclusive_group()
     images.add_argument("--small", action="store_true", help="train on a few small images")
-    images.add_argument(
-        "--photographs", action="store_true", help=f"train on {PHOTOGRAPHS:,} photographs of 224 pixels"
-    )
-    parser.add_argument(
-        "--checks", type=_parse_checks, default=CHECKS, metavar="A,B", help=f"some of {', '.join(CHECKS)} (all)"
-    )
-    parser.add_argument(
-        "--output", type=Path, default=None, help="an empty folder for the runs; by default a temporary one"
-    )
+    images.add_argument("--photographs", action="store_true", help=f"train on {PHOTOGRAPHS:,} photographs")
+    names = f"some of {', '.join(CHECKS)} (all)"
+    parser.add_argument("--checks", type=parse_checks, default=CHECKS, metavar="A,B", help=names)
+    parser.add_argument("--output", type=Path, help="an empty folder for the runs; by default a temporary one")
     parser.add_argument("overrides", nargs="*", help="overrides of every run, as for train.py")
-    arguments = parser.parse_args()
-    if arguments.accelerator == "cuda" and not torch.cuda.is_available():
-        sys.exit("error: no CUDA GPU; --accelerator cpu --small runs the same checks without one")
-    if "float32" not in arguments.checks and (compared := [name for name in COMPARED if name in arguments.checks]):
-        sys.exit(f"error: --checks {compared[0]}: compares with the run of float32, which must be among the checks")
-    return arguments
+    return parser.parse_args()
 
 
 def main() -> None:
     """Run all checks and print their table."""
-    arguments = _parse_arguments()
+    arguments = parse_arguments()
+    if arguments.accelerator == "cuda" and not torch.cuda.is_available():
+        sys.exit("error: no CUDA GPU; --accelerator cpu --small runs the same checks without one")
     folder = (arguments.output or Path(tempfile.mkdtemp(prefix="check_gpu_"))).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     overrides = list(arguments.overrides)
@@ -277,14 +200,15 @@ def main() -> None:
         write_photographs([folder / "photographs" / name for name in names])
         overrides = ["dataset=folder", f"dataset.root={folder / 'photographs'}", *overrides]
     devices = torch.cuda.device_count() if arguments.accelerator == "cuda" else 2
-    console = Console(highlight=False, width=120)
+    console, table = Console(highlight=False, width=120), Table("check", "verdict", "remark")
     console.print(describe_machine(arguments.accelerator))
     rows, started = [], perf_counter()
     for row in Checks(folder, arguments.accelerator, devices, arguments.steps, overrides).run(arguments.checks):
         console.print(f"{row.name}: {row.verdict}, after {perf_counter() - started:.0f} s")
         rows.append(row)
-        (folder / "checks.json").write_text(json.dumps([asdict(row) for row in rows], indent=2), encoding="utf-8")
-    print_table(rows, console)
+        table.add_row(*row)
+        (folder / "checks.json").write_text(json.dumps([row._asdict() for row in rows], indent=2), encoding="utf-8")
+    console.print(table)
     console.print(f"all that the runs left: {folder}")
     sys.exit(any(row.verdict == "failed" for row in rows))
 

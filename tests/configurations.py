@@ -3,22 +3,35 @@
 import hashlib
 import os
 import pickle
+import re
 from collections.abc import Callable, Hashable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import hydra
-from omegaconf import DictConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
 
 from dml.run.settings import Settings, read_settings
 
 CONF = Path(__file__).parents[1] / "conf"
+PARSER = OverridesParser.create()
+VALUE = re.compile(r"(\+\+)?(?!hydra\.)\w+\.[\w.]+=")
+"""How an override begins that sets a value; others may choose files."""
 
 
 def compose(*overrides: str, command: str = "train") -> DictConfig:
-    """Compose the configuration of a command line, which the caller may change."""
-    config: DictConfig = pickle.loads(_compose_once(command, overrides))
+    """Compose the configuration of a command line, which the caller may change.
+
+    Hydra composes what chooses files; values are put into the result, as it would do, which is quick.
+    """
+    values = [override for override in overrides if VALUE.match(override)]
+    choices = tuple(override for override in overrides if override not in values)
+    config: DictConfig = pickle.loads(_compose_once(command, choices))
+    for override in PARSER.parse_overrides(values):
+        adds = override.is_add() or override.is_force_add()
+        OmegaConf.update(config, override.key_or_group, override.value(), force_add=adds)
     return config
 
 
@@ -35,11 +48,7 @@ def _compose_once(command: str, overrides: tuple[str, ...]) -> bytes:
 
 
 class SharedResults:
-    """Pickled results that the processes of a test session share, each computed by the first that needs it.
-
-    Args:
-        folder: the session's folder for the results.
-    """
+    """Pickled results that the processes of a test session share, each computed by the first that needs it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -1,3 +1,4 @@
+import gc
 import importlib.metadata
 import logging
 import os
@@ -65,6 +66,7 @@ PLAIN = [*SMALL, "evaluation.raw=false", "evaluation.clustering=false", "evaluat
 """Overrides of `SMALL` for tests that look at the training and at rankings alone."""
 
 ONE_HEAD = [*PLAIN, "evaluation.heads=false", "evaluation.metrics=[recall]", "model.heads=[H]"]
+ONE_HEAD += ["evaluation.threshold=null"]
 """Overrides of `PLAIN` for tests that look at neither heads nor metrics: half of its time."""
 
 PIPELINE_FIXTURES = {"here", "refused", "small_emoji"}
@@ -104,6 +106,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if GPU_TESTS not in item.path.parents]
         config.hook.pytest_deselected(items=without)
     items.sort(key=lambda item: item.path.parent != ROOT / "tests")
+
+
+def pytest_collection_finish() -> None:
+    """Take what is loaded out of the garbage collector's sight: it stays, and copies of this process share it."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

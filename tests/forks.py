@@ -26,13 +26,7 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class FinishedScript:
-    """How a script ended.
-
-    Args:
-        returncode: exit code; negative, the signal's number, if a signal killed the process.
-        stdout: what it printed to stdout.
-        stderr: what it printed to stderr.
-    """
+    """How a script ended: the exit code is negative, the signal's number, if a signal killed the process."""
 
     returncode: int
     stdout: str
@@ -43,10 +37,6 @@ class ForkedScript:
     """A script that a copy of this process runs as ``python script ...`` does, in the root folder of the project.
 
     The process has a session, and so a process group, of its own. The attributes are those of `subprocess.Popen`.
-
-    Args:
-        script: path of the script, relative to the root folder.
-        arguments: arguments of the script.
     """
 
     def __init__(self, script: str, *arguments: str) -> None:

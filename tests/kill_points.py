@@ -25,19 +25,12 @@ from dml.training.module import MetricLearner
 
 @dataclass(frozen=True)
 class Point:
-    """A call during a run.
+    """A call during a run."""
 
-    Args:
-        owner: class or module of the function.
-        function: name of the function.
-        after: whether the point is after the call instead of before it.
-        file_name: file name that a path among the arguments must have for the call to count; None counts all calls.
-    """
-
-    owner: Any
+    owner: Any  # class or module of the function
     function: str
-    after: bool = False
-    file_name: str | None = None
+    after: bool = False  # whether the point is after the call instead of before it
+    file_name: str | None = None  # that a path among the arguments must have for the call to count; None counts all
 
     def is_met(self, arguments: tuple[Any, ...], within: str) -> bool:
         """Return whether a call with these arguments counts; ``within`` must be a part of a path among them."""
@@ -82,28 +75,21 @@ POINTS = {
 def die_at(name: str, occurrence: int, within: str = "", signum: int = signal.SIGKILL, pause: float = 0) -> None:
     """Make this process signal itself the n-th time it reaches a point; SIGKILL goes to its process group.
 
-    Args:
-        name: a key of `POINTS`.
-        occurrence: n, from 1 on.
-        within: part of a path that the arguments of the call must contain.
-        signum: number of the signal; a signal other than SIGKILL goes to this process alone.
-        pause: seconds that the process stays at the point after the signal, as in a long step.
+    A path among the arguments of the call must contain ``within``. After another signal than SIGKILL the process stays
+    at the point for ``pause`` seconds, as in a long step.
     """
-    calls = 0
 
-    def reached() -> None:
-        nonlocal calls
-        calls += 1
-        if calls == occurrence:
-            if signum != signal.SIGKILL:
-                os.kill(os.getpid(), signum)
-                time.sleep(pause)
-                return
-            if name == "in the middle of a checkpoint":
-                _write_half()
-            os.killpg(os.getpgid(0), signal.SIGKILL)
+    def die() -> None:
+        if signum != signal.SIGKILL:
+            os.kill(os.getpid(), signum)
+            time.sleep(pause)
+            return
+        if name == "in the middle of a checkpoint":
+            _partial.write(b"half of a checkpoint")  # as a process does that dies while writing
+            _partial.flush()
+        os.killpg(os.getpgid(0), signal.SIGKILL)
 
-    _watch(POINTS[name], reached, within)
+    act_at(POINTS[name], occurrence, die, within)
 
 
 def count_points() -> Counter[str]:
@@ -118,14 +104,8 @@ def count_points() -> Counter[str]:
     return counts
 
 
-def act_at(point: Point, occurrence: int, action: Callable[[], None]) -> None:
-    """Make this process call a function the n-th time it reaches a point.
-
-    Args:
-        point: point, which needn't be one of `POINTS`.
-        occurrence: n, from 1 on.
-        action: function to call.
-    """
+def act_at(point: Point, occurrence: int, action: Callable[[], None], within: str = "") -> None:
+    """Make this process call a function the n-th time it reaches a point, which needn't be one of `POINTS`."""
     calls = 0
 
     def reached() -> None:
@@ -134,16 +114,10 @@ def act_at(point: Point, occurrence: int, action: Callable[[], None]) -> None:
         if calls == occurrence:
             action()
 
-    _watch(point, reached, "")
+    _watch(point, reached, within)
 
 
-_partial: Any = None
-
-
-def _write_half() -> None:
-    """Write half of a checkpoint, as a process does that dies while writing."""
-    _partial.write(b"half of a checkpoint")
-    _partial.flush()
+_partial: Any = None  # the file of the checkpoint that is being written
 
 
 def _watch(point: Point, reached: Callable[[], None], within: str) -> None:

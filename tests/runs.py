@@ -10,6 +10,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from kill_points import die_at
 from ports import free_port
@@ -46,13 +47,7 @@ def stop_at(
 ) -> tuple[int, str]:
     """Starts a command, which sends itself a signal when it reaches a point for the n-th time -> exit code, stderr.
 
-    Args:
-        point: a key of `kill_points.POINTS`.
-        occurrence: n, from 1 on.
-        signum: the signal.
-        arguments: of the command.
-        command: "train", "evaluate" or "prepare".
-        again: seconds after which the signal is sent a second time, while the process stays at the point.
+    After ``again`` seconds the signal is sent a second time, while the process stays at the point.
     """
 
     def send_again() -> None:
@@ -83,6 +78,14 @@ def stop_at(
         return process.exitcode, errors.read()
 
 
+def train(folder: Path, *arguments: str) -> Path:
+    """Run train.py in this process, for fixtures of modules -> the folder of the run."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys, "argv", ["train.py", *arguments, f"hydra.run.dir={folder}"])
+        main("train")
+    return folder
+
+
 class Ended(NamedTuple):
     """How a process ended: its exit code, and what it printed to stderr."""
 
@@ -93,12 +96,8 @@ class Ended(NamedTuple):
 def run_ranks(folder: Path, *arguments: str, signaled: dict[int, tuple[str, int, int]] | None = None) -> list[Ended]:
     """Run train.py in two copies of this process, which are started as torchrun starts processes.
 
-    The launcher of dml starts a new Python for each, which takes five seconds: tests/test_wheel.py has it.
-
-    Args:
-        folder: folder for the outputs.
-        arguments: arguments of train.py.
-        signaled: for a rank, the arguments of `kill_points.die_at`: a point, its occurrence, and a signal.
+    The launcher of dml starts a new Python for each, which takes five seconds: tests/test_wheel.py has it. ``signaled``
+    has for a rank the arguments of `kill_points.die_at`: a point, its occurrence, and a signal.
     """
     environment = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     environment["MASTER_PORT"] = str(free_port())

@@ -10,6 +10,8 @@ from configurations import CONF, compose
 from hydra.utils import get_method
 from omegaconf import DictConfig, OmegaConf
 
+from dml.run.checks import check_values
+
 pytestmark = pytest.mark.pipeline
 
 # tests/run/test_sweeps.py composes the launchers: they are Hydra's plugins, and not all are installed
@@ -22,11 +24,32 @@ CHOICES = [
 FILLED_IN = {"num_classes", "embedding_dim"}
 
 
-@pytest.mark.parametrize(("group", "choice"), CHOICES)
-def test_every_choice_composes(group: str, choice: str) -> None:
-    config = compose(f"{group}={choice}")
-    assert group in config
-    assert config.seed == 0
+def combinations() -> list[dict[str, str]]:
+    """Choices of all groups at once, as many times as the largest group has some: each is among them."""
+    by_group = {group: [choice for of, choice in CHOICES if of == group] for group in GROUPS}
+    largest = max(map(len, by_group.values()))
+    return [{group: own[number % len(own)] for group, own in by_group.items() if own} for number in range(largest)]
+
+
+COMBINATIONS = combinations()
+
+
+def compose_all(choices: dict[str, str]) -> DictConfig:
+    named = ["model.backbone.name=resnet18"] if choices["model"] == "timm" else []
+    return compose(*(f"{group}={choice}" for group, choice in choices.items()), *named)
+
+
+def compose_with(group: str, choice: str) -> DictConfig:
+    """Compose a combination that has a choice: it is composed already."""
+    return compose_all(next(choices for choices in COMBINATIONS if choices[group] == choice))
+
+
+@pytest.mark.parametrize("choices", COMBINATIONS, ids=lambda choices: choices["loss"])
+def test_every_choice_composes_and_passes_the_checks(choices: dict[str, str]) -> None:
+    config = compose_all(choices)
+    assert choices.keys() <= {*map(str, config)}
+    if choices["dataset"] != "base":  # what the others have in common
+        check_values("train", config)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +88,7 @@ def targets(node: Any) -> Iterator[DictConfig]:
 @pytest.mark.parametrize("path", sorted((CONF / "loss").glob("*.yaml")), ids=lambda path: path.stem)
 def test_a_loss_lists_every_parameter_with_its_default(path: Path) -> None:
     derived = "defaults" in OmegaConf.load(path)  # a diff against another YAML departs from the defaults
-    for node in targets(compose(f"loss={path.stem}").loss):
+    for node in targets(compose_with("loss", path.stem).loss):
         parameters = inspect.signature(get_method(node._target_)).parameters
         given = {str(key) for key in node if not str(key).startswith("_")}
         assert given == set(parameters), node._target_
@@ -78,7 +101,7 @@ def test_a_loss_lists_every_parameter_with_its_default(path: Path) -> None:
     ("group", "choice"), [pair for pair in CHOICES if pair[0] in ("model", "sampler", "optimizer")]
 )
 def test_a_target_takes_what_its_yaml_gives(group: str, choice: str) -> None:
-    for node in targets(compose(f"{group}={choice}")[group]):
+    for node in targets(compose_with(group, choice)[group]):
         signature = inspect.signature(get_method(node._target_))
         keywords = {str(key): None for key in node if not str(key).startswith("_")}
         signature.bind_partial(**keywords)
@@ -86,7 +109,7 @@ def test_a_target_takes_what_its_yaml_gives(group: str, choice: str) -> None:
 
 @pytest.mark.parametrize("path", sorted((CONF / "sampler").glob("*.yaml")), ids=lambda path: path.stem)
 def test_a_sampler_lists_every_parameter(path: Path) -> None:
-    node = compose(f"sampler={path.stem}").sampler
+    node = compose_with("sampler", path.stem).sampler
     given = {str(key) for key in node if not str(key).startswith("_")}
     parameters = set(inspect.signature(get_method(node._target_)).parameters)
     assert given | {"labels"} == parameters - {"rows"}

@@ -30,12 +30,6 @@ def test_offers_sorted_names_as_type_checkers_see_them(package: str) -> None:
         assert getattr(offered, name).__module__ == module
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_another_name_is_refused(package: str) -> None:
-    with pytest.raises(AttributeError, match=f"No dml.{package} attribute Typo"):
-        _ = import_module(f"dml.{package}").Typo
-
-
 @pytest.mark.pipeline
 def test_importing_packages_and_light_modules_imports_no_heavy_library() -> None:
     script = (

@@ -14,13 +14,13 @@ import bench_peers
 import numpy as np
 import pytest
 import torch
-from bench_peers import CONTIGUOUS, MEASUREMENTS, PEERS, REQUIREMENTS, RESULTS, Measurement, list_processes
+from bench_peers import CONTIGUOUS, MEASUREMENTS, PEERS, REQUIREMENTS, RESULTS
 from configurations import compose, settings_of
 from conftest import ROOT
 from hydra.utils import instantiate
 from peers import exporting, page, parts, protocol
-from peers.dml_settings import list_overrides
-from peers.protocol import Job, RecallClock, StepClock
+from peers.dml_peer import list_overrides
+from peers.protocol import Job, StepClock
 
 from dml.run import builders
 from dml.runtime.errors import InputError
@@ -58,22 +58,6 @@ def test_the_page_has_the_tables_of_the_results() -> None:
     assert {(run["task"], run["data"]) for run in measured["runs"]} == {item[:2] for item in MEASUREMENTS}
 
 
-def test_peers_take_turns_within_a_measurement() -> None:
-    measurements = [Measurement("train", "emoji", rounds=2), Measurement("evaluate", "emoji", rounds=1)]
-    peers = ["dml", CONTIGUOUS, "pml"]
-    order = [(number, peer, item.task) for number, peer, item in list_processes(measurements, peers)]
-    train = [(number, peer, "train") for number in (0, 1) for peer in peers]
-    assert order == [*train[:3], (0, "dml", "evaluate"), (0, "pml", "evaluate"), *train[3:]]
-
-
-def test_a_table_has_medians_and_dashes() -> None:
-    runs = [make_run("pml", images_per_s=speed, first_step_s=2.0, peak_mb=1500.0) for speed in (90.0, 10.0, 80.0)]
-    table = page.format_table([*runs, make_run("oml", images_per_s=1234.5)], ["pml", "oml"], page.TRAINING)
-    assert "| pytorch-metric-learning | 80 | – | 2.0 | 1,500 |" in table
-    assert "| open-metric-learning | 1,234 | – | – | – |" in table
-    assert page.format_table(runs, ["pml", "st"], page.TRAINING).count("\n") == 2  # a peer without a value has no line
-
-
 def test_peers_that_disagree_are_refused() -> None:
     runs = [make_run("dml", weights=100.0), make_run("pml", weights=100.0), make_run("oml", weights=None)]
     page.check_agreement(runs)
@@ -92,16 +76,6 @@ def test_the_clock_leaves_out_the_warm_up(job: Job, monkeypatch: pytest.MonkeyPa
         clock.add_step()
     assert clock.is_done
     assert clock.summarize() == {"images_per_s": 60.0, "first_step_s": 7.0}
-
-
-def test_the_clock_of_validations_knows_its_target(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, times = RecallClock(job), iter([5.0, 8.0])
-    monkeypatch.setattr(protocol, "time", lambda: next(times))
-    assert not clock.add_validation(2, 0.4)
-    assert clock.summarize()["target_s"] is None
-    assert clock.add_validation(4, 0.5)
-    results = clock.summarize()
-    assert (results["target_s"], results["target_step"], len(results["validations"])) == (8.0, 4, 2)
 
 
 def test_the_environments_share_the_versions_of_what_is_compared() -> None:

@@ -12,15 +12,11 @@ from omegaconf import OmegaConf
 from quick_hydra import forgetting
 
 CASES = {
-    "nothing": [],
-    "groups": ["loss=margin", "model=small_cnn", "optimizer=sgd"],
     "values": ["loss=rll", "loss.alpha=3", "+data.own={a:1}", "~scheduler", "hydra.run.dir='a b'"],
     "an experiment": ["experiment=lns/emoji/rnn", "loss=margin"],
-    "a deleted value": ["~loss"],
     "an unknown choice": ["loss=nothing"],
     "an unknown key": ["loss=rll", "loss.unknown=1"],
     "a key twice": ["loss=rll", "loss=margin"],
-    "an unused choice": ["experiment@elsewhere=lns/emoji/rnn"],
 }
 
 

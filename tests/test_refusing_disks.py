@@ -3,7 +3,6 @@
 import errno
 import os
 import re
-import resource
 import shutil
 import signal
 import subprocess
@@ -105,17 +104,6 @@ def test_a_folder_in_the_place_of_a_file_is_one_line(
     assert [path.name for path in tmp_path.rglob("*")] == ["docs"]
 
 
-def test_a_limit_on_the_size_of_files_is_one_line(refused: Refused, small_emoji: Path, tmp_path: Path) -> None:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
-    try:
-        line = refused(f"dataset.root={small_emoji}", *QUICK, f"hydra.run.dir={tmp_path}")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert ".ckpt: File too large; raise the limit on the size of files (ulimit -f)" in line
-    assert partial_files(tmp_path) == []
-
-
 def test_a_killed_loader_is_one_line_and_the_state_is_kept(
     refused: Refused, here: Here, small_emoji: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,13 +126,6 @@ def test_a_killed_loader_is_one_line_and_the_state_is_kept(
     here("train", f"resume={run}", "data.num_workers=0")
     here("train", *arguments, f"hydra.run.dir={tmp_path / 'whole'}")
     assert_same_run(tmp_path / "whole", run)
-
-
-def test_a_loader_without_shared_memory_is_told_so() -> None:
-    lost = "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers are out "
-    line = explain(RuntimeError(f"{lost}of shared memory. Please try to raise your shared memory limit."))
-    assert line is not None
-    assert line.startswith("process 7, which loads images, is killed by signal: Bus error: most often shared memory (")
 
 
 def test_a_write_that_finds_no_room_keeps_the_last_checkpoint(
@@ -185,16 +166,7 @@ def test_writing_names_the_file_and_keeps_the_old_one(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["file"]
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        OSError("anything"),
-        OSError(errno.EINVAL, "invalid", "file"),
-        PermissionError(errno.EPERM, "not permitted"),
-        FileNotFoundError(errno.ENOENT, "none", "file"),
-        ConnectionRefusedError(errno.ECONNREFUSED, "refused"),
-        RuntimeError("anything"),
-    ],
-)
-def test_other_failures_stay_bugs(error: Exception) -> None:
-    assert explain(error) is None
+def test_other_failures_stay_bugs() -> None:
+    errors = [OSError("anything"), OSError(errno.EINVAL, "invalid", "file"), RuntimeError("anything")]
+    errors += [PermissionError(errno.EPERM, "not permitted"), FileNotFoundError(errno.ENOENT, "none", "file")]
+    assert [*map(explain, errors)] == [None] * 5

@@ -7,25 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import timm
 import torch
 import yaml
 from configurations import CONF, compose
-from conftest import SHORT_RUN, Here, Refused
+from conftest import PLAIN, Here, Refused
 from omegaconf import OmegaConf
-from runs import last, metrics
+from runs import last, metrics, train
 from trees.tree import write_images
 
+from dml.models.small_cnn import small_cnn
 from dml.run.stored import PROCESSES
 from dml.runtime.configuration import flat, is_below
 from dml.runtime.run_folder import RunFolder
 
 SHORT = [
-    *SHORT_RUN,
+    *PLAIN,
     "trainer.max_steps=2",
     "trainer.val_check_interval=2",
-    "evaluation.raw=false",
-    "evaluation.sheet=null",
 ]
 
 OWN_LOSS = """
@@ -40,17 +38,12 @@ class OwnLoss(torch.nn.Module):
 @pytest.fixture(scope="module")
 def finished(small_emoji: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that began with a file of weights which is gone, with more classes a batch than other data sets have."""
-    from dml.commands import main
-
     folder = tmp_path_factory.mktemp("stored")
     weights = folder / "weights.pth"
-    torch.save(timm.create_model("tf_efficientnet_lite0").state_dict(), weights)
-    with pytest.MonkeyPatch.context() as patched:
-        run = [f"dataset.root={small_emoji}", *SHORT, f"hydra.run.dir={folder / 'run'}"]
-        patched.setattr("sys.argv", ["train.py", *run, f"model.backbone.weights={weights}"])
-        main("train")
+    torch.save(small_cnn().network.state_dict(), weights)
+    run = train(folder / "run", f"dataset.root={small_emoji}", *SHORT, f"model.backbone.weights={weights}")
     weights.unlink()
-    return folder / "run"
+    return run
 
 
 def best(run: Path) -> str:
@@ -113,16 +106,6 @@ def test_a_test_builds_no_loss_sampler_or_optimizer(here: Here, finished: Path, 
     run = copy_with(finished, tmp_path / "run", **missing)
     here("evaluate", best(run), f"hydra.run.dir={tmp_path / 'test'}")
     assert metrics(tmp_path / "test")["level0/recall@1"] == metrics(finished)["level0/recall@1"]
-
-
-def test_a_checkpoint_of_before_epochs_were_told_is_tested_without(here: Here, finished: Path, tmp_path: Path) -> None:
-    checkpoint = last(finished)
-    checkpoint["run"] = {key: checkpoint["run"][key] for key in ("overrides", "config", "stage", "first_step")}
-    torch.save(checkpoint, tmp_path / "old.ckpt")
-    here("evaluate", f"checkpoint={tmp_path / 'old.ckpt'}", f"hydra.run.dir={tmp_path / 'test'}")
-    found = metrics(tmp_path / "test")
-    assert "epoch" not in found
-    assert found["step"] == 2
 
 
 class Evil:

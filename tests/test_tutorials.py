@@ -11,14 +11,14 @@ from conftest import ONE_HEAD, ROOT
 from nbclient import NotebookClient
 
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
-QUICK = ("search_photos",)
+QUICK = ROOT / "docs" / "tutorials" / "search_photos.ipynb"
 LARGEST_PICTURE = 60_000
 """Characters of a stored picture in base64."""
 
 pytestmark = pytest.mark.pipeline
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a notebook's ``!dml`` find the command, and ``import dml`` the package, as an active environment does."""
     monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
@@ -34,12 +34,20 @@ def execute(book: Any, folder: Path) -> None:
     NotebookClient(book, timeout=280, kernel_name="python3", resources={"metadata": {"path": str(folder)}}).execute()
 
 
-CASES = [pytest.param(path, marks=[] if path.stem in QUICK else pytest.mark.thorough) for path in TUTORIALS]
-
-
-@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+@pytest.mark.thorough
+@pytest.mark.usefixtures("_environment")
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 def test_a_tutorial_runs(path: Path, tmp_path: Path) -> None:
     execute(nbformat.read(path, as_version=4), tmp_path)
+
+
+def test_the_cells_of_a_short_one_run_in_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for cell in nbformat.read(QUICK, as_version=4).cells:
+        if cell.cell_type == "code":
+            exec(cell.source, names)
+    assert names["paths"][0][0].endswith(names["query"])
 
 
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
@@ -68,6 +76,7 @@ run
 
 
 @pytest.mark.thorough
+@pytest.mark.usefixtures("_environment")
 def test_a_training_in_a_notebook_prints_lines_and_is_interrupted(small_emoji: Path, tmp_path: Path) -> None:
     words = [*ONE_HEAD, f"dataset.root={small_emoji}"]
     cells = [nbformat.v4.new_code_cell(text) for text in (TRAINING.format(words=words), INTERRUPT)]

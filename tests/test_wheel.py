@@ -78,6 +78,7 @@ OWN = ["hydra.searchpath=[my_conf]", "loss=squeeze", "loss.strength=0.25"]
 """What chooses the user's loss."""
 
 
+@pytest.mark.thorough  # test_extensions.py trains with such files from the checkout
 def test_a_wheel_trains_with_a_user_s_configurations_and_loss(
     installed: Installed, site: Path, small_emoji: Path, tmp_path: Path
 ) -> None:

@@ -57,7 +57,6 @@ def _upgrade(options: Namespace, path: Path) -> None:
     with quick_imports():
         from dml.inference import Index
         from dml.inference.index_folder import remove_unused_versions
-        from dml.inference.upgrades import measure_upgrade
 
     index = Index.load(path, device=options.device, trust=options.trust)
     name, embedding = printable(options.index), embedding_options(options) | {"progress": True}
@@ -71,7 +70,7 @@ def _upgrade(options: Namespace, path: Path) -> None:
         print_line(f"{name}: {len(index):,} images, of the model {model.fingerprint} already")
         return
     if options.dry_run or not is_same:
-        report = measure_upgrade(index, model, options.adapter, **embedding)
+        report = index.upgrade(model, options.adapter, dry_run=True, **embedding)
         print_line(str(report))
         if options.dry_run:
             return

@@ -20,10 +20,10 @@ from dml.evaluation.items import (
     check_copies,
     check_query_and_gallery,
     has_level_lists,
+    pair_items,
 )
 from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES, Kind, MetricConfig
 from dml.evaluation.ranking import PerQuery, rank_items
-from dml.metrics.pairs import LabeledPairs
 from dml.metrics.verification import PairVerification
 from dml.retrieval.kmeans_clusters import kmeans
 from dml.retrieval.rows import Embeddings
@@ -76,10 +76,8 @@ def evaluate(
         **settings: fields of `dml.evaluation.MetricConfig`, such as metrics=("recall", "nmi"), recall_at=(1, 2, 4, 8),
             alpha=1.0, clustering=True or seed=0.
 
-    Raises:
-        InputError: if no query has a positive at some level, because a mean over no query is no result; if each query
-            is in the gallery under another row, with an equal vector and finest label, so that it finds itself (some
-            get a warning); or if an argument doesn't fit the others.
+    No query with a positive at some level is an `InputError`, because a mean over no query is no result, and so is a
+    gallery that holds each query under another row, with an equal vector and finest label (some get a warning).
     """
     config = MetricConfig(**settings)
     queries, items = check_query_and_gallery(query, query_labels, gallery, gallery_labels)
@@ -132,8 +130,9 @@ class Evaluator:
         """Check that queries aren't in their gallery under another row, see `dml.evaluation.items.check_copies`."""
         items = Items(embeddings.rows, self.table.labels)
         for part in self.benchmark_lists:
-            if part.gallery is not None and not self.config.exclude_nearest:
-                check_copies(items.take(part.queries, part.level), items.take(part.gallery, part.level), remedy)
+            queries, gallery = part.split_items(items)
+            if gallery is not None and not self.config.exclude_nearest:
+                check_copies(queries, gallery, remedy)
 
     def evaluate(
         self,
@@ -147,23 +146,18 @@ class Evaluator:
 
         Each query also gets its nearest ``neighbors``. `dml.retrieval.reranking` has the names of re-rankings.
         """
-        options: dict[str, Any] = {"neighbors": neighbors, "reranking": reranking}
         if rows is not None and not np.array_equal(rows, np.arange(len(self.table))):
             evaluator = replace(self, table=self.table.take(rows.numpy()))
-            return evaluator.evaluate(embeddings, **options)
+            return evaluator.evaluate(embeddings, neighbors=neighbors, reranking=reranking)
         if len(embeddings) != len(self.table):
             raise InputError(f"{len(embeddings)} embeddings for a table of {len(self.table)} rows")
-        unit = UnitEmbeddings.normalize(embeddings)
-        items = Items(unit.rows, self.table.labels)
+        items = Items(UnitEmbeddings.normalize(embeddings).rows, self.table.labels)
         share = (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
-        lists: list[PerQuery] = []
-        ranking_metrics: Metrics = {}
-        cluster_metrics: Metrics = {}
+        options: dict[str, Any] = {"share": share, "neighbors": neighbors, "reranking": reranking}
+        lists, ranking_metrics, cluster_metrics = list[PerQuery](), Metrics(), Metrics()
         for part in self.benchmark_lists:
-            queries = items.take(part.queries, part.level)
-            gallery_items = None if part.gallery is None else items.take(part.gallery, part.level)
             ranked, clusters = _rank_and_cluster(
-                queries, gallery_items, self.config, share=share, excluded=part.excluded, **options
+                *part.split_items(items), self.config, excluded=part.excluded, **options
             )
             ranked = replace(
                 ranked,
@@ -191,34 +185,20 @@ def _rank_and_cluster(
     """Rank a gallery for queries, cluster these and evaluate pairs, at each level -> rankings, other metrics."""
     ranked = rank_items(queries, gallery, config, share=share, excluded=excluded, **options)
     rank, world = share
-    clusters: Metrics = {}
-    metrics = config.select_kind(Kind.CLUSTERS) if rank == 0 and len(queries.labels) else ()
-    for level, labels in enumerate(queries.labels.T if metrics else ()):
-        assignment = kmeans(queries.embeddings, len(np.unique(labels)), config.seed)
-        for metric in metrics:
-            clusters[f"level{level}/{metric.name}"] = metric.compute_value(assignment, labels, config)
-    if rank == 0:
-        clusters |= _evaluate_pairs(queries, gallery, config, excluded)
+    others: Metrics = {}
+    of_clusters, of_pairs = config.select_kind(Kind.CLUSTERS), config.select_kind(Kind.PAIRS)
+    for level, labels in enumerate(queries.labels.T if rank == 0 and len(queries.labels) else ()):
+        if of_clusters:
+            clusters = kmeans(queries.embeddings, len(np.unique(labels)), config.seed)
+            others |= {f"level{level}/{row.name}": float(row.function(clusters, labels, config)) for row in of_clusters}
+        if of_pairs:
+            verification = PairVerification(pair_items(queries, gallery, excluded, level))
+            others |= {f"level{level}/{row.name}": float(row.function(verification)) for row in of_pairs}
     if world > 1:
         shares: list[Any] = [None] * world
-        dist.all_gather_object(shares, (ranked, clusters))
-        ranked, clusters = PerQuery.join([part for part, _ in shares]), shares[0][1]
-    return ranked, clusters
-
-
-def _evaluate_pairs(
-    queries: Items, gallery: Items | None, config: MetricConfig, excluded: npt.NDArray[np.int64] | None
-) -> Metrics:
-    """Compute the metrics of all pairs, at each level."""
-    metrics: Metrics = {}
-    selected = config.select_kind(Kind.PAIRS)
-    for level, labels in enumerate(queries.labels.swapaxes(0, 1) if selected else ()):
-        pairs = LabeledPairs(queries.embeddings, labels)
-        if gallery is not None:
-            pairs = LabeledPairs(queries.embeddings, labels, gallery.embeddings, gallery.labels[:, level], excluded)
-        verification = PairVerification(pairs)
-        metrics |= {f"level{level}/{metric.name}": metric.compute_value(verification) for metric in selected}
-    return metrics
+        dist.all_gather_object(shares, (ranked, others))
+        ranked, others = PerQuery.join([part for part, _ in shares]), shares[0][1]
+    return ranked, others
 
 
 def _level_means(metrics: Mapping[str, float]) -> Metrics:

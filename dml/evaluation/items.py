@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dml.data.table import EVERY_LEVEL, ImageTable, find_equal, renumber_pairs
 from dml.evaluation.geometry import UnitEmbeddings
+from dml.metrics.pairs import LabeledPairs, list_excluded
 from dml.retrieval.gallery import Gallery
 from dml.retrieval.rows import Embeddings
 from dml.runtime.errors import InputError
@@ -20,15 +21,20 @@ from dml.runtime.text import printable
 logger = logging.getLogger(__name__)
 
 Labels = Tensor | npt.NDArray[Any]
+Integers = npt.NDArray[np.int64]
+Codes = npt.NDArray[np.unsignedinteger[Any]]
+
+NONE = -1
+"""The index that fills the rows of queries that exclude fewer items than others."""
 
 
 class Items(NamedTuple):
-    """Embeddings (N, D) float32 of unit length, and labels (N, L) integers, column 0 the finest level."""
+    """Embeddings (N, D) float32 of unit length, and labels (N, L) int64, column 0 the finest level."""
 
     embeddings: Tensor
-    labels: npt.NDArray[Any]
+    labels: Integers
 
-    def take(self, rows: npt.NDArray[np.int64], level: int | None = None) -> "Items":
+    def take(self, rows: Integers, level: int | None = None) -> "Items":
         """Return the items of some rows, with the labels of one level or of all levels."""
         if level is None and len(rows) == len(self.labels) and (rows == np.arange(len(rows))).all():
             return self  # without a copy of the embeddings
@@ -36,16 +42,9 @@ class Items(NamedTuple):
         return Items(self.embeddings[torch.from_numpy(rows).to(self.embeddings.device)], labels)
 
 
-def check_items(embeddings: Embeddings, labels: Labels, name: str) -> Items:
-    """Check embeddings and labels, and scale the embeddings to unit length."""
-    unit, columns = UnitEmbeddings.normalize(embeddings, name), check_labels(labels, name)
-    if len(unit) != len(columns):
-        raise InputError(f"{name}: {len(unit)} embeddings, {len(columns)} labels")
-    return Items(unit.rows, columns)
-
-
-def check_labels(labels: Labels, name: str) -> npt.NDArray[Any]:
-    """Check labels of the embeddings that error lines ``name``. (N,) or (N, L) -> (N, L)"""
+def check_items(embeddings: Embeddings | UnitEmbeddings, labels: Labels, name: str) -> Items:
+    """Check embeddings and labels (N,) or (N, L), and scale the embeddings to unit length."""
+    unit = UnitEmbeddings.normalize(embeddings, name)
     columns = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
     if columns.ndim == 1:
         columns = columns[:, None]
@@ -53,7 +52,9 @@ def check_labels(labels: Labels, name: str) -> npt.NDArray[Any]:
         raise InputError(f"{name}_labels: shape {tuple(columns.shape)}, expected (N,) or (N, L) with L >= 1")
     if columns.dtype.kind not in "biu":  # floats would let NaN be a class unequal to itself
         raise InputError(f"{name}_labels: {columns.dtype}, expected integers")
-    return columns
+    if len(unit) != len(columns):
+        raise InputError(f"{name}: {len(unit)} embeddings, {len(columns)} labels")
+    return Items(unit.rows, columns.astype(np.int64, copy=False))
 
 
 def check_query_and_gallery(
@@ -74,10 +75,6 @@ def check_query_and_gallery(
     ):
         if in_queries != in_gallery:
             raise InputError(f"query and gallery differ in {property_name}: {in_queries} and {in_gallery}")
-    if np.result_type(queries.labels, items.labels).kind == "f":  # NumPy would compare them after rounding
-        raise InputError(
-            f"query_labels are {queries.labels.dtype}, gallery_labels {items.labels.dtype}; give both int64"
-        )
     return queries, items
 
 
@@ -102,18 +99,19 @@ def check_copies(queries: Items, gallery: Items, remedy: str) -> None:
     logger.warning(line)
 
 
-def _hash_rows(items: Items) -> npt.NDArray[np.int64]:
+def _hash_rows(items: Items) -> Integers:
     """Return numbers of the vectors, of the vectors with their finest labels, and of these labels. -> (3, N)"""
     blocks = (block.cpu() + 0.0 for block in torch.split(items.embeddings, 2**14))  # -0 becomes 0
     vectors = np.array([hash(vector.tobytes()) for block in blocks for vector in block.numpy()], dtype=np.int64)
-    classes = items.labels[:, 0].astype(np.int64)
-    return np.stack([vectors, vectors * 3 + classes, classes])
+    return np.stack([vectors, vectors * 3 + items.labels[:, 0], items.labels[:, 0]])
 
 
-Integers = npt.NDArray[np.int64]
-
-NONE = -1
-"""The index that fills the rows of queries that exclude fewer items than others."""
+def pair_items(queries: Items, gallery: Items | None, excluded: Integers | None, level: int = 0) -> LabeledPairs:
+    """Return the pairs of two queries, or of a query and a gallery item, with the labels of a level."""
+    if gallery is None:
+        return LabeledPairs(queries.embeddings, queries.labels[:, level])
+    labels, gallery_labels = queries.labels[:, level], gallery.labels[:, level]
+    return LabeledPairs(queries.embeddings, labels, gallery.embeddings, gallery_labels, excluded)
 
 
 def pad_pairs(pairs: Integers, queries: int) -> Integers:
@@ -139,9 +137,6 @@ def find_nearest_items(queries: Items, gallery: Items, rows: range, block_size: 
     return nearest.numpy()
 
 
-Codes = npt.NDArray[np.unsignedinteger[Any]]
-
-
 class Positives:
     """The gallery items that share levels with each query; without a gallery the queries are their own.
 
@@ -150,48 +145,34 @@ class Positives:
             the query itself from a gallery of the queries, and nothing from another one.
     """
 
-    def __init__(
-        self, queries: npt.NDArray[Any], gallery: npt.NDArray[Any] | None, excluded: Integers | None = None
-    ) -> None:
+    def __init__(self, queries: Integers, gallery: Integers | None, excluded: Integers | None = None) -> None:
         if excluded is None:
-            excluded = np.arange(len(queries), dtype=np.int64)[:, None][:, : 1 if gallery is None else 0]
-        self.excluded = excluded
-        self.depth: int = queries.shape[1]
+            excluded = np.arange(len(queries))[:, None][:, : 1 if gallery is None else 0]
         labels = queries if gallery is None else gallery
-        has_item, items = excluded >= 0, np.maximum(excluded, 0)
-        self._order, self._bounds, self._counts = list[Integers](), list[Integers](), list[Integers]()
-        for level in range(self.depth):
-            column, query_column = labels[:, level], queries[:, level]
+        self.excluded, self.depth = excluded, int(queries.shape[1])
+        self._items, self._counts = list[tuple[Integers, Integers]](), list[Integers]()
+        for column, query_column in zip(labels.T, queries.T, strict=True):
             order = np.argsort(column, kind="stable")
-            first, last = (np.searchsorted(column[order], query_column, side) for side in ("left", "right"))
-            self._order.append(order)
-            self._bounds.append(np.stack([first, last], axis=1))
-            excluded_positives = (query_column[:, None] == column[items]) & has_item
-            self._counts.append(last - first - excluded_positives.sum(axis=1))
+            ends = [np.searchsorted(column[order], query_column, side) for side in ("left", "right")]
+            is_positive = (query_column[:, None] == column[np.maximum(excluded, 0)]) & (excluded >= 0)
+            self._items.append((order, np.stack(ends, axis=1)))  # those of one class stand side by side
+            self._counts.append(ends[1] - ends[0] - is_positive.sum(axis=1))
         self.is_tree = _is_tree(queries if gallery is None else np.concatenate([queries, gallery]))
         """Whether items that share a level share all coarser ones."""
-
-    def _find(self, level: int, query: int) -> Integers:
-        """Find the items (P,) that share a level with a query, also the excluded ones."""
-        first, last = self._bounds[level][query]
-        return self._order[level][first:last]
 
     def count(self, level: int) -> Integers:
         """Count the positives of each query at a level. -> (Q,)"""
         return self._counts[level]
 
-    def find_queries_with_any(self, queries: range | slice = slice(None)) -> dict[str, npt.NDArray[np.bool_]]:
+    def find_queries_with_any(self, queries: range) -> dict[str, npt.NDArray[np.bool_]]:
         """Return {"level0", ...: (Q,) whether some queries have a positive at the level, "": whether at any level}."""
-        rows = slice(queries.start, queries.stop)
-        by_level = [self.count(level)[rows] > 0 for level in range(self.depth)]
-        return {f"level{level}": has_any for level, has_any in enumerate(by_level)} | {
-            "": np.logical_or.reduce(by_level)
-        }
+        by_level = [counts[queries.start : queries.stop] > 0 for counts in self._counts]
+        return {f"level{level}": has_any for level, has_any in enumerate(by_level)} | {"": np.any(by_level, axis=0)}
 
     @property
-    def largest_code(self) -> int:
-        """The largest code of an item, see `code_items`."""
-        return self.depth if self.is_tree else (1 << self.depth) - 1
+    def code_type(self) -> npt.DTypeLike:
+        """The type of the largest code of an item, see `code_items`."""
+        return np.min_scalar_type(self.depth if self.is_tree else (1 << self.depth) - 1)
 
     def code_items(self, queries: range, codes: Codes) -> Integers:
         """Write codes (Q, G) for what each gallery item shares with each query -> how many items share any level (Q,).
@@ -202,24 +183,23 @@ class Positives:
         codes.fill(0)
         for query, row in zip(queries, codes, strict=True):
             for level in reversed(range(self.depth)):  # items of finer levels overwrite the codes of coarser ones
-                items = self._find(level, query)
+                order, bounds = self._items[level]
+                items = order[slice(*bounds[query])]
                 if self.is_tree:
                     row[items] = self.depth - level
                 else:
                     row[items] |= 1 << level
-        excluded = self.excluded[queries.start : queries.stop]
-        rows, columns = np.nonzero(excluded >= 0)
-        codes[rows, excluded[rows, columns]] = 0
-        if self.is_tree:
-            return self._counts[-1][queries.start : queries.stop]  # those that share any level
-        return np.array([np.count_nonzero(row) for row in codes])
+        rows = slice(queries.start, queries.stop)
+        codes[list_excluded(self.excluded[rows])] = 0
+        # in a tree, those that share the coarsest level are those that share any
+        return self._counts[-1][rows] if self.is_tree else np.array([np.count_nonzero(row) for row in codes])
 
     def count_shared(self, codes: Codes) -> Codes:
         """Return the number of levels that items with some codes share. (P,) -> (P,)"""
         return codes if self.is_tree else np.bitwise_count(codes)
 
 
-def _is_tree(labels: npt.NDArray[Any]) -> bool:
+def _is_tree(labels: Integers) -> bool:
     """Return whether two items that share any level share the next coarser one."""
     for finer, coarser in pairwise(labels.T):
         _, firsts, classes = np.unique(finer, return_index=True, return_inverse=True)
@@ -228,21 +208,23 @@ def _is_tree(labels: npt.NDArray[Any]) -> bool:
     return True
 
 
-Rows = npt.NDArray[np.int64]
-
-
 class BenchmarkList(NamedTuple):
     """Queries, the gallery that they search, and the levels at which the ranking is evaluated."""
 
-    queries: Rows  # (Q,) rows of the table
-    gallery: Rows | None  # (G,) rows of the table; None if the queries are their own gallery
+    queries: Integers  # (Q,) rows of the table
+    gallery: Integers | None  # (G,) rows of the table; None if the queries are their own gallery
     level: int | None  # the only level at which the list is evaluated; None for all levels
-    excluded: Rows | None  # (Q, M) as `Positives` takes them
+    excluded: Integers | None  # (Q, M) as `Positives` takes them
 
     @property
-    def searched(self) -> Rows:
+    def searched(self) -> Integers:
         """The rows that queries search: the gallery, or the queries themselves."""
         return self.queries if self.gallery is None else self.gallery
+
+    def split_items(self, items: Items) -> tuple[Items, Items | None]:
+        """Return the queries and the gallery of the list among the items of the table."""
+        gallery = None if self.gallery is None else items.take(self.gallery, self.level)
+        return items.take(self.queries, self.level), gallery
 
     def metric_name(self, metric: str) -> str:
         """Return the name that a metric of the list has in metrics.json, which holds those of all lists."""
@@ -283,13 +265,18 @@ def benchmark_lists(table: ImageTable) -> Iterator[BenchmarkList]:
 
 def check_queries(part: ImageTable) -> None:
     """Make sure that at each evaluated level some query has a positive, which evaluations else find at their end."""
-    for benchmark in benchmark_lists(part) if len(part) else ():
-        gallery = None if benchmark.gallery is None else part.labels[benchmark.gallery]
-        positives = Positives(part.labels[benchmark.queries], gallery, benchmark.excluded)
-        levels = range(len(part.levels)) if benchmark.level is None else (benchmark.level,)
-        for level in levels:
-            if not positives.count(level).any():
-                raise InputError(_describe(part, benchmark, level))
+    for queries, gallery, level, excluded in benchmark_lists(part) if len(part) else ():
+        positives = Positives(part.labels[queries], None if gallery is None else part.labels[gallery], excluded)
+        for missing in range(len(part.levels)) if level is None else (level,):
+            if positives.count(missing).any():
+                continue
+            split, is_paired = part.split[queries[0]], part.split[queries[0]] == "query"
+            asked = f"{len(queries):,} queries" if is_paired else f"{len(queries):,} images in the {split} split"
+            place = "in the gallery" if is_paired else "there"
+            raise InputError(
+                f"{printable(part.source or 'dataset')}: none of the {asked} has another image of its "
+                f"{part.levels[missing]} {place}, so nothing can be evaluated; a query needs another image of its class"
+            )
 
 
 def is_of_one_class(part: ImageTable) -> bool:
@@ -305,17 +292,3 @@ def check_validation_classes(part: ImageTable) -> None:
             f"{part.levels[0]}, so that every neighbor is right, and no checkpoint better than another; two are "
             "needed, or trainer.val_check_interval=null, which validates never"
         )
-
-
-def _describe(part: ImageTable, benchmark: BenchmarkList, level: int) -> str:
-    source, name = printable(part.source or "dataset"), part.levels[level]
-    number, split = len(benchmark.queries), part.split[benchmark.queries[0]]
-    if split == "query":
-        return (
-            f"{source}: none of the {number:,} queries has another image of its {name} in the gallery, so nothing can "
-            "be evaluated; the gallery needs images of the queries' classes"
-        )
-    return (
-        f"{source}: none of the {number:,} images in the {split} split has another image of its {name} there, "
-        "so nothing can be evaluated; a class needs two images or more in a split"
-    )

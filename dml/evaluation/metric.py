@@ -1,8 +1,7 @@
-"""What a metric is, the one table of metrics, and which of them an evaluation computes."""
+"""What a metric is, the table of metrics, and which of them an evaluation computes."""
 
-import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property, partial
@@ -29,9 +28,11 @@ from dml.runtime.errors import InputError, check_number, check_whole
 QUERIES_WITHOUT_POSITIVES = "queries_without_positives"
 """The end of the names of counts in metrics.json, such as level0/queries_without_positives."""
 
+COUNTS = (QUERIES_WITHOUT_POSITIVES, "images_skipped", "queries_in_gallery")
+"""The ends of the names of numbers in metrics.json that are no metrics."""
+
 RESERVED_NAMES = (
-    *(QUERIES_WITHOUT_POSITIVES, "images_skipped", "queries_in_gallery", "configuration"),
-    *("epoch", "step", "selection", "vector", "chosen_heads", "split", "device"),
+    *(*COUNTS, "configuration", "epoch", "step", "selection", "vector", "chosen_heads", "split", "device"),
     *("path", "labels", "neighbors", "neighbor_labels", "similarities", "map_x", "map_y"),
 )
 """The names of other values in metrics.json, and of the columns of per_query.parquet that are not metrics."""
@@ -41,39 +42,33 @@ class Kind(StrEnum):
     """The input of a metric, which decides the arguments of its function."""
 
     AT_K = "at_k"
-    """One value for each level and each k of ``recall_at``: ``function(ranks, k)`` -> (Q,).
+    """``function(ranks, k)`` -> (Q,), for each level and each k of ``recall_at``.
 
     Like recall@k, the metric may depend on the rank of the nearest positive alone: a search for the nearest neighbors
     finds no other rank. ``ranks`` is (Q, 1) then, and may be longer in other evaluations.
     """
     WITHIN_R = "within_r"
-    """One value for each level: ``function(ranks, counts)`` -> (Q,).
+    """``function(ranks, counts)`` -> (Q,), for each level.
 
     ``ranks`` (Q, P) are as for `LEVEL`, and ``counts`` (Q,) is the number R of each query's positives. Like MAP@R, the
     metric may depend on the ranks up to R alone: where R is small, a search for the nearest neighbors finds no others.
     """
     LEVEL = "level"
-    """One value for each level: ``function(ranks)`` -> (Q,).
-
-    ``ranks`` (Q, P) float64 are the rising ranks of each query's positives, from 1 and padded with infinity.
+    """``function(ranks)`` -> (Q,), for each level, of the rising ranks (Q, P) float64 of each query's positives, from 1
+    and padded with infinity.
     """
     HIERARCHY = "hierarchy"
-    """One value over all levels: ``function(ranks_by_level, counts, config)`` -> (Q,).
+    """``function(ranks_by_level, counts, config)`` -> (Q,), over all levels.
 
     ``ranks_by_level`` are L tensors of ranks, see `dml.metrics.graded`; ``counts`` (Q, L + 1) float64 is the number of
     items that share 0, 1, ... L levels with the query, as `dml.ops.relevance` takes it; ``config`` is the
     `MetricConfig`.
     """
     CLUSTERS = "clusters"
-    """One value for each level: ``function(assignment, labels, config)`` -> float.
-
-    ``assignment`` (N,) are the clusters of k-means, ``labels`` (N,) those of the level.
-    """
+    """``function(assignment, labels, config)`` -> float, for each level: clusters (N,) of k-means, and labels (N,)."""
     PAIRS = "pairs"
-    """One value for each level: ``function(verification)`` -> float.
-
-    ``verification`` is a `dml.metrics.verification.PairVerification` of all pairs of two queries, or of a query
-    and an item of the gallery.
+    """``function(verification)`` -> float, for each level, of the `dml.metrics.verification.PairVerification` of all
+    pairs of two queries, or of a query and an item of the gallery.
     """
 
 
@@ -108,21 +103,16 @@ class Metric:
             object.__setattr__(self, "kind", Kind(self.kind))  # a YAML file gives the kind as a string
         except ValueError:
             raise InputError(f"metric {self.name}: kind = {self.kind!r}, expected one of {', '.join(Kind)}") from None
-        if (
-            not self.name
-            or "/" in self.name
-            or re.search(r"(?<!^map)(?<!^mp)@\d+$", self.name)
-            or self.name in RESERVED_NAMES
-        ):
+        has_k = re.search(r"(?<!^map)(?<!^mp)@\d+$", self.name)
+        if not self.name or "/" in self.name or has_k or self.name in RESERVED_NAMES:
             raise InputError(
                 f"metric {self.name!r}: a name must not be empty, hold a /, end in @ and a number, or be one of "
                 f"{', '.join(RESERVED_NAMES)}"
             )
 
-    def compute_values(self, ranks: Tensor | Sequence[Tensor], *arguments: Any) -> Tensor:
-        """Return the value of each query (Q,) of a ranking metric, by the function's arguments with the ranks first."""
-        values: Any = self.function(ranks, *arguments)
-        num_queries = len(ranks) if isinstance(ranks, Tensor) else len(ranks[0])
+    def compute_values(self, num_queries: int, *arguments: Any) -> Tensor:
+        """Return the value of each query (Q,) of a ranking metric, by the function's arguments."""
+        values: Any = self.function(*arguments)
         if not isinstance(values, Tensor) or values.shape != (num_queries,):
             returned = f"a tensor {(*values.shape,)}" if isinstance(values, Tensor) else repr(type(values).__name__)
             raise InputError(
@@ -131,29 +121,12 @@ class Metric:
             )
         return values
 
-    def compute_value(self, *arguments: Any) -> float:
-        """Return the one value of a metric of clusters or pairs."""
-        value = self.function(*arguments)
-        try:
-            return float(value)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise InputError(
-                f"metric {self.name}: its function returned {type(value).__name__!r}; expected one number"
-            ) from error
-
-
-def name_rate(rate: float) -> str:
-    """Return a power of ten as names of metrics have it: 0.001 -> "1e-3"."""
-    return f"1e{round(math.log10(rate))}"
-
-
-def _pair_metric(name: str, label: str, function: Callable[[PairVerification], float], **shown: bool) -> Metric:
-    return Metric(name, label, Kind.PAIRS, function, higher_is_better=False, is_default=False, **shown)
-
 
 def _fnmr_at(verification: PairVerification, fmr: float) -> float:
     return fnmr_at_fmr(verification.rates, fmr)
 
+
+_of_pairs = partial(Metric, kind=Kind.PAIRS, higher_is_better=False, is_default=False)
 
 METRICS = (
     Metric("recall", "R", Kind.AT_K, recall_at_k),
@@ -162,14 +135,9 @@ METRICS = (
     Metric("r_precision", "R-prec.", Kind.WITHIN_R, r_precision),
     Metric("trapezoid_ap", "AP (trapezoid)", Kind.LEVEL, trapezoid_ap, is_default=False),
     Metric("mmp5", "mMP@5", Kind.WITHIN_R, mmp_at_5, is_default=False),
-    Metric(
-        "h_ap",
-        "H-AP",
-        Kind.HIERARCHY,
-        lambda ranks, counts, config: h_ap(ranks, power_relevance(counts, config.alpha)),
-    ),
-    Metric("ndcg", "NDCG", Kind.HIERARCHY, lambda ranks, counts, config: ndcg(ranks)),  # noqa: ARG005
-    Metric("asi", "ASI", Kind.HIERARCHY, lambda ranks, counts, config: asi(ranks)),  # noqa: ARG005
+    Metric("h_ap", "H-AP", Kind.HIERARCHY, lambda ranks, n, config: h_ap(ranks, power_relevance(n, config.alpha))),
+    Metric("ndcg", "NDCG", Kind.HIERARCHY, lambda ranks, *_: ndcg(ranks)),
+    Metric("asi", "ASI", Kind.HIERARCHY, lambda ranks, *_: asi(ranks)),
     Metric(
         "sum_wap",
         "sum wAP",
@@ -177,21 +145,20 @@ METRICS = (
         lambda ranks, counts, config: h_ap(ranks, weighted_ap_relevance(counts, config.level_weights)),
         is_default=False,
     ),
-    Metric("nmi", "NMI", Kind.CLUSTERS, lambda assignment, labels, config: nmi(assignment, labels, config.nmi_average)),
-    Metric("ami", "AMI", Kind.CLUSTERS, lambda assignment, labels, config: ami(assignment, labels, config.nmi_average)),
-    Metric("f1", "F1", Kind.CLUSTERS, lambda assignment, labels, config: pair_f1(assignment, labels)),  # noqa: ARG005
-    _pair_metric("eer", "EER", lambda verification: equal_error_rate(verification.rates)),
+    Metric("nmi", "NMI", Kind.CLUSTERS, lambda clusters, labels, config: nmi(clusters, labels, config.nmi_average)),
+    Metric("ami", "AMI", Kind.CLUSTERS, lambda clusters, labels, config: ami(clusters, labels, config.nmi_average)),
+    Metric("f1", "F1", Kind.CLUSTERS, lambda clusters, labels, _: pair_f1(clusters, labels)),
+    _of_pairs("eer", "EER", function=lambda given: equal_error_rate(given.rates)),
     *(
-        _pair_metric(f"fnmr@{name_rate(fmr)}", f"FNMR@{name_rate(fmr)}", partial(_fnmr_at, fmr=fmr))
-        for fmr in REPORTED_FMRS
+        _of_pairs(f"fnmr@{rate}", f"FNMR@{rate}", function=partial(_fnmr_at, fmr=fmr))
+        for fmr, rate in zip(REPORTED_FMRS, ("1e-2", "1e-3", "1e-4"), strict=True)
     ),
-    _pair_metric(
-        "opis", "OPIS", lambda verification: opis(verification.pairs, verification.rates), shown_in_percent=False
-    ),
+    _of_pairs("opis", "OPIS", function=lambda given: opis(given.pairs, given.rates), shown_in_percent=False),
 )
 """The metrics that ship with the package, in the order in which tables show them."""
 
 METRICS_BY_NAME = {metric.name: metric for metric in METRICS}
+DEFAULT_METRICS = tuple(metric.name for metric in METRICS if metric.is_default)
 
 
 def find_packaged(name: str) -> Metric | None:
@@ -200,9 +167,6 @@ def find_packaged(name: str) -> Metric | None:
         label, function = {"map": ("mAP", map_at_k), "mp": ("mP", mp_at_k)}[named[1]]
         return Metric(name, f"{label}@{named[2]}", Kind.LEVEL, partial(function, k=int(named[2])), is_default=False)
     return METRICS_BY_NAME.get(name)
-
-
-DEFAULT_METRICS = tuple(metric.name for metric in METRICS if metric.is_default)
 
 
 @dataclass(frozen=True)
@@ -238,44 +202,27 @@ class MetricConfig:
     memory: int = 2**29
 
     def __post_init__(self) -> None:
-        self._check_entries()
-        self._check_names()
+        self._check_metrics()
         check_number("alpha", self.alpha)
         weights = () if self.level_weights is None else self.level_weights
         for weight in weights:
             check_number("level_weights", weight, least=0)
         if self.level_weights is not None and not any(weights):
-            raise InputError(f"level_weights = {list(self.level_weights)}: at least one must be above 0")
+            raise InputError(f"level_weights = {list(weights)}: at least one must be above 0")
         if self.select_kind(Kind.AT_K):
-            if not isinstance(self.recall_at, Iterable):
-                raise InputError(f"recall_at = {self.recall_at}: expected a list, such as [{self.recall_at}]")
             for k in self.recall_at:
                 check_whole("recall_at", k, least=1)
 
-    def _check_entries(self) -> None:
-        """Make sure that each entry of ``metrics`` is the name of a packaged metric, or a metric."""
-        if isinstance(self.metrics, str):
-            raise InputError(f"metrics = {self.metrics!r}: expected a list, such as [{self.metrics}]")
+    def _check_metrics(self) -> None:
+        """Make sure that each entry is a metric or the name of one, and that names tell the metrics apart."""
         for entry in self.metrics:
-            if isinstance(entry, Metric):
-                continue
-            if not isinstance(entry, str):
+            if not isinstance(entry, Metric) and (not isinstance(entry, str) or find_packaged(entry) is None):
                 raise InputError(
-                    f"metrics: {entry!r} is neither a name nor a metric; one of your own has "
-                    "_target_: dml.evaluation.Metric"
+                    f"metrics = {entry!r}: expected a list of {', '.join(METRICS_BY_NAME)}, map@K, mp@K (recall_at has "
+                    "the k of recall), and metrics of your own with _target_: dml.evaluation.Metric"
                 )
-            if find_packaged(entry) is None:
-                family = entry.rpartition("/")[2].partition("@")[0]
-                meant = f"is it {family}, whose k recall_at says? " if family in METRICS_BY_NAME else ""
-                raise InputError(
-                    f"metrics = {entry!r}: {meant}expected some of {', '.join(METRICS_BY_NAME)}, map@K, mp@K"
-                )
-
-    def _check_names(self) -> None:
-        """Make sure that names tell the metrics apart."""
-        for metric in self.custom:
-            if metric.name in METRICS_BY_NAME:
-                raise InputError(f"metrics: {metric.name} is a packaged metric; give yours another name")
+        if taken := METRICS_BY_NAME.keys() & {metric.name for metric in self.custom}:
+            raise InputError(f"metrics: {taken.pop()} is a packaged metric; give yours another name")
         names = [metric.name for metric in self.selected]
         if repeated := sorted({name for name in names if names.count(name) > 1}):
             raise InputError(f"metrics: two metrics are named {repeated[0]}")
@@ -314,14 +261,10 @@ class MetricConfig:
         for metric in self.select_kind(*kinds):
             if metric.kind == Kind.AT_K:
                 for k in self.recall_at:
-                    yield f"{metric.name}@{k}", metric.compute_values(ranks, k)
+                    yield f"{metric.name}@{k}", metric.compute_values(len(ranks), ranks, k)
             else:
-                yield metric.name, metric.compute_values(ranks, *([counts] if metric.kind == Kind.WITHIN_R else []))
-
-    @property
-    def needs_whole_ranking(self) -> bool:
-        """Whether a metric may depend on the rank of every positive, however large."""
-        return bool(self.select_kind(Kind.LEVEL, Kind.HIERARCHY))
+                arguments = (ranks, counts) if metric.kind == Kind.WITHIN_R else (ranks,)
+                yield metric.name, metric.compute_values(len(ranks), *arguments)
 
     @property
     def largest_k(self) -> int:

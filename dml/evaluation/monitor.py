@@ -93,7 +93,7 @@ def check_monitor(
 def _has_metric(name: str, table: ImageTable, test: MetricConfig, heads: Sequence[str]) -> bool:
     """Tell whether a validation can compute a metric, at any k, of all heads or of some of the heads."""
     monitored = MetricName.parse(name)
-    recall_at = tuple(dict.fromkeys([*test.recall_at, *([monitored.k] if monitored.k else [])]))
+    recall_at = (*test.recall_at, *([monitored.k] if monitored.k else []))
     is_known = monitored.metric in metric_names(table, replace(test, recall_at=recall_at))
     return is_known and are_heads(split_head_names(monitored.heads), ["", *heads])
 

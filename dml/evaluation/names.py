@@ -4,48 +4,37 @@ import math
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dml.data.table import EVERY_LEVEL, ImageTable
 from dml.evaluation.items import has_level_lists
-from dml.evaluation.metric import METRICS_BY_NAME, QUERIES_WITHOUT_POSITIVES, Kind, Metric, MetricConfig, find_packaged
+from dml.evaluation.metric import (
+    COUNTS,
+    METRICS_BY_NAME,
+    QUERIES_WITHOUT_POSITIVES,
+    Kind,
+    Metric,
+    MetricConfig,
+    find_packaged,
+)
 from dml.runtime.errors import InputError
 
-HEADS = "heads"
-"""The first part of a metric's name if the metric is not computed of all heads together."""
-
-PCA = "pca"
-"""The first part of the name of a metric of raw features after a PCA: pca/level0/recall@1."""
-
-RERANKED = "reranked"
-"""The first part of the name of a metric of a re-ranking: reranked/alpha_qe/level0/recall@1."""
+HEADS, PCA, RERANKED = "heads", "pca", "reranked"
+"""The first part of the name of a metric of some heads alone (heads/L+M/level0/ap), of raw features after a PCA, and of
+a re-ranking (reranked/alpha_qe/level0/recall@1).
+"""
 
 RERANKING_LABELS = {"alpha_qe": "alpha-QE", "k_reciprocal": "k-reciprocal"}
 """The labels of re-rankings by name."""
 
-SCOPE = re.compile(rf"level\d+|mean|raw|fixed|threshold|{'|'.join((HEADS, PCA, RERANKED))}")
+SCOPE = re.compile(rf"level\d+|mean|raw|fixed|threshold|{HEADS}|{PCA}|{RERANKED}")
 """The first part of a metric's name, where it isn't a name in ``evaluation.other_labels``."""
 
 JOINT = "+"
 """The character between the names of heads whose embeddings are concatenated."""
-
-
-def is_joint_metric(name: str, value: Any) -> bool:
-    """Return whether an entry of metrics.json is a metric of all heads together: no count, no step, no raw/...."""
-    scope, _, metric = name.rpartition("/")
-    in_scope = scope in ("", "mean") or re.fullmatch(r"level\d+", scope) is not None
-    return in_scope and isinstance(value, float) and metric != QUERIES_WITHOUT_POSITIVES
-
-
-def choose_shown_metrics(names: Iterable[str]) -> list[str]:
-    """Return the metrics of the finest level, or of all levels together, that fit a line: recall at one k alone."""
-    by_family: dict[str, str] = {}
-    for name in names:
-        if name.rpartition("/")[0] in ("", "level0") and not name.endswith(QUERIES_WITHOUT_POSITIVES):
-            by_family.setdefault(MetricName.parse(name).family, name)
-    return [*by_family.values()]
 
 
 def join_head_names(heads: Iterable[str]) -> str:
@@ -58,33 +47,27 @@ def split_head_names(name: str) -> list[str]:
     return name.split(JOINT)
 
 
-def select_prefix(metrics: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Return the metrics whose names begin with a prefix, named without it."""
-    return {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
+def select_joint(names: Iterable[str]) -> list[str]:
+    """Return the names, each once, that stand for several heads, whose embeddings are concatenated."""
+    return [name for name in dict.fromkeys(names) if JOINT in name]
 
 
-def split_parts(metrics: Mapping[str, Any], before: str, whole_label: str) -> dict[str, dict[str, Any]]:
-    """Return the metrics of metrics.json of each part of a test, named without the part, by the label of tables.
+def are_heads(names: Sequence[str], heads: Iterable[str]) -> bool:
+    """Return whether some names are those of heads, each once."""
+    return len({*names} & {*heads}) == len(names)
 
-    The label of the backbone's own features is ``before``, and that of all heads ``whole_label``, unless the training
-    chose some. The ``evaluation.other_labels`` are parts too.
 
-    >>> [*split_parts({"raw/h_ap": 0.1, "heads/L+M/h_ap": 0.2, "reranked/alpha_qe/h_ap": 0.4}, "before", "all heads")]
-    ['before', 'heads L, M', 'all heads', '+ alpha-QE']
-    """
-    labels = {"raw/": before, f"raw/{PCA}/": f"{before}, PCA"}
-    for heads in dict.fromkeys(heads for name in metrics if (heads := MetricName.parse(name).heads)):
-        names = split_head_names(heads)
-        labels[f"{HEADS}/{heads}/"] = f"head{'s' * (len(names) > 1)} {', '.join(names)}"
-    chosen = metrics.get("chosen_heads")
-    labels[""] = f"chosen: {', '.join(split_head_names(chosen))}" if chosen else whole_label
-    labels |= {f"{RERANKED}/{name}/": f"+ {label}" for name, label in RERANKING_LABELS.items()}
-    for name in metrics:
-        prefix, _, steps = name.rpartition("/")[0].partition("/")
-        if re.match(r"level\d", steps) and not SCOPE.fullmatch(prefix):
-            labels[f"{prefix}/"] = prefix
-    parts = {label: select_prefix(metrics, prefix) for prefix, label in labels.items()}
-    return {label: part for label, part in parts.items() if part}
+def list_evaluated_heads(heads: Iterable[str], alone: bool, head_sets: Any) -> list[str]:
+    """Return the names of what a test evaluates: each head if ``alone``, and ``evaluation.head_sets``."""
+    heads, head_sets = list(heads), head_sets or []
+    for head_set in head_sets:
+        names = list(head_set) if isinstance(head_set, Sequence) and not isinstance(head_set, str) else []
+        if not names or not are_heads(names, heads):
+            raise InputError(
+                f"evaluation.head_sets={head_sets}: expected lists of some of the heads {', '.join(heads)}, each once, "
+                f"such as [[{','.join(heads[:2])}]]"
+            )
+    return list(dict.fromkeys([*(heads if alone else []), *map(join_head_names, head_sets)]))
 
 
 @dataclass(frozen=True)
@@ -104,16 +87,18 @@ class MetricName:
     @property
     def family(self) -> str:
         """The metric's name in ``evaluation.metrics``: "recall" for level0/recall@1."""
-        return self._at_k[1] if self._at_k else self.metric.rpartition("/")[2]
+        return self._family_and_k[0]
 
     @property
     def k(self) -> int | None:
         """The k of a metric at k, such as recall@k; None for another metric."""
-        return int(self._at_k[2]) if self._at_k else None
+        return self._family_and_k[1]
 
     @property
-    def _at_k(self) -> re.Match[str] | None:
-        return re.fullmatch(r"(?!map@|mp@)(.+)@([1-9]\d*)", self.metric.rpartition("/")[2])
+    def _family_and_k(self) -> tuple[str, int | None]:
+        name = self.metric.rpartition("/")[2]
+        at_k = re.fullmatch(r"(?!map@|mp@)(.+)@([1-9]\d*)", name)
+        return (at_k[1], int(at_k[2])) if at_k else (name, None)
 
 
 def full_metric_name(name: str, custom: Container[str] = ()) -> str:
@@ -132,19 +117,15 @@ def full_metric_name(name: str, custom: Container[str] = ()) -> str:
 
 def metric_names(table: ImageTable, config: MetricConfig) -> list[str]:
     """Return the names of all metrics, packaged and custom, that an evaluation of a table can compute."""
-    metrics = {**METRICS_BY_NAME, **{metric.name: metric for metric in config.selected}}.values()
-    level_metrics = [
-        name
-        for metric in metrics
-        if metric.kind != Kind.HIERARCHY
-        for name in ([f"{metric.name}@{k}" for k in config.recall_at] if metric.kind == Kind.AT_K else [metric.name])
-    ]
-    hierarchical = [metric.name for metric in metrics if metric.kind == Kind.HIERARCHY]
+    by_level, over_levels = list[str](), list[str]()
+    for metric in {**METRICS_BY_NAME, **{metric.name: metric for metric in config.selected}}.values():
+        at_k = [f"{metric.name}@{k}" for k in config.recall_at] if metric.kind == Kind.AT_K else [metric.name]
+        (over_levels if metric.kind == Kind.HIERARCHY else by_level).extend(at_k)
     if has_level_lists(table):  # the list of a level has hierarchical metrics, too
         levels = sorted({*table.benchmark.tolist()} - {EVERY_LEVEL})
         scopes = [*(f"level{level}" for level in levels), "mean"]
-        return [f"{scope}/{metric}" for scope in scopes for metric in (*level_metrics, *hierarchical)]
-    return [*(f"level{level}/{name}" for level in range(len(table.levels)) for name in level_metrics), *hierarchical]
+        return [f"{scope}/{name}" for scope in scopes for name in (*by_level, *over_levels)]
+    return [*(f"level{level}/{name}" for level in range(len(table.levels)) for name in by_level), *over_levels]
 
 
 class MetricDescription(NamedTuple):
@@ -160,46 +141,46 @@ THRESHOLD_PREFIX = "threshold/"
 """The beginning of the names in metrics.json of a threshold and its errors, see `dml.evaluation.threshold`."""
 
 CALIBRATION_PREFIX = "calibration_"
-"""The beginning, behind `THRESHOLD_PREFIX`, of the names of the values of a `dml.metrics.verification`."""
+"""The beginning, behind `THRESHOLD_PREFIX`, of the names of the values of a `dml.metrics.verification.Calibration`."""
+
+_lower = partial(MetricDescription, higher_is_better=False)
+_plain = partial(MetricDescription, shown_in_percent=False)
 
 THRESHOLD_METRICS = {
     metric.name: metric
     for metric in (
-        MetricDescription("similarity", "threshold", shown_in_percent=False),
-        MetricDescription("nearest_similarity", "threshold of searches", shown_in_percent=False),
-        MetricDescription("val_fmr", "FMR (val)", higher_is_better=False),
-        MetricDescription("val_fnmr", "FNMR (val)", higher_is_better=False),
-        MetricDescription("wanted_fmr", "wanted FMR", higher_is_better=False),
-        MetricDescription("wanted_wrong_share", 'wanted wrong "same"', higher_is_better=False),
+        _plain("similarity", "threshold"),
+        _plain("nearest_similarity", "threshold of searches"),
+        _lower("val_fmr", "FMR (val)"),
+        _lower("val_fnmr", "FNMR (val)"),
+        _lower("wanted_fmr", "wanted FMR"),
+        _lower("wanted_wrong_share", 'wanted wrong "same"'),
         MetricDescription("val_known_accepted", "known queries accepted (val)"),
-        MetricDescription("val_wrong_share", 'wrong "same" (val)', higher_is_better=False),
-        MetricDescription("wrong_share", 'wrong "same"', higher_is_better=False),
-        MetricDescription("fmr", "FMR", higher_is_better=False),
-        MetricDescription("fnmr", "FNMR", higher_is_better=False),
+        _lower("val_wrong_share", 'wrong "same" (val)'),
+        _lower("wrong_share", 'wrong "same"'),
+        _lower("fmr", "FMR"),
+        _lower("fnmr", "FNMR"),
         MetricDescription("balanced_accuracy", "balanced accuracy"),
-        MetricDescription("fmr_median_class", "FMR, median class", higher_is_better=False),
-        MetricDescription("fmr_worst_class", "FMR, worst class", higher_is_better=False),
-        MetricDescription("fnmr_median_class", "FNMR, median class", higher_is_better=False),
-        MetricDescription("fnmr_worst_class", "FNMR, worst class", higher_is_better=False),
-        MetricDescription("calibration_slope", "slope of log odds", shown_in_percent=False),
-        MetricDescription("calibration_intercept", "log odds at similarity 0", shown_in_percent=False),
+        _lower("fmr_median_class", "FMR, median class"),
+        _lower("fmr_worst_class", "FMR, worst class"),
+        _lower("fnmr_median_class", "FNMR, median class"),
+        _lower("fnmr_worst_class", "FNMR, worst class"),
+        _plain("calibration_slope", "slope of log odds"),
+        _plain("calibration_intercept", "log odds at similarity 0"),
         MetricDescription("calibration_prior", "pairs of one class (val)"),
-        MetricDescription("ece", "ECE", higher_is_better=False),
-        MetricDescription("brier", "Brier score", higher_is_better=False, shown_in_percent=False),
-        MetricDescription("log_loss", "log loss", higher_is_better=False, shown_in_percent=False),
-        MetricDescription("ece_balanced", "ECE, balanced", higher_is_better=False),
-        MetricDescription("brier_balanced", "Brier score, balanced", higher_is_better=False, shown_in_percent=False),
-        MetricDescription("log_loss_balanced", "log loss, balanced", higher_is_better=False, shown_in_percent=False),
+        _lower("ece", "ECE"),
+        _lower("brier", "Brier score", shown_in_percent=False),
+        _lower("log_loss", "log loss", shown_in_percent=False),
+        _lower("ece_balanced", "ECE, balanced"),
+        _lower("brier_balanced", "Brier score, balanced", shown_in_percent=False),
+        _lower("log_loss_balanced", "log loss, balanced", shown_in_percent=False),
         MetricDescription("unknown_auroc", "AUROC of known queries"),
         MetricDescription("known_accepted", "known queries accepted"),
         MetricDescription("known_identified", "known queries identified"),
-        MetricDescription("unknown_accepted", "unknown queries accepted", higher_is_better=False),
+        _lower("unknown_accepted", "unknown queries accepted"),
     )
 }
 """The metrics of a threshold, by their names in metrics.json without `THRESHOLD_PREFIX`."""
-
-COUNTS = (QUERIES_WITHOUT_POSITIVES, "images_skipped", "queries_in_gallery")
-"""The ends of the names of numbers in metrics.json that are no metrics."""
 
 
 def describe_metric(name: str, custom: Iterable[Metric | MetricDescription] = ()) -> MetricDescription:
@@ -213,11 +194,26 @@ def describe_metric(name: str, custom: Iterable[Metric | MetricDescription] = ()
     parsed = MetricName.parse(name)
     metric = {metric.name: metric for metric in custom}.get(parsed.family) or find_packaged(parsed.family)
     if metric is None:
-        is_count = parsed.family in COUNTS
-        label = name.rpartition("/")[2]
+        is_count, label = parsed.family in COUNTS, name.rpartition("/")[2]
         return MetricDescription(label, label, higher_is_better=not is_count, shown_in_percent=not is_count)
     label = metric.label if parsed.k is None else f"{metric.label}@{parsed.k}"
     return MetricDescription(metric.name, label, metric.higher_is_better, metric.shown_in_percent)
+
+
+def describe_stored_metrics(config: Mapping[str, Any]) -> tuple[MetricDescription, ...]:
+    """Describe the custom metrics of a stored configuration, without building them: nothing in the file is run."""
+    metrics = (config.get("evaluation") or {}).get("metrics")
+    stored = [metric for metric in metrics if isinstance(metric, Mapping)] if isinstance(metrics, list) else []
+    return tuple(
+        MetricDescription(
+            str(metric["name"]),
+            str(metric.get("label", metric["name"])),
+            higher_is_better=metric.get("higher_is_better", True) is not False,
+            shown_in_percent=metric.get("shown_in_percent", True) is not False,
+        )
+        for metric in stored
+        if "name" in metric
+    )
 
 
 def format_percent(share: float, digits: int = 3) -> str:
@@ -244,44 +240,49 @@ def format_value(value: float | None, metric: MetricDescription) -> str:
     return f"{value:.4g}" if abs(value) < 10_000 else f"{value:.0f}"
 
 
-def describe_stored_metrics(config: Mapping[str, Any]) -> tuple[MetricDescription, ...]:
-    """Describe the custom metrics of a stored configuration, without building them: nothing in the file is run."""
-    evaluation = config.get("evaluation")
-    metrics = evaluation.get("metrics") if isinstance(evaluation, Mapping) else None
-    stored = [metric for metric in metrics if isinstance(metric, Mapping)] if isinstance(metrics, list) else []
-    return tuple(
-        MetricDescription(
-            str(metric["name"]),
-            str(metric.get("label", metric["name"])),
-            higher_is_better=metric.get("higher_is_better", True) is not False,
-            shown_in_percent=metric.get("shown_in_percent", True) is not False,
-        )
-        for metric in stored
-        if "name" in metric
-    )
+def is_joint_metric(name: str, value: Any) -> bool:
+    """Return whether an entry of metrics.json is a metric of all heads together: no count, no step, no raw/...."""
+    scope, _, metric = name.rpartition("/")
+    in_scope = re.fullmatch(r"(level\d+|mean)?", scope) is not None
+    return in_scope and isinstance(value, float) and metric != QUERIES_WITHOUT_POSITIVES
 
 
-def list_evaluated_heads(heads: Iterable[str], alone: bool, head_sets: Any) -> list[str]:
-    """Return the names of what a test evaluates: each head if ``alone``, and ``evaluation.head_sets``."""
-    heads, head_sets = list(heads), head_sets or []
-    for head_set in head_sets:
-        names = list(head_set) if isinstance(head_set, Sequence) and not isinstance(head_set, str) else []
-        if not names or not are_heads(names, heads):
-            raise InputError(
-                f"evaluation.head_sets={head_sets}: expected lists of some of the heads {', '.join(heads)}, each once, "
-                f"such as [[{','.join(heads[:2])}]]"
-            )
-    return list(dict.fromkeys([*(heads if alone else []), *map(join_head_names, head_sets)]))
+def select_prefix(metrics: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Return the metrics whose names begin with a prefix, named without it."""
+    return {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
 
 
-def select_joint(names: Iterable[str]) -> list[str]:
-    """Return the names, each once, that stand for several heads, whose embeddings are concatenated."""
-    return [name for name in dict.fromkeys(names) if len(split_head_names(name)) > 1]
+def split_parts(metrics: Mapping[str, Any], before: str, whole_label: str) -> dict[str, dict[str, Any]]:
+    """Return the metrics of metrics.json of each part of a test, named without the part, by the label of tables.
+
+    The label of the backbone's own features is ``before``, and that of all heads ``whole_label``, unless the training
+    chose some. The ``evaluation.other_labels`` are parts too.
+
+    >>> [*split_parts({"raw/h_ap": 0.1, "heads/L+M/h_ap": 0.2, "reranked/alpha_qe/h_ap": 0.4}, "before", "all heads")]
+    ['before', 'heads L, M', 'all heads', '+ alpha-QE']
+    """
+    labels = {"raw/": before, f"raw/{PCA}/": f"{before}, PCA"}
+    for heads in filter(None, (MetricName.parse(name).heads for name in metrics)):
+        names = split_head_names(heads)
+        labels[f"{HEADS}/{heads}/"] = f"head{'s' * (len(names) > 1)} {', '.join(names)}"
+    chosen = metrics.get("chosen_heads")
+    labels[""] = f"chosen: {', '.join(split_head_names(chosen))}" if chosen else whole_label
+    labels |= {f"{RERANKED}/{name}/": f"+ {label}" for name, label in RERANKING_LABELS.items()}
+    for name in metrics:
+        prefix, _, steps = name.rpartition("/")[0].partition("/")
+        if re.match(r"level\d", steps) and not SCOPE.fullmatch(prefix):
+            labels[f"{prefix}/"] = prefix
+    parts = {label: select_prefix(metrics, prefix) for prefix, label in labels.items()}
+    return {label: part for label, part in parts.items() if part}
 
 
-def are_heads(names: Sequence[str], heads: Iterable[str]) -> bool:
-    """Return whether some names are those of heads, each once."""
-    return len({*names} & {*heads}) == len(names)
+def choose_shown_metrics(names: Iterable[str]) -> list[str]:
+    """Return the metrics of the finest level, or of all levels together, that fit a line: recall at one k alone."""
+    by_family: dict[str, str] = {}
+    for name in names:
+        if name.rpartition("/")[0] in ("", "level0") and not name.endswith(QUERIES_WITHOUT_POSITIVES):
+            by_family.setdefault(MetricName.parse(name).family, name)
+    return [*by_family.values()]
 
 
 def choose_first_metric(metrics: Mapping[str, Any]) -> str | None:

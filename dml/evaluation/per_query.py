@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -42,21 +42,6 @@ class QueryTable:
     positions: npt.NDArray[np.float32] | None = None  # (Q, 2) places on the map, NaN for queries that are not on it
     made_with: Mapping[str, str] = field(default_factory=dict)  # {library or "platform": version} of the test's machine
 
-    def __post_init__(self) -> None:
-        queries, levels, nearest = len(self.paths), len(self.levels), self.neighbors.shape[-1]
-        columns: dict[str, tuple[npt.NDArray[Any], tuple[int, ...]]] = {
-            "labels": (self.labels, (queries, levels)),
-            **{name: (values, (queries,)) for name, values in self.metrics.items()},
-            "neighbors": (self.neighbors, (queries, nearest)),
-            "neighbor_labels": (self.neighbor_labels, (queries, nearest, levels)),
-            "similarities": (self.similarities, (queries, nearest)),
-        }
-        if self.positions is not None:
-            columns["positions"] = (self.positions, (queries, 2))
-        for name, (values, shape) in columns.items():
-            if values.shape != shape or 0 in shape:
-                raise InputError(f"query table: {name} of shape {values.shape}, expected {shape} and none of them 0")
-
     def __len__(self) -> int:
         return len(self.paths)
 
@@ -78,8 +63,7 @@ class QueryTable:
         """Find the finest of some levels, from 0, at which each nearest image has the class of its query -> (Q, k)."""
         queries = self.labels[:, None, levels]
         is_shared = (queries == self.neighbor_labels[:, :neighbors, levels]) & (queries >= 0)
-        no_level = np.ones_like(is_shared[:, :, :1])
-        shared: npt.NDArray[np.int64] = np.concatenate([is_shared, no_level], axis=2).argmax(axis=2)
+        shared: npt.NDArray[np.int64] = np.pad(is_shared, ((0, 0), (0, 0), (0, 1)), constant_values=True).argmax(axis=2)
         return shared
 
     @staticmethod
@@ -93,41 +77,24 @@ class QueryTable:
         **described: Any,
     ) -> "QueryTable":
         """Make the table of the rankings of all queries, which are their own gallery without one."""
-        if gallery_paths is None or gallery_labels is None:
-            gallery_paths, gallery_labels = paths, labels
-        searched_paths = np.array(gallery_paths, dtype=object)
+        searched_paths = np.array(paths if gallery_paths is None else gallery_paths, dtype=object)
         return QueryTable(
             paths=np.array(paths, dtype=object),
             labels=labels,
             metrics=ranked.values,
             neighbors=searched_paths[ranked.neighbors],
-            neighbor_labels=np.asarray(gallery_labels)[ranked.neighbors],
+            neighbor_labels=np.asarray(labels if gallery_labels is None else gallery_labels)[ranked.neighbors],
             similarities=ranked.similarities,
             **described,
         )
 
 
 def join_lists(table: ImageTable, lists: Sequence[PerQuery], neighbors: int, **described: Any) -> QueryTable:
-    """Make one table of the queries of all lists of a test; where a list lacks another's metric the value is NaN.
-
-    A list with fewer neighbors gives fewer to all. ``described`` is as in `QueryTable.from_rankings`.
-    """
-    names = dict.fromkeys(name for part in lists for name in part.values)
-    nearest = min(neighbors, *(part.neighbors.shape[1] for part in lists))
-    joined = PerQuery.join(
-        [
-            replace(
-                part,
-                values={name: part.values.get(name, np.full(len(part.queries), np.nan)) for name in names},
-                neighbors=part.neighbors[:, :nearest],
-                similarities=part.similarities[:, :nearest],
-                has_positive={},  # whose levels differ by list
-            )
-            for part in lists
-        ]
-    )
+    """Make one table of the queries of all lists of a test; ``described`` is as in `QueryTable.from_rankings`."""
+    joined = PerQuery.join(lists)
+    nearest = {name: getattr(joined, name)[:, :neighbors] for name in ("neighbors", "similarities")}
     return QueryTable.from_rankings(
-        joined,
+        replace(joined, **nearest),
         table.paths[joined.queries],
         table.labels[joined.queries],
         gallery_paths=table.paths,
@@ -173,15 +140,13 @@ def read_queries(path: Path) -> QueryTable:
     """Read the file that `write_queries` wrote."""
     try:
         return _read(path)
-    except InputError:
-        raise
     except FileNotFoundError as error:
         raise InputError(f"{path}: no such file; a run writes it when it is tested") from error
     except PermissionError:
         raise
     except Exception as error:  # Arrow, NumPy and JSON raise many kinds of exceptions for a damaged file
         raise InputError(
-            f"{path}: not a Parquet file that can be read ({' '.join(str(error).split())}); "
+            f"{path}: not a file of queries that can be read ({' '.join(str(error).split())}); "
             f"{shlex.quote(f'resume={path.parent}')} tests the run again and writes it anew"
         ) from error
 
@@ -189,20 +154,12 @@ def read_queries(path: Path) -> QueryTable:
 def _read(path: Path) -> QueryTable:
     table = pq.read_table(path, partitioning=None, page_checksum_verification=True)
     table.validate(full=True)
-    if missing := [name for name in COLUMNS if name not in table.column_names]:
-        raise InputError(f"{path}: column {missing[0]} is missing; a run writes {', '.join(COLUMNS)}")
-    metadata = table.schema.metadata or {}
-    if METADATA not in metadata:
-        raise InputError(f"{path}: no levels in its metadata; a run writes them")
-    described: Any = parse_json(metadata[METADATA])
-    levels = tuple(described["levels"])
-    queries = table.num_rows
-    if not queries:
-        raise InputError(f"{path}: no queries in it")
+    described: Any = parse_json(table.schema.metadata[METADATA])
+    queries, levels = table.num_rows, tuple(described["levels"])
     neighbors = _read_column(table, "neighbors", (queries, -1))
     positions = np.stack([table[name].to_numpy() for name in ("map_x", "map_y")], axis=1)
     return QueryTable(
-        paths=_share_memory(table["path"].combine_chunks()),
+        paths=_read_column(table, "path", (queries,)),
         labels=_read_column(table, "labels", (queries, len(levels))),
         metrics={name: table[name].to_numpy() for name in table.column_names if name not in COLUMNS},
         neighbors=neighbors,
@@ -216,23 +173,19 @@ def _read(path: Path) -> QueryTable:
 
 
 def _read_column(table: Any, name: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """Return a column of nested lists of equal length as an array of some shape."""
+    """Return a column of nested lists of equal length as an array of some shape; equal strings are one object."""
     flat = table[name].combine_chunks()
     while pa.types.is_list(flat.type):
         flat = flat.flatten()
-    values = _share_memory(flat) if pa.types.is_string(flat.type) else flat.to_numpy(zero_copy_only=False)
+    if pa.types.is_string(flat.type):
+        encoded = flat.dictionary_encode()
+        values: npt.NDArray[Any] = np.array(encoded.dictionary.to_pylist(), dtype=object)[encoded.indices.to_numpy()]
+    else:
+        values = flat.to_numpy(zero_copy_only=False)
     return values.reshape(shape)
 
 
-def _share_memory(strings: Any) -> Strings:
-    """Convert an Arrow array of strings to an array in which equal strings are one object."""
-    encoded = strings.dictionary_encode()
-    array: Strings = np.array(encoded.dictionary.to_pylist(), dtype=object)[encoded.indices.to_numpy()]
-    return array
-
-
-@dataclass(frozen=True)
-class QueryScore:
+class QueryScore(NamedTuple):
     """A score (Q,) by which queries are ordered from worst to best: fractions, NaN for queries without positives."""
 
     name: str
@@ -262,12 +215,10 @@ def compare_classes(table: QueryTable) -> npt.NDArray[np.bool_]:
 def choose_lowest(values: Floats, classes: npt.NDArray[np.int64], count: int, seed: int = 0) -> list[int]:
     """Choose up to ``count`` rows of the lowest values (Q,), at most one of each class, equal ones in random order."""
     order = np.lexsort((np.random.default_rng(seed).permutation(len(values)), values))
-    row_by_class: dict[int, int] = {}
-    for row in order[: np.count_nonzero(~np.isnan(values))].tolist():
-        row_by_class.setdefault(int(classes[row]), row)
-        if len(row_by_class) == count:
-            break
-    return list(row_by_class.values())
+    order = order[: np.count_nonzero(~np.isnan(values))]
+    firsts = np.sort(np.unique(classes[order], return_index=True)[1])[:count]
+    chosen: list[int] = order[firsts].tolist()
+    return chosen
 
 
 def describe_first_match(table: QueryTable, row: int) -> str:

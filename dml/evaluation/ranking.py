@@ -1,4 +1,4 @@
-"""The ranking of a gallery for queries, in blocks and in one of four ways, and the metrics of each query."""
+"""The ranking of a gallery for queries, in blocks, and the metrics of each query."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -15,13 +15,16 @@ from torch import Tensor
 
 from dml.evaluation.items import Items, Labels, Positives, check_query_and_gallery, find_nearest_items
 from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES, Kind, MetricConfig
-from dml.evaluation.ranks import Rankings, compute_scores, rank_block, rank_rows
-from dml.metrics.binary import positive_ranks
-from dml.retrieval.gallery import Gallery, k_nearest
+from dml.evaluation.ranks import Rankings, rank_block, rank_rows
+from dml.metrics.binary import count_positives, positive_ranks
+from dml.retrieval.gallery import Gallery
 from dml.retrieval.reranking import RERANKINGS, Comparison, Distances
 from dml.retrieval.rows import Embeddings
-from dml.retrieval.search import Search
+from dml.retrieval.search import BlockSearch, Search
 from dml.runtime.errors import InputError
+
+LARGEST_BLOCK = 4096
+"""The largest number of queries in a block, which is also the number in one of FAISS's matrix products."""
 
 SORT_FACTOR = 4
 """Blocks whose items are all ranked on a device are smaller by this factor: that takes up to 16 times the memory of the
@@ -41,6 +44,12 @@ def choose_group_size(gallery: int) -> int:
     Blocks are whole groups, so that the sums over the padded rows of a group round in the same way in every block.
     """
     return min(max(5_000_000 // gallery, 1), 64)
+
+
+def choose_block_size(gallery: int, memory: int) -> int:
+    """Return how many queries are in a block, so that the memory holds their distances: whole groups, at least one."""
+    group = choose_group_size(gallery)
+    return min(max(memory // (4 * gallery), 1), LARGEST_BLOCK) // group * group or group
 
 
 class Block(NamedTuple):
@@ -64,10 +73,10 @@ class Ranking:
     reranked: Distances | None = None
 
     def rank_blocks(self, rows: range, size: int) -> Iterator[Block]:
-        """Rank the queries ``rows``, in blocks of ``size`` queries; FAISS searches if the nearest items are enough."""
-        if self.queries.embeddings.is_cuda:
-            return self._rank_by_top_k(rows, size) if self._needs_only_nearest else self._rank_by_sort(rows, size)
-        return self._rank_by_search(rows, size) if self._needs_only_search else self._rank_by_threads(rows, size)
+        """Rank the queries ``rows`` in blocks of ``size`` queries: by a search if the nearest items are enough."""
+        if self._needs_only_search:
+            return self._rank_by_search(rows, size)
+        return (self._rank_on_device if self.queries.embeddings.is_cuda else self._rank_by_threads)(rows, size)
 
     @cached_property
     def _largest_r(self) -> int:
@@ -77,67 +86,41 @@ class Ranking:
         return max(int(self.positives.count(level).max(initial=0)) for level in range(self.positives.depth))
 
     @property
-    def _needs_only_nearest(self) -> bool:
-        """Whether the nearest items are enough for all metrics, and few enough to be searched for."""
-        return not self.config.needs_whole_ranking and self._largest_r <= MOST_SEARCHED
+    def _num_nearest(self) -> int:
+        """The largest number of nearest items that a metric needs, or that are returned."""
+        return max(self.config.largest_k, self.neighbors, self._largest_r)
 
     @property
     def _needs_only_search(self) -> bool:
         """Whether a search finds enough items for all metrics, and the same number for each query."""
         excluded = self.positives.excluded
         same_number = self._num_nearest <= len(self.gallery.labels) - excluded.shape[1] or bool((excluded >= 0).all())
-        return self._needs_only_nearest and same_number and self.reranked is None
-
-    @property
-    def _num_nearest(self) -> int:
-        """The largest number of nearest items that a metric needs, or that are returned."""
-        return max(self.config.largest_k, self.neighbors, self._largest_r)
+        needs_whole_ranking = self.config.select_kind(Kind.LEVEL, Kind.HIERARCHY) or self._largest_r > MOST_SEARCHED
+        return same_number and not needs_whole_ranking and self.reranked is None
 
     def _rank_by_search(self, rows: range, size: int) -> Iterator[Block]:
-        search = Search(self.gallery.embeddings, self._num_nearest, self.positives.excluded)
-        for block in _split_range(rows, size):
-            similarities, neighbors = search(self.queries.embeddings[block.start : block.stop], block.start)
-            labels = self.queries.labels[block.start : block.stop]
-            is_same_by_level = [
-                torch.from_numpy(labels[:, level, None] == self.gallery.labels[:, level][neighbors.numpy()])
-                for level in range(self.positives.depth)
-            ]
-            yield self._score_nearest(block, is_same_by_level, neighbors, similarities)
-
-    def _rank_by_top_k(self, rows: range, size: int) -> Iterator[Block]:
-        gallery = Gallery(self.gallery.embeddings)
+        queries, config = self.queries.embeddings, self.config
+        search_type = BlockSearch if queries.is_cuda else Search
+        search = search_type(self.gallery.embeddings, self._num_nearest, self.positives.excluded)
         labels, gallery_labels = self._copy_labels_to_device()
-        k = min(self._num_nearest, len(gallery))
         for block in _split_range(rows, size):
-            distances = self._compute_distances(gallery, block)
-            nearest, neighbors = k_nearest(distances, k, rows_at_once=max(size // SORT_FACTOR, 1))
-            is_ranked = nearest < torch.inf  # excluded items have an infinite distance
-            is_same_by_level = [
-                (labels[block.start : block.stop, level, None] == gallery_labels[:, level][neighbors]) & is_ranked
-                for level in range(self.positives.depth)
-            ]
-            yield self._score_nearest(block, is_same_by_level, neighbors, 0 - nearest)
-
-    def _score_nearest(
-        self, queries: range, is_same_by_level: Sequence[Tensor], neighbors: Tensor, similarities: Tensor
-    ) -> Block:
-        """Compute the metrics of queries whose nearest items (Q, K) are enough: are they of its class at each level?"""
-        values: dict[str, Tensor] = {}
-        for level, relevant in enumerate(is_same_by_level):
-            counts = torch.from_numpy(self.positives.count(level)[queries.start : queries.stop]).to(relevant.device)
-            named = [*self.config.compute_level(_find_first_ranks(relevant), counts, Kind.AT_K)]
-            if self.config.select_kind(Kind.WITHIN_R):
-                named += self.config.compute_level(positive_ranks(relevant), counts, Kind.WITHIN_R)
-            values |= {f"level{level}/{name}": value for name, value in named}
-        return Block(queries, values, neighbors[:, : self.neighbors], similarities[:, : self.neighbors])
+            part, scores = slice(block.start, block.stop), dict[str, Tensor]()
+            similarities, neighbors = search(queries[part], block.start)
+            for level in range(self.positives.depth):
+                is_positive = labels[part, level, None] == gallery_labels[:, level][neighbors]
+                counts = torch.from_numpy(self.positives.count(level)[part]).to(is_positive.device)
+                named = [*config.compute_level(_find_first_ranks(is_positive), counts, Kind.AT_K)]
+                if config.select_kind(Kind.WITHIN_R):
+                    named += config.compute_level(positive_ranks(is_positive), counts, Kind.WITHIN_R)
+                scores |= {f"level{level}/{name}": values for name, values in named}
+            yield Block(block, scores, neighbors[:, : self.neighbors], similarities[:, : self.neighbors])
 
     def _rank_by_threads(self, rows: range, size: int) -> Iterator[Block]:
         gallery = Gallery(self.gallery.embeddings)
         memory = torch.empty(min(size, len(rows)), len(gallery))
 
         def rank_group(group: range, part: Tensor) -> Block:
-            ranked = rank_rows(part, self.positives, group.start, self.neighbors)
-            return self._score_ranking(group, part, ranked)
+            return self._score_ranking(group, part, rank_rows(part, self.positives, group.start, self.neighbors))
 
         with ThreadPoolExecutor(torch.get_num_threads(), initializer=_limit_to_one_thread) as threads:
             for block in _split_range(rows, size):
@@ -146,20 +129,15 @@ class Ranking:
                 parts = (distances[group.start - block.start :][: len(group)] for group in groups)
                 yield from threads.map(rank_group, groups, parts)
 
-    def _rank_by_sort(self, rows: range, size: int) -> Iterator[Block]:
-        gallery = Gallery(self.gallery.embeddings)
+    def _rank_on_device(self, rows: range, size: int) -> Iterator[Block]:
+        gallery, device = Gallery(self.gallery.embeddings), self.gallery.embeddings.device
         labels, gallery_labels = self._copy_labels_to_device()
-        for block in _split_range(rows, self._count_ranked_together(size)):
+        total = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
+        allowed = int(GPU_SHARE * total) // (64 * len(gallery))
+        for block in _split_range(rows, max(size // SORT_FACTOR, min(size, allowed), 1)):
             distances = self._compute_distances(gallery, block)
             ranked = rank_block(distances, labels[block.start : block.stop], gallery_labels, self.neighbors)
             yield self._score_ranking(block, distances, ranked)
-
-    def _count_ranked_together(self, size: int) -> int:
-        """Return how many of the ``size`` queries of a block are ranked at a time on a device."""
-        device = self.gallery.embeddings.device
-        total = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
-        allowed = int(GPU_SHARE * total) // (64 * len(self.gallery.labels))
-        return max(size // SORT_FACTOR, min(size, allowed), 1)
 
     def _copy_labels_to_device(self) -> tuple[Tensor, Tensor]:
         device = self.gallery.embeddings.device
@@ -173,8 +151,18 @@ class Ranking:
         return gallery.distances(queries, excluded, out)
 
     def _score_ranking(self, queries: range, distances: Tensor, ranked: Rankings) -> Block:
+        """Compute all ranking metrics from the ranks of all positives; no value is that of a query without any."""
+        scores: dict[str, Tensor] = {}
+        for level, ranks in enumerate(ranked.by_level):
+            named = self.config.compute_level(ranks, count_positives(ranks), Kind.AT_K, Kind.WITHIN_R, Kind.LEVEL)
+            scores |= {f"level{level}/{name}": values for name, values in named}
+        if metrics := self.config.select_kind(Kind.HIERARCHY):
+            counts = ranked.by_shared_levels.counts.double()
+            counts[:, -1] += self.config.count_query
+            arguments = len(queries), ranked.by_shared_levels, counts, self.config
+            scores |= {metric.name: metric.compute_values(*arguments) for metric in metrics}
         similarities = 0 - distances.gather(1, ranked.nearest)  # unlike -distances, never -0.0
-        return Block(queries, compute_scores(ranked, self.config), ranked.nearest, similarities)
+        return Block(queries, scores, ranked.nearest, similarities)
 
 
 def _find_first_ranks(relevant: Tensor) -> Tensor:
@@ -200,10 +188,6 @@ def _find_thread_pools() -> ThreadpoolController:
     return ThreadpoolController()
 
 
-LARGEST_BLOCK = 4096
-"""The largest number of queries in a block, which is also the number in one of FAISS's matrix products."""
-
-
 @dataclass(frozen=True)
 class PerQuery:
     """The metrics and the nearest neighbors of single queries."""
@@ -216,13 +200,17 @@ class PerQuery:
 
     @staticmethod
     def join(parts: Sequence["PerQuery"]) -> "PerQuery":
-        """Join parts in their order; the joined shares of several processes equal the result of one, bit for bit."""
+        """Join parts in their order; the joined shares of several processes equal the result of one, bit for bit.
+
+        Where a part lacks another's metric the value is NaN, and a part with fewer neighbors gives fewer to all.
+        """
+        nearest = min(part.neighbors.shape[1] for part in parts)
         return PerQuery(
             np.concatenate([part.queries for part in parts]),
-            {name: np.concatenate([part.values[name] for part in parts]) for name in parts[0].values},
-            np.concatenate([part.neighbors for part in parts]),
-            np.concatenate([part.similarities for part in parts]),
-            {level: np.concatenate([part.has_positive[level] for part in parts]) for level in parts[0].has_positive},
+            _join_columns(parts, "values", np.nan),
+            np.concatenate([part.neighbors[:, :nearest] for part in parts]),
+            np.concatenate([part.similarities[:, :nearest] for part in parts]),
+            _join_columns(parts, "has_positive", False),
         )
 
     def compute_means(self) -> dict[str, float]:
@@ -241,10 +229,13 @@ class PerQuery:
             means[name] = math.nan if np.isnan(values).all() else float(np.nanmean(values))
         return means
 
-    def mask_queries_without_positives(self) -> None:
-        """Set the values of queries without positives to NaN."""
-        for name, values in self.values.items():
-            values[~self.has_positive[name.rpartition("/")[0]]] = np.nan
+
+def _join_columns(parts: Sequence[PerQuery], column: str, missing: float) -> Any:
+    names = dict.fromkeys(name for part in parts for name in getattr(part, column))
+    return {
+        name: np.concatenate([getattr(part, column).get(name, np.full(len(part.queries), missing)) for part in parts])
+        for name in names
+    }
 
 
 def rank_queries(
@@ -276,7 +267,7 @@ def query_share(queries: int, gallery: int, share: tuple[int, int], memory: int 
     rank, world = share
     if not 0 <= rank < world:
         raise InputError(f"share = {share}: expected (rank, world) with rank from 0 to world - 1")
-    block = _choose_block_size(gallery, memory)
+    block = choose_block_size(gallery, memory)
     blocks = -(-queries // block)
     return range(*(min(queries, part * blocks // world * block) for part in (rank, rank + 1)))
 
@@ -294,53 +285,38 @@ def rank_items(
     """Rank checked items, see `rank_queries`; a re-ranking changes the distances before."""
     if gallery is None and len(queries.labels) < 2:
         raise InputError("query: 1 item and no gallery, at least 2 are needed")
-    gallery = queries if gallery is None and config.exclude_nearest else gallery
-    searched = queries if gallery is None else gallery
-    size = len(searched.labels)
+    is_own_gallery = gallery is None and not config.exclude_nearest
+    items = queries if gallery is None else gallery
+    size = len(items.labels)
     rows, block_size = (
         query_share(len(queries.labels), size, share, config.memory),
-        _choose_block_size(size, config.memory),
+        choose_block_size(size, config.memory),
     )
     if config.exclude_nearest:
-        excluded = find_nearest_items(queries, searched, rows, block_size)
-    positives = Positives(queries.labels, None if gallery is None else gallery.labels, excluded)
+        excluded = find_nearest_items(queries, items, rows, block_size)
+    positives = Positives(queries.labels, None if is_own_gallery else items.labels, excluded)
     max_excluded = positives.excluded.shape[1]
     if max_excluded >= size:
         raise InputError(f"gallery: a query excludes all of its {size} items, at least 1 must be left")
-    result = _allocate_result(rows, positives, config, min(neighbors, size - max_excluded))
-    if result.values or neighbors:
-        reranked = _rerank(queries, gallery, positives, reranking) if reranking else None
-        ranking = Ranking(queries, searched, positives, config, result.neighbors.shape[1], reranked)
-        for block in ranking.rank_blocks(rows, block_size):
-            positions = slice(block.queries.start - rows.start, block.queries.stop - rows.start)
-            result.neighbors[positions], result.similarities[positions] = (
-                block.neighbors.cpu(),
-                block.similarities.cpu(),
-            )
-            if block.scores:  # in one copy, because a GPU makes each wait
-                scores = torch.stack([*block.scores.values()]).cpu().numpy()
-                for name, values in zip(block.scores, scores, strict=True):
-                    result.values[name][positions] = values
-    result.mask_queries_without_positives()
-    return result
-
-
-def _rerank(queries: Items, gallery: Items | None, positives: Positives, reranking: str) -> Distances:
-    items = queries if gallery is None else gallery
-    return RERANKINGS[reranking](Comparison(queries.embeddings, items.embeddings, positives.excluded, gallery is None))
-
-
-def _choose_block_size(gallery: int, memory: int) -> int:
-    """Return how many queries are in a block, so that the memory holds their distances: whole groups, at least one."""
-    group = choose_group_size(gallery)
-    return min(max(memory // (4 * gallery), 1), LARGEST_BLOCK) // group * group or group
-
-
-def _allocate_result(rows: range, positives: Positives, config: MetricConfig, neighbors: int) -> PerQuery:
-    return PerQuery(
-        np.array(rows, dtype=np.int64),
-        {name: np.empty(len(rows)) for name in config.ranking_names(positives.depth)},
-        np.empty((len(rows), neighbors), dtype=np.int64),
-        np.empty((len(rows), neighbors), dtype=np.float32),
-        positives.find_queries_with_any(rows),
+    neighbors, names = min(neighbors, size - max_excluded), [*config.ranking_names(positives.depth)]
+    found = np.empty((len(rows), neighbors), dtype=np.int64), np.empty((len(rows), neighbors), dtype=np.float32)
+    has_positive = positives.find_queries_with_any(rows)
+    result = PerQuery(
+        np.array(rows, dtype=np.int64), {name: np.empty(len(rows)) for name in names}, *found, has_positive
     )
+    if not names and not neighbors:
+        return result
+    reranked = None
+    if reranking:
+        comparison = Comparison(queries.embeddings, items.embeddings, positives.excluded, is_own_gallery)
+        reranked = RERANKINGS[reranking](comparison)
+    for block in Ranking(queries, items, positives, config, neighbors, reranked).rank_blocks(rows, block_size):
+        places = slice(block.queries.start - rows.start, block.queries.stop - rows.start)
+        result.neighbors[places], result.similarities[places] = block.neighbors.cpu(), block.similarities.cpu()
+        if block.scores:  # in one copy, because a GPU makes each wait
+            scores = torch.stack([*block.scores.values()]).cpu().numpy()
+            for name, values in zip(block.scores, scores, strict=True):
+                result.values[name][places] = values
+    for name, values in result.values.items():
+        values[~has_positive[name.rpartition("/")[0]]] = np.nan
+    return result

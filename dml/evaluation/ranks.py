@@ -1,4 +1,7 @@
-"""Exact ranks of the positives among all items by distance, ties by index, and the metrics of the ranks."""
+"""Exact ranks of the positives among all items by distance, ties by index: by counting where they are few, or a sort.
+
+Each device has such a pair of ways: `rank_rows` on CPU, and `rank_block` by tensor functions that suit a GPU.
+"""
 
 from typing import Any, NamedTuple
 
@@ -7,17 +10,29 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dml.evaluation.items import Positives
-from dml.evaluation.metric import Kind, MetricConfig
-from dml.metrics.binary import count_positives, pad_ranks
+from dml.evaluation.items import Codes, Integers, Positives
+from dml.metrics.binary import pad_ranks
 from dml.metrics.graded import GradedRanks
 from dml.retrieval.gallery import get_bits, k_nearest, nearest, sort_with_ties
 
 Floats = npt.NDArray[np.float32]
-Integers = npt.NDArray[np.int64]
-Codes = npt.NDArray[np.unsignedinteger[Any]]
 Signed = npt.NDArray[np.signedinteger[Any]]
 Keys = npt.NDArray[np.int32]
+
+
+class Rankings(NamedTuple):
+    """The ranks of the items that metrics need, for Q queries: (Q, P) float64, rising, padded with infinity; P >= 1."""
+
+    by_level: tuple[Tensor, ...]
+    """For each level, the ranks of the items with the query's label."""
+    by_shared_levels: GradedRanks
+    """For each number of levels from 1 to L, the ranks of the items that share exactly as many with the query."""
+    nearest: Tensor
+    """The nearest items (Q, k) int64."""
+
+
+FEW = 12
+"""Number of chosen items of a row up to which counting the nearer items of each is faster than sorting the row."""
 
 RADIX_SORTED = 2**15
 """The number of integers from which on torch sorts a one-dimensional tensor by radix."""
@@ -25,10 +40,101 @@ RADIX_SORTED = 2**15
 LONG = 2**14
 """The number of distances of a row from which on it is filled up to that number, to be sorted by radix."""
 
+LARGEST_PART = 2**20
+"""The number of distances that are ranked together. With fewer, threads wait for the interpreter's lock more often."""
+
 LAST = 2**31 - 1
 """The key of what a row is filled up with, which is larger than that of an infinite distance."""
 
-HIGHEST_BIT = np.int32(-(2**31))
+
+class ChosenRanks(NamedTuple):
+    """Ranks and codes of P chosen items of R rows, sorted by row and then by rank."""
+
+    ranks: Signed  # (P,) from 1, the nearest of all items; copies of int32 take half as long as of int64
+    codes: Codes  # (P,) code of each item
+    numbers: Integers  # (R,) number of chosen items of each row
+
+
+def rank_rows(distances: Tensor, positives: Positives, first: int, k: int) -> Rankings:
+    """Rank the gallery on CPU for the queries from `first` on; ties are in the gallery's order. (Q, G) -> `Rankings`"""
+    rows = distances.numpy()
+    step = max(LARGEST_PART // rows.shape[1], 1)
+    codes = np.empty((min(step, len(rows)), rows.shape[1]), dtype=positives.code_type)
+    parts = []
+    for start in range(0, len(rows), step):
+        part = rows[start : start + step]
+        numbers = positives.code_items(range(first + start, first + start + len(part)), codes[: len(part)])
+        parts.append(rank_chosen(part, codes[: len(part)], numbers))
+    chosen = ChosenRanks(*map(np.concatenate, zip(*parts, strict=True)))
+    ranks, levels = _Ranks(chosen.ranks, np.cumsum(chosen.numbers)), positives.count_shared(chosen.codes)
+    at_least, exactly = [ranks.pad()], list[Tensor]()
+    for level in range(1, positives.depth):
+        is_finer = levels > level
+        exactly.append(ranks.select(~is_finer).pad())
+        ranks, levels = ranks.select(is_finer), levels[is_finer]
+        at_least.append(ranks.pad())
+    by_level = at_least[::-1]  # items with the query's label at a level of a tree share it and all coarser levels
+    if not positives.is_tree:
+        ranks = _Ranks(chosen.ranks, np.cumsum(chosen.numbers))
+        by_level = [ranks.select(chosen.codes & 1 << level != 0).pad() for level in range(positives.depth)]
+    nearest_items = torch.from_numpy(np.stack([nearest(row, k) for row in rows]))
+    return Rankings(tuple(by_level), GradedRanks([*exactly, at_least[-1]], at_least), nearest_items)
+
+
+class _Ranks(NamedTuple):
+    """The ranks (P,) of items, rising for each of several queries, and the position behind the last of each (Q,)."""
+
+    ranks: Signed
+    stops: Integers
+
+    def select(self, is_selected: npt.NDArray[np.bool_]) -> "_Ranks":
+        """Return the ranks of some of the items (P,)."""
+        places = np.flatnonzero(is_selected)
+        return _Ranks(self.ranks.take(places), np.searchsorted(places, self.stops))
+
+    def pad(self) -> Tensor:
+        """Return the ranks (Q, P') of Q queries, padded with infinity, with at least one column."""
+        starts = np.append(0, self.stops[:-1])
+        numbers = self.stops - starts
+        table = np.empty((len(numbers), max(1, numbers.max())))
+        for row, start, number in zip(table, starts.tolist(), numbers.tolist(), strict=True):
+            row[:number] = self.ranks[start : start + number]
+            row[number:] = np.inf
+        return torch.from_numpy(table)
+
+
+def rank_chosen(distances: Floats, codes: Codes, numbers: Integers) -> ChosenRanks:
+    """Rank the items of each row (R, N) whose codes aren't 0, ``numbers`` (R,) of them, by distances without NaN.
+
+    The codes in the order of the distances tell the ranks of the chosen items, and which code has which rank. A call
+    ranks several rows, because with one call for each row threads would often wait for the interpreter's lock.
+
+    >>> distances = np.array([[0.5, 0.1, 0.9, 0.3]], dtype=np.float32)
+    >>> chosen = rank_chosen(distances, np.array([[1, 0, 0, 2]], dtype=np.uint8), numbers=np.array([2]))
+    >>> chosen.ranks.tolist(), chosen.codes.tolist()
+    ([2, 3], [2, 1])
+    """
+    if numbers.max() <= FEW:
+        return _rank_by_counting(distances, codes, numbers)
+    sorted_codes = sort_codes(codes, distances)
+    places = np.flatnonzero(sorted_codes != 0)
+    before_row = np.repeat(np.arange(-1, codes.size - 1, codes.shape[1]), numbers)  # the place before the row's first
+    return ChosenRanks((places - before_row).astype(np.int32), sorted_codes.reshape(-1).take(places), numbers)
+
+
+def _rank_by_counting(distances: Floats, codes: Codes, numbers: Integers) -> ChosenRanks:
+    """Rank the chosen items, (R,) of each row, by counting the items before each of them; see `rank_chosen`."""
+    places = np.flatnonzero(codes != 0)
+    rows, items = np.divmod(places, codes.shape[1])
+    ranks = np.array(
+        [
+            1 + np.count_nonzero(distances[row, :item] <= value) + np.count_nonzero(distances[row, item:] < value)
+            for row, item, value in zip(rows, items, distances[rows, items], strict=True)
+        ],
+        dtype=np.int32,
+    )
+    order = np.lexsort((ranks, rows))
+    return ChosenRanks(ranks[order], codes.reshape(-1)[places[order]], numbers)
 
 
 def sort_codes(codes: Codes, distances: Floats) -> Codes:
@@ -57,34 +163,22 @@ def _sort_by_radix(codes: Signed, distances: Floats) -> Signed:
 
 
 def _sort_by_packing(codes: Signed, distances: Floats) -> Signed:
-    keys = _make_keys(distances, *np.empty((2, *codes.shape), dtype=np.int32))
-    packed, bits = _sort_packed(keys)
+    """Sort keys with the item's index in their last bits, in a fifth of the time of argsort."""
+    bits = codes.shape[1].bit_length()
+    packed = _make_keys(distances, *np.empty((2, *codes.shape), dtype=np.int32)).astype(np.int64)
+    packed <<= bits
+    packed |= np.arange(codes.shape[1])
+    packed.sort()
     packed &= (1 << bits) - 1
     sorted_codes: Signed = torch.from_numpy(codes).gather(1, torch.from_numpy(packed)).numpy()
     return sorted_codes
-
-
-def sort_packed(values: Signed) -> tuple[Integers, Integers]:
-    """Sort each row (..., P) stably, in a fifth of the time of argsort -> sorted values and indices (..., P)."""
-    packed, bits = _sort_packed(values)
-    return packed >> bits, packed & (1 << bits) - 1
-
-
-def _sort_packed(values: Signed) -> tuple[Integers, int]:
-    """Return the sorted values (..., P), each of which has its index in the last bits, and the number of these bits."""
-    bits = values.shape[-1].bit_length()
-    packed = values.astype(np.int64)
-    packed <<= bits
-    packed |= np.arange(values.shape[-1])
-    packed.sort()
-    return packed, bits
 
 
 def _make_keys(distances: Floats, keys: Keys, signs: Keys) -> Keys:
     """Convert distances to integers in the same order, in the memory ``keys``; -0 and 0 become the same."""
     bits = distances.view(np.int32)
     np.absolute(bits, out=keys)
-    np.bitwise_and(bits, HIGHEST_BIT, out=signs)
+    np.bitwise_and(bits, np.int32(-(2**31)), out=signs)
     return np.bitwise_xor(keys, signs, out=keys)
 
 
@@ -92,93 +186,6 @@ def _has_radix_sort() -> bool:
     """Tell whether torch sorts integers by radix. NumPy takes three times as long on processors of AMD's Zen 4."""
     has_openmp: bool = torch.backends.openmp.is_available()  # type: ignore[no-untyped-call]
     return has_openmp and "fbgemm" in torch.backends.quantized.supported_engines
-
-
-Ranks = npt.NDArray[np.signedinteger[Any]]
-
-FEW = 12
-"""Number of chosen items of a row up to which counting the nearer items of each is faster than sorting the row."""
-
-
-class ChosenRanks(NamedTuple):
-    """Ranks and codes of P chosen items of R rows, sorted by row and then by rank."""
-
-    ranks: Ranks  # (P,) from 1, the nearest of all items; copies of int32 take half as long as of int64
-    codes: Codes  # (P,) code of each item
-    numbers: Integers  # (R,) number of chosen items of each row
-
-
-def rank_chosen(distances: Floats, codes: Codes, numbers: Integers) -> ChosenRanks:
-    """Rank the items of each row (R, N) whose codes aren't 0, ``numbers`` (R,) of them, by distances without NaN.
-
-    The codes in the order of the distances tell the ranks of the chosen items, and which code has which rank. A call
-    ranks several rows, because with one call for each row threads would often wait for the interpreter's lock.
-
-    >>> distances = np.array([[0.5, 0.1, 0.9, 0.3]], dtype=np.float32)
-    >>> chosen = rank_chosen(distances, np.array([[1, 0, 0, 2]], dtype=np.uint8), numbers=np.array([2]))
-    >>> chosen.ranks.tolist(), chosen.codes.tolist()
-    ([2, 3], [2, 1])
-    """
-    if numbers.max() <= FEW:
-        return _rank_by_counting(distances, codes, numbers)
-    sorted_codes = sort_codes(codes, distances)
-    places = np.flatnonzero(sorted_codes != 0)
-    before_row = np.repeat(np.arange(-1, codes.size - 1, codes.shape[1]), numbers)  # the place before the row's first
-    return ChosenRanks((places - before_row).astype(np.int32), sorted_codes.reshape(-1).take(places), numbers)
-
-
-def _rank_by_counting(distances: Floats, codes: Codes, numbers: Integers) -> ChosenRanks:
-    """Rank the chosen items, (R,) of each row, by counting the items before each of them; see `rank_chosen`."""
-    places = np.flatnonzero(codes != 0)
-    rows, items = np.divmod(places, codes.shape[1])
-    ranks = [
-        1 + np.count_nonzero(distances[row, :item] <= value) + np.count_nonzero(distances[row, item:] < value)
-        for row, item, value in zip(rows, items, distances[rows, items], strict=True)
-    ]
-    keys, order = sort_packed((rows << 32) + np.array(ranks, dtype=np.int64))
-    return ChosenRanks((keys - (rows << 32)).astype(np.int32), codes.reshape(-1)[places[order]], numbers)
-
-
-LARGEST_PART = 2**20
-"""The number of distances that are ranked together. With fewer, threads wait for the interpreter's lock more often."""
-
-
-class Rankings(NamedTuple):
-    """The ranks of the items that metrics need, for Q queries: (Q, P) float64, rising, padded with infinity; P >= 1."""
-
-    by_level: tuple[Tensor, ...]
-    """For each level, the ranks of the items with the query's label."""
-    by_shared_levels: GradedRanks
-    """For each number of levels from 1 to L, the ranks of the items that share exactly as many with the query."""
-    nearest: Tensor
-    """The nearest items (Q, k) int64."""
-
-
-def rank_rows(distances: Tensor, positives: Positives, first: int, k: int) -> Rankings:
-    """Rank the gallery on CPU for the queries from `first` on; ties are in the gallery's order. (Q, G) -> `Rankings`"""
-    chosen = _rank_chosen(distances.numpy(), positives, first)
-    ranks = _Ranks(chosen.ranks, np.cumsum(chosen.numbers))
-    at_least, exactly = _split_by_shared_levels(ranks, positives.count_shared(chosen.codes), positives.depth)
-    if positives.is_tree:  # items with the query's label at a level share it and all coarser levels
-        by_level = at_least[::-1]
-    else:
-        with_label = [np.flatnonzero(chosen.codes & 1 << level) for level in range(positives.depth)]
-        by_level = [ranks.select(places).pad() for places in with_label]
-    nearest_items = [nearest(row, k) for row in distances.numpy()]
-    return Rankings(tuple(by_level), GradedRanks(exactly, at_least), torch.from_numpy(np.stack(nearest_items)))
-
-
-def _rank_chosen(distances: npt.NDArray[np.float32], positives: Positives, first: int) -> ChosenRanks:
-    """Rank the items that share any level with the queries from `first` on, part by part. (Q, G)"""
-    rows = min(max(LARGEST_PART // distances.shape[1], 1), len(distances))
-    codes = np.empty((rows, distances.shape[1]), dtype=np.min_scalar_type(positives.largest_code))
-    parts = []
-    for start in range(0, len(distances), rows):
-        part = distances[start : start + rows]
-        queries = range(first + start, first + start + len(part))
-        numbers = positives.code_items(queries, codes[: len(part)])
-        parts.append(rank_chosen(part, codes[: len(part)], numbers))
-    return ChosenRanks(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 MOST_COUNTED = 0.3
@@ -190,7 +197,11 @@ SPREAD = 64
 
 def rank_block(distances: Tensor, query_labels: Tensor, gallery_labels: Tensor, k: int) -> Rankings:
     """Rank the gallery, without items at infinity, on any device, as `rank_rows` does. (Q, G), (Q, L), (G, L)"""
-    bits = _mark_shared(distances, query_labels, gallery_labels)
+    depth = query_labels.shape[1]
+    bits = torch.zeros_like(distances, dtype=torch.uint8 if depth <= 8 else torch.int64)
+    for level in range(depth):  # bit i of an item is set if it has the query's label at level i
+        bits |= (query_labels[:, level, None] == gallery_labels[:, level]).to(bits.dtype) << level
+    bits.masked_fill_(distances == torch.inf, 0)
     numbers = bits.count_nonzero(dim=1)
     width = int(numbers.max())
     if width > MOST_COUNTED * bits.shape[1]:
@@ -198,7 +209,7 @@ def rank_block(distances: Tensor, query_labels: Tensor, gallery_labels: Tensor, 
     else:
         rows, positive_bits, ranks = _rank_by_bisection(distances, bits, numbers, width)
         neighbors = k_nearest(distances, k, rows_at_once=len(distances))[1]
-    same = [(positive_bits >> level) & 1 for level in range(query_labels.shape[1])]
+    same = [(positive_bits >> level) & 1 for level in range(depth)]
     levels = torch.stack(same).sum(dim=0)
 
     def select(is_selected: Tensor) -> Tensor:
@@ -206,11 +217,9 @@ def rank_block(distances: Tensor, query_labels: Tensor, gallery_labels: Tensor, 
         padded = pad_ranks(rows[places], ranks[places], len(distances))
         return padded if padded.shape[1] else padded.new_full((len(padded), 1), torch.inf)  # see `Rankings`
 
-    by_level = tuple(select(is_same) for is_same in same)
-    thresholds = range(1, len(same) + 1)
-    at_least = [select(levels >= number) for number in thresholds]
-    exactly = [*(select(levels == number) for number in thresholds[:-1]), at_least[-1]]
-    return Rankings(by_level, GradedRanks(exactly, at_least), neighbors[:, :k])
+    at_least = [select(levels >= number) for number in range(1, depth + 1)]
+    exactly = [*(select(levels == number) for number in range(1, depth)), at_least[-1]]
+    return Rankings(tuple(map(select, same)), GradedRanks(exactly, at_least), neighbors[:, :k])
 
 
 def _rank_by_sorting(distances: Tensor, bits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -240,60 +249,3 @@ def _rank_by_bisection(distances: Tensor, bits: Tensor, numbers: Tensor, width: 
     is_chosen = torch.arange(width, device=keys.device) < numbers[:, None]
     items = chosen[is_chosen] & (2**32 - 1)
     return rows, bits[rows, items], counts[:, :width].cumsum(dim=1)[is_chosen]
-
-
-def _mark_shared(distances: Tensor, query_labels: Tensor, gallery_labels: Tensor) -> Tensor:
-    """Set bit i of each item that has the query's label at level i, unless its distance is infinite. -> (Q, G)"""
-    depth = query_labels.shape[1]
-    bits = torch.zeros_like(distances, dtype=torch.uint8 if depth <= 8 else torch.int64)
-    for level in range(depth):
-        bits |= (query_labels[:, level, None] == gallery_labels[:, level]).to(bits.dtype) << level
-    return bits.masked_fill_(distances == torch.inf, 0)
-
-
-class _Ranks(NamedTuple):
-    """The ranks (P,) of items, rising for each of several queries, and the position behind the last of each (Q,)."""
-
-    ranks: Ranks
-    stops: Integers
-
-    def select(self, places: Integers) -> "_Ranks":
-        """Return the ranks at some places (S,), which rise."""
-        return _Ranks(self.ranks.take(places), np.searchsorted(places, self.stops))
-
-    def pad(self) -> Tensor:
-        """Return the ranks (Q, P') of Q queries, padded with infinity, with at least one column."""
-        starts = np.append(0, self.stops[:-1])
-        numbers = self.stops - starts
-        table = np.empty((len(numbers), max(1, numbers.max())))
-        for row, start, number in zip(table, starts.tolist(), numbers.tolist(), strict=True):
-            row[:number] = self.ranks[start : start + number]
-            row[number:] = np.inf
-        return torch.from_numpy(table)
-
-
-def _split_by_shared_levels(
-    ranks: _Ranks, levels: npt.NDArray[np.unsignedinteger[Any]], depth: int
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the ranks (Q, P') of items that share at least 1, 2, ... levels (P,), and exactly as many."""
-    at_least, exactly = [ranks.pad()], []
-    for level in range(1, depth):
-        more = levels > level
-        exactly.append(ranks.select(np.flatnonzero(~more)).pad())
-        places = np.flatnonzero(more)
-        ranks, levels = ranks.select(places), levels.take(places)
-        at_least.append(ranks.pad())
-    return at_least, [*exactly, at_least[-1]]
-
-
-def compute_scores(rankings: Rankings, config: MetricConfig) -> dict[str, Tensor]:
-    """Compute the ranking metrics of some queries -> {metric: (Q,) float64}, no value without positives."""
-    scores: dict[str, Tensor] = {}
-    for level, ranks in enumerate(rankings.by_level):
-        values = config.compute_level(ranks, count_positives(ranks), Kind.AT_K, Kind.WITHIN_R, Kind.LEVEL)
-        scores |= {f"level{level}/{name}": value for name, value in values}
-    if metrics := config.select_kind(Kind.HIERARCHY):
-        counts = rankings.by_shared_levels.counts.double()
-        counts[:, -1] += config.count_query
-        scores |= {metric.name: metric.compute_values(rankings.by_shared_levels, counts, config) for metric in metrics}
-    return scores

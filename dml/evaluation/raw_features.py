@@ -14,7 +14,7 @@ from torch import Tensor
 from dml.data.table import UNKNOWN, ImageTable
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.geometry import UnitEmbeddings
-from dml.evaluation.items import Labels, Positives, check_labels
+from dml.evaluation.items import Labels, Positives, check_items
 from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES, MetricConfig
 from dml.evaluation.names import choose_first_metric
 from dml.metrics.binary import positive_ranks, recall_at_k
@@ -27,8 +27,23 @@ Metrics = dict[str, float]
 
 SMALLEST_SHARE = 1e-6
 """The variance of a component, as a share of the largest one, below which float32 features hold rounding alone."""
+
 HIGH_RECALL = 0.95
 """The recall@1 from which on the verdict says that little is left to gain."""
+
+FOLDS, FEWEST_CLASSES, MOST_CLASSES = 4, 8, 400
+"""How many groups of classes `hold_out_classes` holds out in turn, and how many classes it needs and takes."""
+
+SMOOTHING = 0.9
+"""The share of the unit matrix in the covariance of `normalize_within_classes`, which has more entries than images."""
+
+COMPONENTS, IMAGES_PER_COMPONENT = 320, 10
+"""The number of principal components by which `spread_embeddings` compares images, and of images that each needs, so
+that few images don't all become strangers.
+"""
+
+BLOCK_SIZE = 2048
+"""The number of queries that are ranked together."""
 
 
 @dataclass(frozen=True)
@@ -71,18 +86,11 @@ def evaluate_projections(train: Tensor, test: Tensor, evaluator: Evaluator, size
     that are all alike, there is none.
     """
     results = {"raw": evaluator(test)}
-    if len(train) < 2:
-        return results
-    components = PrincipalComponents.fit(train, size)
-    if len(components.deviations):
+    if len(train) >= 2 and len((components := PrincipalComponents.fit(train, size)).deviations):
         name = f"PCA {len(components.deviations)}"
         results[name] = evaluator(components.project(test, whiten=False))
         results[f"{name}, whitened"] = evaluator(components.project(test, whiten=True))
     return results
-
-
-FOLDS, FEWEST_CLASSES, MOST_CLASSES = 4, 8, 400
-"""How many groups of classes `hold_out_classes` holds out in turn, and how many classes it needs and takes."""
 
 
 def hold_out_classes(labels: npt.NDArray[np.int64]) -> list[npt.NDArray[np.bool_]]:
@@ -92,18 +100,13 @@ def hold_out_classes(labels: npt.NDArray[np.int64]) -> list[npt.NDArray[np.bool_
     return [np.isin(labels, group) for group in np.array_split(drawn, FOLDS) if len(drawn) >= FEWEST_CLASSES]
 
 
-SMOOTHING = 0.9
-"""The share of the unit matrix in the covariance of `normalize_within_classes`, which has more entries than images."""
-
-
 def normalize_within_classes(features: Tensor, labels: npt.NDArray[np.int64], unknown_features: Tensor) -> Tensor:
     """Map features (M, F) of unknown classes so that those of known classes would vary alike in all directions.
 
-    The classes' means aside, the mapped features (N, F) have the unit matrix as their covariance. This is within-class
-    covariance normalization (Hatch et al., Within-class covariance normalization for SVM-based speaker recognition,
-    2006): x is mapped to (x - m) A with A A^T = W^-1, where m is the mean of all features, and W their covariance
-    around the means of their classes (N,), smoothed with the unit matrix times their mean variance, whose share is
-    `SMOOTHING`.
+    Within-class covariance normalization (Hatch et al., Within-class covariance normalization for SVM-based speaker
+    recognition, 2006): x is mapped to (x - m) A with A A^T = W^-1, where m is the mean of all features (N, F), and W
+    their covariance around the means of their classes (N,), smoothed with the unit matrix times their mean variance,
+    whose share is `SMOOTHING`.
     """
     rows = features.double()
     classes = torch.from_numpy(np.unique(labels, return_inverse=True)[1])
@@ -137,22 +140,14 @@ def describe_best(results: Mapping[str, Metrics], queries: int, levels: Sequence
     """Describe in one sentence which features find most at the finest level, and what a training can gain."""
     metric = choose_first_metric(next(iter(results.values()))) or ""
     best = max(results, key=lambda name: results[name][metric])
-    level = metric.rpartition("/")[0]
-    counted = queries - int(results[best].get(f"{level}/{QUERIES_WITHOUT_POSITIVES}", 0))
     recall = results[best][metric]
-    missed = round((1 - recall) * counted)
+    without = f"{metric.rpartition('/')[0]}/{QUERIES_WITHOUT_POSITIVES}"
+    counted = queries - int(results[best].get(without, 0))
     gain = "little is left to gain by a training" if recall >= HIGH_RECALL else "a training can gain these at most"
-    place = f" of {levels[0]}" if len(levels) > 1 else ""
     return (
-        f"{best} finds most: recall@1{place} is {recall:.1%} of {counted:,} queries. "
-        f"The nearest image of {missed:,} is of another class; {gain}."
+        f"{best} finds most: recall@1{f' of {levels[0]}' * (len(levels) > 1)} is {recall:.1%} of {counted:,} queries. "
+        f"The nearest image of {round((1 - recall) * counted):,} is of another class; {gain}."
     )
-
-
-COMPONENTS = 320
-"""The number of principal components by which `spread_embeddings` compares images."""
-IMAGES_PER_COMPONENT = 10
-"""The number of images that a principal component needs, so that few images don't all become strangers."""
 
 
 def spread_embeddings(features: Tensor) -> Tensor:
@@ -164,15 +159,10 @@ def spread_embeddings(features: Tensor) -> Tensor:
 
     L2-normalized features (N, F), N >= 2 -> L2-normalized embeddings (N, D); the features if these are all alike.
     """
-    size = max(2, min(COMPONENTS, len(features) // IMAGES_PER_COMPONENT))
-    fitted = PrincipalComponents.fit(features, size)
+    fitted = PrincipalComponents.fit(features, max(2, min(COMPONENTS, len(features) // IMAGES_PER_COMPONENT)))
     if not len(fitted.deviations):
         return features
     return F.normalize(fitted.project(features, whiten=False) / fitted.deviations.sqrt().float(), dim=1)
-
-
-BLOCK_SIZE = 2048
-"""The number of queries that are ranked together."""
 
 
 class FixedNeighbors(NamedTuple):
@@ -193,18 +183,13 @@ class FixedNeighbors(NamedTuple):
             check_zip(path)
             with np.load(path) as arrays:
                 return cls(arrays["rows"], arrays["neighbors"])
-        except DamageError as error:
-            damage = str(error)
-        except (KeyError, ValueError) as error:
-            damage = f"no rows and neighbors in it: {error}"
-        raise InputError(f"{path}: damaged ({damage}); evaluation.fixed_neighbors=null tests without it")
+        except (DamageError, KeyError, ValueError) as error:
+            line = f"{path}: damaged ({error}); evaluation.fixed_neighbors=null tests without it"
+            raise InputError(line) from error
 
 
 def recall_among(
-    embeddings: Embeddings | UnitEmbeddings,
-    labels: Labels,
-    neighbors: Tensor,
-    recall_at: Sequence[int] = (1, 2, 4, 8),
+    embeddings: Embeddings | UnitEmbeddings, labels: Labels, neighbors: Tensor, recall_at: Sequence[int] = (1, 2, 4, 8)
 ) -> dict[str, float]:
     """Compute recall@k of rankings that hold only a few items (N, K), such as the query's neighbors by another network.
 
@@ -212,29 +197,19 @@ def recall_among(
     outside of it. Items are ranked by cosine similarity, ties by index. The mean is over the queries with a positive
     among all N items; a query without a positive among its K items counts as 0, and a k above K counts all K items.
     """
-    rows = UnitEmbeddings.normalize(embeddings).rows.cpu()
-    columns = torch.from_numpy(check_labels(labels, "neighbors"))
-    if not len(rows) == len(columns) == len(neighbors):
-        raise InputError(f"{len(rows)} embeddings, {len(columns)} labels and neighbors of {len(neighbors)} items")
-    items = torch.cat(
-        [
-            _nearest_first(rows, start, neighbors[start : start + BLOCK_SIZE])
-            for start in range(0, len(neighbors), BLOCK_SIZE)
-        ]
-    )
-    positives = Positives(columns.numpy(), None)
+    items = check_items(embeddings, labels, "query")
+    rows, columns = items.embeddings.cpu(), torch.from_numpy(items.labels)
+    blocks = []
+    for start in range(0, len(neighbors), BLOCK_SIZE):
+        block = neighbors[start : start + BLOCK_SIZE].sort(dim=1).values
+        cosines = torch.einsum("bd,bkd->bk", rows[start : start + len(block)], rows[block])
+        blocks.append(block.gather(1, cosines.argsort(dim=1, descending=True, stable=True)))
+    nearest_first, positives = torch.cat(blocks), Positives(items.labels, None)
     recalls: dict[str, float] = {}
     for level, column in enumerate(columns.unbind(1)):
-        ranks = positive_ranks(column[:, None] == column[items])
+        ranks = positive_ranks(column[:, None] == column[nearest_first])
         counted = torch.from_numpy(positives.count(level) > 0)
         if not counted.any():
             raise InputError(f"level{level}: none of the {len(rows)} queries has a positive")
         recalls |= {f"level{level}/recall@{k}": float(recall_at_k(ranks, k)[counted].mean()) for k in recall_at}
     return recalls
-
-
-def _nearest_first(rows: Tensor, start: int, items: Tensor) -> Tensor:
-    """Sort the neighbors (B, K) of the queries from ``start`` on by falling cosine similarity."""
-    items = items.sort(dim=1).values
-    cosines = torch.einsum("bd,bkd->bk", rows[start : start + len(items)], rows[items])
-    return items.gather(1, cosines.argsort(dim=1, descending=True, stable=True))

@@ -10,15 +10,13 @@ import torch
 
 from dml.data.table import ImageTable
 from dml.evaluation.geometry import UnitEmbeddings
-from dml.evaluation.items import benchmark_lists, has_level_lists
+from dml.evaluation.items import Items, benchmark_lists, has_level_lists, pair_items
 from dml.evaluation.metric import METRICS, Kind
 from dml.evaluation.names import CALIBRATION_PREFIX, THRESHOLD_PREFIX, format_percent
-from dml.metrics.pairs import BLOCK, LabeledPairs
+from dml.metrics.pairs import BLOCK, Floats, LabeledPairs, list_excluded
 from dml.metrics.verification import (
     EVEN,
     Calibration,
-    ErrorRates,
-    Floats,
     PairVerification,
     class_rates,
     compute_calibration_errors,
@@ -28,40 +26,39 @@ from dml.metrics.verification import (
 )
 from dml.ops.precision import without_tf32
 
-RELIABILITY = "reliability"
-"""The name of the reliability curve of probabilities as they are, each pair counting once."""
+RELIABILITY, RELIABILITY_BALANCED = "reliability", "reliability_balanced"
+"""The names of the reliability curves: each pair counts once, or both kinds of pairs count alike."""
 
-RELIABILITY_BALANCED = "reliability_balanced"
-"""The name of that of probabilities for as many pairs of one class as of different classes."""
+LOWEST_FMR, POINTS = 1e-6, 121
+"""The lowest false match rate of a stored curve, and its number of points, 20 in each power of ten."""
+
+VALIDATED = ("fmr", "fnmr", "known_accepted", "wrong_share")
+"""The errors on the validation classes that are stored, too."""
+
+Metrics = dict[str, float]
 
 
 def find_calibration(metrics: Mapping[str, float]) -> Calibration | None:
     """Find the function in metrics whose names lack `THRESHOLD_PREFIX`; None if they are of a test that fitted none."""
-    values = {field.name: metrics.get(f"{CALIBRATION_PREFIX}{field.name}") for field in fields(Calibration)}
-    known = {name: float(value) for name, value in values.items() if value is not None}
-    is_usable = len(known) == len(values) and 0.0 < known["prior"] < 1.0  # a saved model may be somebody else's
-    return Calibration(**known) if is_usable else None
-
-
-def _has_both(metrics: Mapping[str, float]) -> bool:
-    return {"wanted_fmr", "wanted_wrong_share"} <= metrics.keys()
+    names = {field.name: f"{CALIBRATION_PREFIX}{field.name}" for field in fields(Calibration)}
+    if not metrics.keys() >= {*names.values()} or not 0.0 < metrics[names["prior"]] < 1.0:
+        return None  # a saved model may be somebody else's
+    return Calibration(**{field: float(metrics[name]) for field, name in names.items()})
 
 
 def find_nearest_threshold(metrics: Mapping[str, float]) -> float | None:
     """Find the threshold of the nearest images, or of two images for both, in metrics without `THRESHOLD_PREFIX`."""
-    return metrics.get("nearest_similarity" if _has_both(metrics) else "similarity")
+    has_both = {"wanted_fmr", "wanted_wrong_share"} <= metrics.keys()
+    return metrics.get("nearest_similarity" if has_both else "similarity")
 
 
 def describe_choice(metrics: Mapping[str, float], *, of_nearest: bool = False) -> str:
-    """Describe how the threshold of two images or of the nearest ones was chosen, as the end of a sentence."""
-    if "wanted_fmr" in metrics and not (of_nearest and _has_both(metrics)):
+    """Describe how the threshold of two images or of the nearest ones was chosen; "" if there is none."""
+    if "wanted_fmr" in metrics and not (of_nearest and "wanted_wrong_share" in metrics):
         return f"for a false match rate of {format_percent(metrics['wanted_fmr'])} %"
     if "wanted_wrong_share" in metrics:
         return f'where the share of wrong "same" among the nearest is {format_percent(metrics["wanted_wrong_share"])} %'
-    return ""  # there is no threshold
-
-
-Metrics = dict[str, float]
+    return ""
 
 
 class NearestItems(NamedTuple):
@@ -74,19 +71,16 @@ class NearestItems(NamedTuple):
 
 def find_nearest(pairs: LabeledPairs) -> NearestItems:
     """Find each query's nearest item that it doesn't exclude twice: among all, and among those of other classes."""
-    items, item_labels, excluded = pairs.embeddings, pairs.labels, pairs.excluded
-    if pairs.gallery is None:
-        excluded = np.arange(len(items), dtype=np.int64)[:, None]
-    else:
-        items, item_labels = pairs.gallery, np.asarray(pairs.gallery_labels)
+    items, item_labels, excluded = pairs.gallery, pairs.gallery_labels, pairs.excluded
+    if items is None or item_labels is None:
+        items, item_labels, excluded = pairs.embeddings, pairs.labels, np.arange(len(pairs.labels))[:, None]
     scores, rights = [], []
     for start in range(0, len(pairs.labels), size := max(1, BLOCK // len(items))):
         rows = slice(start, start + size)
         with without_tf32():
             similarities = pairs.embeddings[rows] @ items.T
         if excluded is not None:
-            queries, places = np.nonzero(excluded[rows] >= 0)
-            similarities[queries, excluded[rows][queries, places]] = -torch.inf
+            similarities[list_excluded(excluded[rows])] = -torch.inf
         is_same = torch.from_numpy(pairs.labels[rows, None] == item_labels).to(items.device)
         best = similarities.max(dim=1)
         best_other = similarities.masked_fill_(is_same, -torch.inf).max(dim=1)
@@ -137,20 +131,11 @@ def make_pairs(embeddings: UnitEmbeddings, table: ImageTable) -> LabeledPairs | 
     if has_level_lists(table):
         return None
     (part,) = benchmark_lists(table)
-    queries, labels = embeddings.take(part.queries).rows, table.labels[:, 0]
-    if part.gallery is None:
-        return LabeledPairs(queries, labels[part.queries])
-    gallery = embeddings.take(part.gallery).rows
-    return LabeledPairs(queries, labels[part.queries], gallery, labels[part.gallery], part.excluded)
-
-
-def has_both_kinds(pairs: LabeledPairs) -> bool:
-    """Tell whether there is a pair of one class, and one of different classes."""
-    return bool(pairs.counts.positives[0] and pairs.counts.negatives[0])
+    return pair_items(*part.split_items(Items(embeddings.rows, table.labels)), part.excluded)
 
 
 def choose_pair_threshold(pairs: LabeledPairs, fmr: float) -> float:
-    """Choose the smallest threshold with a false match rate; there must be pairs of both kinds (`has_both_kinds`)."""
+    """Choose the smallest threshold with a false match rate; there must be pairs of both kinds."""
     rates = error_rates(pairs, (fmr,))
     return float(rates.thresholds[find_threshold(rates, fmr)])
 
@@ -167,8 +152,7 @@ def choose_nearest_threshold(nearest: NearestItems, share: float) -> float | Non
 def compute_threshold_errors(pairs: LabeledPairs, similarity: float) -> Metrics:
     """Compute the errors of a threshold: over all pairs, and for the median and the worst class.
 
-    These are fmr, fnmr, balanced_accuracy (1 minus the mean of both), and both rates of the median and of the worst
-    class. There must be pairs of both kinds, of classes on which the threshold wasn't chosen.
+    There must be pairs of both kinds, of classes on which the threshold wasn't chosen.
     """
     counts = pairs.count_by_class(np.array([similarity]))
     fmr = float(counts.negatives.sum() / counts.all_negatives.sum())
@@ -179,73 +163,50 @@ def compute_threshold_errors(pairs: LabeledPairs, similarity: float) -> Metrics:
     return metrics
 
 
-LOWEST_FMR = 1e-6
-"""The lowest false match rate of a stored curve."""
-
-VALIDATED = ("fmr", "fnmr", "known_accepted", "wrong_share")
-"""The errors on the validation classes that are stored, too."""
-
-POINTS = 121
-"""The number of points of a stored curve; 20 of them are in each power of ten."""
-
-
 def evaluate_threshold(
     split: str, tested: LabeledPairs | None, validated: LabeledPairs | None, settings: ThresholdSettings
-) -> tuple[dict[str, float], dict[str, Floats]]:
+) -> tuple[Metrics, dict[str, Floats]]:
     """Choose thresholds and fit probabilities on the validation classes, and judge all on those of a tested split.
 
     If that is "val", nothing is judged. Pairs are None if there is no such split, or a list for each level. Returns
     {name in metrics.json: value}, and {name of a split: (2, P) FMR and FNMR}, the ROC curve of each, with the
     reliability curves of the tested split, (2, P) mean probability and share of pairs of one class.
     """
-    if tested is None or not has_both_kinds(tested):
+    if tested is None or not (verification := PairVerification(tested)).rates.are_known:
         return {}, {}
-    verification = PairVerification(tested)
-    curves = {split: thin_curve(verification.rates, tested)}
+    curves = {split: thin_curve(verification)}
     metrics = {metric.name: float(metric.function(verification)) for metric in METRICS if metric.kind == Kind.PAIRS}
     similarity = nearest_similarity = None
-    if validated is not None and has_both_kinds(validated):
+    if validated is not None and (validation := PairVerification(validated)).rates.are_known:
         nearest = find_nearest(validated)
         similarity = nearest_similarity = choose_nearest_threshold(nearest, settings.wrong_share)
-        metrics |= {"wanted_wrong_share": settings.wrong_share}
+        metrics["wanted_wrong_share"] = settings.wrong_share
         if settings.fmr is not None:
             similarity = choose_pair_threshold(validated, settings.fmr)
-            metrics |= {"wanted_fmr": settings.fmr}
-        curves |= {"val": thin_curve(PairVerification(validated).rates, validated)}
+            metrics["wanted_fmr"] = settings.fmr
+        curves["val"] = thin_curve(validation)
         errors: Metrics = {}
         if similarity is not None:
-            metrics |= {"similarity": similarity}
+            metrics["similarity"] = similarity
             errors |= compute_threshold_errors(validated, similarity)
         if nearest_similarity is not None:
-            metrics |= {"nearest_similarity": nearest_similarity}
+            metrics["nearest_similarity"] = nearest_similarity
             errors |= judge_nearest(nearest, nearest_similarity)
         metrics |= {f"val_{name}": errors[name] for name in VALIDATED if name in errors}
         calibration = fit_calibration(validated.counts)
         metrics |= {f"{CALIBRATION_PREFIX}{name}": value for name, value in asdict(calibration).items()}
-        if split != "val":
-            calibration_errors, reliability_curves = _evaluate_calibration(tested, calibration)
-            metrics, curves = metrics | calibration_errors, curves | reliability_curves
+        for suffix, prior in (("", None), ("_balanced", EVEN)) if split != "val" else ():
+            errors, curves[f"{RELIABILITY}{suffix}"] = compute_calibration_errors(tested.counts, calibration, prior)
+            metrics |= {f"{name}{suffix}": value for name, value in errors.items()}
     if split != "val":
         metrics |= {} if similarity is None else compute_threshold_errors(tested, similarity)
         metrics |= judge_nearest(find_nearest(tested), nearest_similarity)
     return {f"{THRESHOLD_PREFIX}{name}": value for name, value in metrics.items()}, curves
 
 
-def thin_curve(rates: ErrorRates, pairs: LabeledPairs) -> Floats:
+def thin_curve(verification: PairVerification) -> Floats:
     """Return the smallest FNMR at false match rates from 1 down to that of a single pair. -> (2, P) FMR and FNMR"""
-    lowest = max(LOWEST_FMR, 1.0 / int(pairs.counts.negatives[0]))
+    rates, negatives = verification.rates, int(verification.pairs.counts.negatives[0])
     fmrs = np.geomspace(1.0, LOWEST_FMR, POINTS)
-    fmrs = fmrs[fmrs >= lowest * (1 - 1e-9)]
-    places = np.searchsorted(-rates.fmr, -fmrs * (1 + 1e-9), side="left")
-    return np.stack([fmrs, rates.fnmr[places]])
-
-
-def _evaluate_calibration(tested: LabeledPairs, calibration: Calibration) -> tuple[dict[str, float], dict[str, Floats]]:
-    """Return the errors of probabilities and their reliability curves: as they are, and with both kinds alike."""
-    metrics: dict[str, float] = {}
-    curves: dict[str, Floats] = {}
-    for name, prior, suffix in ((RELIABILITY, None, ""), (RELIABILITY_BALANCED, EVEN, "_balanced")):
-        errors = compute_calibration_errors(tested.counts, calibration, prior)
-        metrics |= {f"ece{suffix}": errors.ece, f"brier{suffix}": errors.brier, f"log_loss{suffix}": errors.log_loss}
-        curves[name] = errors.curve
-    return metrics, curves
+    fmrs = fmrs[fmrs >= max(LOWEST_FMR, 1.0 / negatives) * (1 - 1e-9)]
+    return np.stack([fmrs, rates.fnmr[np.searchsorted(-rates.fmr, -fmrs * (1 + 1e-9), side="left")]])

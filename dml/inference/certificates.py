@@ -1,7 +1,9 @@
 """How many of the true nearest neighbors an index finds, and the search parameters that find enough of them."""
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
 from time import perf_counter
 from typing import Any
 
@@ -9,18 +11,52 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dml.report.statistics import clopper_pearson
+from dml.retrieval.rows import unit_rows
 from dml.retrieval.search import drop_excluded
 from dml.retrieval.vector_index import VectorIndex
 from dml.runtime.errors import InputError
 
 Array = NDArray[Any]
 
-MOST_LABELS = 10
-"""The largest number of labels in a certificate: those of which the fewest neighbors are found."""
-TIMED_SECONDS = 0.2
-"""How long each choice of search parameters is timed at least."""
-ROUNDING = 1e-12
-"""Difference of products of float32 vectors, computed in float64, that comes from rounding."""
+MOST_LABELS = 10  # in a certificate: those of which the fewest neighbors are found
+TIMED_SECONDS = 0.2  # that each choice of search parameters is timed at least
+ROUNDING = 1e-12  # difference of products of float32 vectors, computed in float64, that comes from rounding
+
+
+def certify(
+    index: VectorIndex,
+    ids: NDArray[np.int64],
+    labels: Sequence[str],
+    queries: int | Array,
+    k: int = 10,
+    seed: int = 0,
+    recall: float | None = None,
+    vectors: Any = None,
+) -> dict[str, Any]:
+    """Measure the recall@k of an index of images with ids (N,) and labels, see `dml.Index.check` -> the certificate.
+
+    ``queries`` are a number of images to draw, or vectors (Q, D) in the space of the index.
+    """
+    is_own = isinstance(queries, Integral)
+    gallery = index.reconstruct(ids) if vectors is None else unit_rows(vectors, "vectors").numpy()
+    if gallery.shape != (shape := (len(ids), index.dimension)):
+        raise InputError(f"vectors: of shape {gallery.shape}, expected {shape}, one for each image of the index")
+    if recall is not None and not 0.0 < recall < 1.0:
+        raise InputError(f"recall={recall}: must be above 0 and below 1")
+    pool: Any = gallery if is_own else queries
+    excluded = ids[:, None] if is_own else np.empty((len(pool), 0), np.int64)
+    count = min(queries if isinstance(queries, Integral) else len(pool), len(pool) // (1 if recall is None else 2))
+    if count < 1 or not isinstance(k, Integral) or not 1 <= k <= len(ids) - excluded.shape[1]:
+        raise InputError(f"queries={count}, k={k}: there must be 1 or more, among {len(ids)} images")
+    order = np.random.default_rng(seed).permutation(len(pool))
+    if recall is not None:
+        rows = order[count : 2 * count]
+        RecallTest(pool[rows], gallery, ids, k, excluded[rows]).choose_parameters(index, recall)
+    rows = order[:count]
+    shares = RecallTest(pool[rows], gallery, ids, k, excluded[rows]).measure(index)
+    values = summarize(shares, [labels[row] if is_own else "" for row in rows])
+    keeps_vectors = index.keeps_products and re.search(r"(^|,)(R?Flat|HNSW\d+)$", index.factory)
+    return values | {"k": int(k), "seed": int(seed), "decoded": vectors is None and not keeps_vectors}
 
 
 def describe(certificate: Mapping[str, Any], state: Sequence[Any]) -> str:
@@ -74,16 +110,15 @@ class RecallTest:
 
 def summarize(shares: Array, labels: Sequence[str]) -> dict[str, Any]:
     """Summarize the shares of queries (Q,), and those of each label but "", of which the worst are kept."""
+
+    def interval(part: Any) -> tuple[float, float, float, int]:
+        return (float(np.mean(part)), *clopper_pearson(np.sum(part), len(part)), len(part))
+
     parts: dict[str, list[float]] = defaultdict(list)
     for share, label in zip(shares.tolist(), labels, strict=True):
         parts[label].append(share)
-    parts.pop("", None)
-    rows = [
-        (label, float(np.mean(part)), *clopper_pearson(np.sum(part), len(part)), len(part))
-        for label, part in sorted(parts.items())
-    ]
-    low, high = clopper_pearson(shares.sum(), len(shares))
-    values = {"recall": float(shares.mean()), "low": low, "high": high, "queries": len(shares)}
+    rows = sorted((label, *interval(part)) for label, part in parts.items() if label)
+    values = dict(zip(("recall", "low", "high", "queries"), interval(shares), strict=True))
     return values | {"labels": sorted(rows, key=lambda row: row[1])[:MOST_LABELS]}
 
 

@@ -1,7 +1,7 @@
 """Files of embedded images."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -36,27 +36,32 @@ def make_table(
     """Make a table of path, label and vector (N, D) of the images whose vector isn't NaN, with facts as metadata."""
     rows = np.flatnonzero(~np.isnan(vectors[:, 0])).tolist()
     column = pa.FixedSizeListArray.from_arrays(pa.array(vectors[rows].reshape(-1)), vectors.shape[1])
-    columns = {
-        "path": pa.array([paths[row] for row in rows], pa.string()),
-        "label": pa.array([labels[row] for row in rows], pa.string()),
-        "vector": column,
-    }
-    return pa.table(columns).replace_schema_metadata(dict(facts))
+    texts = {"path": paths, "label": labels}
+    columns = {name: pa.array([column[row] for row in rows], pa.string()) for name, column in texts.items()}
+    return pa.table(columns | {"vector": column}).replace_schema_metadata(dict(facts))
+
+
+def join_blocks(
+    blocks: Iterable[NDArray[np.float32]], images: int, size: int, advance: Callable[[int], object]
+) -> Iterator[tuple[slice, NDArray[np.float32]]]:
+    """Join blocks of the vectors (n, D) of all images, until they have ``size`` or a few more -> rows, and vectors."""
+    first, waiting = 0, list[NDArray[np.float32]]()
+    for block in blocks:
+        waiting.append(block)
+        advance(len(block))
+        end = first + sum(map(len, waiting))
+        if end - first >= size or end == images:
+            yield slice(first, end), np.concatenate(waiting)
+            first, waiting = end, []
 
 
 def make_tables(
     names: Sequence[str], labels: Sequence[str], blocks: Iterable[NDArray[np.float32]]
 ) -> Iterator[pa.Table]:
     """Make tables of some thousand images each while blocks of vectors (n, D) are embedded; see `make_table`."""
-    first, waiting = 0, list[NDArray[np.float32]]()
     with progress_bar("embedded", len(names)) as advance:
-        for block in blocks:
-            waiting.append(block)
-            advance(len(block))
-            end = first + sum(map(len, waiting))
-            if end - first >= CHUNK or end == len(names):
-                yield make_table(names[first:end], labels[first:end], np.concatenate(waiting), {})
-                first, waiting = end, []
+        for rows, vectors in join_blocks(blocks, len(names), CHUNK, advance):
+            yield make_table(names[rows], labels[rows], vectors, {})
 
 
 def write_embeddings(file: Path, tables: Iterable[pa.Table], facts: Mapping[str, str], images: int) -> None:
@@ -67,32 +72,22 @@ def write_embeddings(file: Path, tables: Iterable[pa.Table], facts: Mapping[str,
     could not be read too.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
-    if file.suffix == ".npz":
-        joined_table = pa.concat_tables(table.replace_schema_metadata(None) for table in tables)
-        check_readable(len(joined_table), images)
-        with replacing(file) as partial, partial.open("wb") as opened:
-            np.savez(
-                opened, allow_pickle=False, **as_arrays(joined_table), **{key: np.array(facts[key]) for key in facts}
-            )
-        return
     described = (table.replace_schema_metadata(dict(facts)) for table in tables)
-    first = next(described)
-    readable = 0
+    if file.suffix == ".npz":
+        table = pa.concat_tables(described)
+        check_readable(len(table), images)
+        texts = {f"{name}s": np.array(table.column(name).to_pylist(), np.str_) for name in ("path", "label")}
+        arrays = texts | {"vectors": stack_rows(table.column("vector"))} | {key: np.array(facts[key]) for key in facts}
+        with replacing(file) as partial, partial.open("wb") as opened:
+            np.savez(opened, allow_pickle=False, **arrays)
+        return
+    first, readable = next(described), 0
     with replacing(file) as partial:
         with pq.ParquetWriter(partial, first.schema, write_page_checksum=True) as writer:
             for table in chain([first], described):
                 writer.write_table(table)
                 readable += len(table)
         check_readable(readable, images)
-
-
-def as_arrays(table: pa.Table) -> dict[str, NDArray[np.generic]]:
-    """Return the columns of a table as arrays: paths (N,) and labels (N,) of strings, vectors (N, D) float32."""
-    return {
-        "paths": np.array(table.column("path").to_pylist(), dtype=np.str_),
-        "labels": np.array(table.column("label").to_pylist(), dtype=np.str_),
-        "vectors": stack_rows(table.column("vector")),
-    }
 
 
 def name_images(paths: Sequence[str], root: str | Path | None) -> list[str]:

@@ -19,89 +19,80 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from dml import __version__
-from dml.inference.image_embedder import ImageEmbedder
-from dml.runtime.errors import InputError, check_installed
+from dml.inference.embedder import Embedder
+from dml.runtime.errors import InputError
 
 logger = logging.getLogger(__name__)
 
+ONNX, PROGRAM = ".onnx", ".pt2"  # the ends of the names of files that can be written
 INPUT, OUTPUT = "images", "vectors"
-"""The names of the graph's input and output."""
-
-DYNAMIC = ({0: Dim("batch", min=1)},)
-"""The dimension of the input whose size may be any."""
-
-TRACED_BATCH = 2
-"""The number of images with which the network is traced; a tracer takes a batch of one image for a constant."""
+FACTS = "dml.json"  # the name of the facts in a program's file
+OPSET = 20  # the version of ONNX's operators, which ONNX Runtime reads from 1.17 on
+MAX_ONNX_BYTES = 2_000_000_000  # of weights in one file of ONNX, whose format ends at 2 GiB
+DYNAMIC = ({0: Dim("batch", min=1)},)  # the dimension of the input whose size may be any
+TRACED_BATCH = 2  # images with which the network is traced; a tracer takes a batch of one for a constant
+TRIED_SIZES = ((480, 640), (640, 480), (200, 200))
+"""Heights and widths of images by which it is found out whether the preprocessing gives one size."""
 
 INTERPOLATION = "bilinear with antialiasing, horizontal pass first, rounded to uint8 after each pass"
 """How the transforms of `dml.data.transforms` scale an image."""
 
-TRIED_SIZES = ((480, 640), (640, 480), (200, 200))
-"""Heights and widths of images by which it is found out whether the preprocessing gives one size."""
+Run = Callable[[NDArray[np.uint8]], NDArray[np.float32]]
+"""Runs a graph: pixels (B, h, w, 3) uint8 -> vectors (B, D) float32."""
 
 
 class EmbeddingGraph(nn.Module):
     """A module from pixels (B, h, w, 3) uint8 RGB to vectors (B, D) float32, without a transform of files."""
 
-    def __init__(self, embedder: ImageEmbedder) -> None:
+    def __init__(self, embedder: Embedder) -> None:
         super().__init__()
-        self.model = embedder.model
-        self.join_heads = embedder.join_heads
+        self.model, self.join_heads = embedder.model, embedder.join_heads
 
     def forward(self, images: Tensor) -> Tensor:
         """Embed images (B, h, w, 3) uint8 RGB -> vectors (B, D)."""
         return self.join_heads(self.model(images.permute(0, 3, 1, 2)))
 
 
-def copy_to_cpu(embedder: ImageEmbedder) -> ImageEmbedder:
-    """Return the model on the CPU: itself if it is there, and else a copy."""
-    if embedder.device.type == "cpu":
-        return embedder
-    return ImageEmbedder(deepcopy(embedder.model), embedder.settings, embedder.heads, "cpu")
-
-
-def take_one_view(embedder: ImageEmbedder) -> ImageEmbedder:
-    """Return the model as its graph computes it, with the fingerprint of one view; warn if it averages several."""
-    settings = embedder.settings
-    if settings.views == 1:
-        return embedder
-    config = {**settings.config, "evaluation": {**settings.config["evaluation"], "crops": 1}}
-    with_one_view = ImageEmbedder(embedder.model, replace(settings, config=config), embedder.heads, "cpu")
-    logger.warning(
-        "evaluation.crops=%d: the file gives vectors of one view, as model.embed(views=1) does; they can't be compared "
-        "with those of %d views, so its fingerprint is another one, %s",
-        settings.views,
-        settings.views,
-        with_one_view.fingerprint,
-    )
-    return with_one_view
-
-
-def find_input_size(embedder: ImageEmbedder) -> tuple[int, int]:
-    """Return the height and width that the preprocessing gives every image."""
-    sizes = {tuple(embedder.preprocess(torch.zeros(3, *size, dtype=torch.uint8)).shape[1:]) for size in TRIED_SIZES}
-    if len(sizes) > 1:
-        listed = ", ".join(f"{width} x {height}" for height, width in sorted(sizes))
-        raise InputError(
-            f"transform.test: gives images of several sizes ({listed}), and an exported graph takes one; train with a "
-            "CenterCrop at the end, such as transform=imagenet"
+def prepare(embedder: Embedder) -> Embedder:
+    """Return the model as its graph computes it: on the CPU, with one view; warn if it averages several."""
+    settings, views = embedder.settings, embedder.settings.views
+    if views > 1:
+        evaluation = {**settings.config["evaluation"], "crops": 1}
+        settings = replace(settings, config={**settings.config, "evaluation": evaluation})
+    model = embedder.model if embedder.device.type == "cpu" else deepcopy(embedder.model)
+    prepared = Embedder(model, settings, embedder.heads, "cpu")
+    if views > 1:
+        logger.warning(
+            "evaluation.crops=%d: the file gives vectors of one view, as model.embed(views=1) does; they can't be "
+            "compared with those of %d views, so its fingerprint is another one, %s",
+            views,
+            views,
+            prepared.fingerprint,
         )
+    return prepared
+
+
+def find_input_size(embedder: Embedder) -> tuple[int, int]:
+    """Return the height and width that the preprocessing gives every image."""
+    sizes = {(*embedder.preprocess(torch.zeros(3, *size, dtype=torch.uint8)).shape[1:],) for size in TRIED_SIZES}
+    if len(sizes) > 1:
+        line = f"transform.test: gives images of several sizes {sorted(sizes)}, and an exported graph takes one"
+        raise InputError(f"{line}; train with a CenterCrop at the end, such as transform=imagenet")
     ((height, width),) = sizes
     return height, width
 
 
 @torch.no_grad()
-def trace(embedder: ImageEmbedder, height: int, width: int) -> ExportedProgram:
+def trace(embedder: Embedder, height: int, width: int) -> ExportedProgram:
     """Trace the network of a model on the CPU, for batches of any number of images of one size."""
-    graph = EmbeddingGraph(embedder).eval()
     images = torch.zeros(TRACED_BATCH, height, width, 3, dtype=torch.uint8)
-    program = torch.export.export(graph, (images,), dynamic_shapes=DYNAMIC)
+    program = torch.export.export(EmbeddingGraph(embedder).eval(), (images,), dynamic_shapes=DYNAMIC)
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # it names files of this machine
     return program
 
 
-def describe_graph(embedder: ImageEmbedder, height: int, width: int, levels: tuple[str, ...]) -> dict[str, Any]:
+def describe_graph(embedder: Embedder, height: int, width: int, levels: tuple[str, ...]) -> dict[str, Any]:
     """Return the facts that are written into an exported file, by name."""
     test: Any = embedder.settings.config["transform"]["test"]
     steps = [*test["steps"]] if "steps" in test else [test]
@@ -121,56 +112,25 @@ def describe_graph(embedder: ImageEmbedder, height: int, width: int, levels: tup
     } | ({"interpolation": INTERPOLATION} if is_own else {})
 
 
-ONNX, PROGRAM = ".onnx", ".pt2"
-"""The ends of the names of files that can be written."""
-
-OPSET = 20
-"""The version of ONNX's operators in the files; ONNX Runtime reads it from 1.17 on."""
-
-FACTS = "dml.json"
-"""The name of the facts in a program's file."""
-
-MAX_ONNX_BYTES = 2_000_000_000
-"""The size of the weights that fits into one file of ONNX, whose format ends at 2 GiB."""
-
-Run = Callable[[NDArray[np.uint8]], NDArray[np.float32]]
-"""Runs a graph: pixels (B, h, w, 3) uint8 -> vectors (B, D) float32."""
-
-
-def check_libraries(suffix: str) -> None:
-    """Check that what a kind of file needs is installed."""
-    if suffix == ONNX:
-        check_installed("onnx", "onnxscript", "onnxruntime", extra="export")
-
-
-def write_graph(program: ExportedProgram, path: Path, suffix: str, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Write a traced graph and facts about it to a file, and return the facts that only this kind of file has."""
+def write_graph(program: ExportedProgram, path: Path, suffix: str, facts: Mapping[str, Any]) -> None:
+    """Write a traced graph and facts about it to a file."""
     if suffix == PROGRAM:
         content = BytesIO()  # PyTorch ends the process if it can't write its last bytes to a file
         with _quiet():
             torch.export.save(program, content, extra_files={FACTS: json.dumps(facts)})
         path.write_bytes(content.getbuffer())
-        return {}
+        return
     size = sum(value.nbytes for value in program.state_dict.values())
     if size > MAX_ONNX_BYTES:
         raise InputError(f"{size / 1e9:.1f} GB of weights: an .onnx file holds 2 GB; a .pt2 file holds more")
+    names: Any = {"input_names": [INPUT], "output_names": [OUTPUT], "opset_version": OPSET, "verbose": False}
     with _quiet():
-        converted: Any = torch.onnx.export(
-            program,
-            (),
-            dynamo=True,
-            dynamic_shapes=DYNAMIC,
-            opset_version=OPSET,
-            verbose=False,
-            input_names=[INPUT],
-            output_names=[OUTPUT],
-        )
+        converted: Any = torch.onnx.export(program, (), dynamo=True, dynamic_shapes=DYNAMIC, **names)
     graph = converted.model
     for part in (*graph.graph.all_nodes(), *graph.graph.initializers.values()):
         part.metadata_props.clear()  # they name files of this machine
-    graph.metadata_props.update(as_texts({**facts, "opset": OPSET}))
+    graph.metadata_props.update(as_texts(facts))
     converted.save(path, external_data=False)
-    return {"opset": OPSET}
 
 
 def write_quantized(exported: Path, path: Path, facts: Mapping[str, Any]) -> None:
@@ -183,12 +143,11 @@ def write_quantized(exported: Path, path: Path, facts: Mapping[str, Any]) -> Non
     from onnxruntime.quantization import QuantType, quantize_dynamic
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
+    options: Any = {"op_types_to_quantize": ["MatMul"], "weight_type": QuantType.QInt8, "per_channel": True}
     with TemporaryDirectory() as folder, _quiet():
         prepared, quantized = Path(folder) / "prepared.onnx", Path(folder) / "quantized.onnx"
         quant_pre_process(exported, prepared, skip_symbolic_shape=True)
-        quantize_dynamic(
-            prepared, quantized, op_types_to_quantize=["MatMul"], weight_type=QuantType.QInt8, per_channel=True
-        )
+        quantize_dynamic(prepared, quantized, **options)
         model = onnx.load(quantized)
     del model.metadata_props[:]
     for name, text in as_texts(facts).items():
@@ -201,25 +160,14 @@ def open_graph(path: Path, suffix: str) -> Run:
     if suffix == PROGRAM:
         with path.open("rb") as opened:
             module = torch.export.load(opened).module()
-
-        @torch.inference_mode()
-        def run_program(images: NDArray[np.uint8]) -> NDArray[np.float32]:
-            vectors: NDArray[np.float32] = module(torch.from_numpy(images)).numpy()
-            return vectors
-
-        return run_program
+        return torch.inference_mode()(lambda images: module(torch.from_numpy(images)).numpy())
 
     import onnxruntime
 
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(path, settings, providers=["CPUExecutionProvider"])
-
-    def run_session(images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        (vectors,) = session.run([OUTPUT], {INPUT: images})
-        return np.asarray(vectors)
-
-    return run_session
+    return lambda images: session.run([OUTPUT], {INPUT: images})[0]
 
 
 def as_texts(facts: Mapping[str, Any]) -> dict[str, str]:

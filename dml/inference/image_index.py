@@ -1,9 +1,6 @@
 """An index of images, which finds the images that are most similar to others."""
 
-import inspect
 import os
-import re
-import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -12,74 +9,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
-import torch
 from numpy.typing import NDArray
 
-from dml.data.cells import name_classes, number_classes, warn_of_names
 from dml.data.image_files.images import UnreadableImageError
 from dml.data.image_files.parts import identify_images
-from dml.inference.certificates import RecallTest, summarize
-from dml.inference.image_embedder import REMEDY, ImageEmbedder
-from dml.inference.image_inputs import Source, check_readable, list_source, to_vectors, unpack_paths
-from dml.inference.index_folder import (
-    FORMAT,
-    IndexItems,
-    check_content,
-    hold_folder,
-    read_description,
-    remove_unused_versions,
-    write_description,
-)
+from dml.inference import index_items
+from dml.inference.certificates import certify
+from dml.inference.embedder import REMEDY, Embedder, VectorsAlone
+from dml.inference.image_inputs import Source, to_vectors, unpack_paths
+from dml.inference.index_folder import check_content, hold_folder, read_description, write_version
+from dml.inference.index_items import IndexItems
 from dml.inference.loading import load
-from dml.inference.model_settings import ModelSettings
+from dml.inference.saved_folder import save_folder
 from dml.metrics.verification import Calibration
 from dml.retrieval.adapters import Adapter
-from dml.retrieval.rows import unit_rows
 from dml.retrieval.vector_index import EXACT, VectorIndex
-from dml.runtime.checksums import file_checksum
 from dml.runtime.errors import InputError
-from dml.runtime.files import in_one_line, replacing
+from dml.runtime.files import in_one_line
 from dml.runtime.paths import absolute_path, expand_home
 from dml.runtime.text import printable
 
 if TYPE_CHECKING:
     from dml.inference.upgrades import UpgradeReport
 
-UNIT_TOLERANCE = 1e-5
-"""Difference of a vector's length from 1 that comes from rounding."""
-
 DEFAULT_NEIGHBORS = 10
-
-MOST_TRAINING_VECTORS = 100_000
-"""The largest number of vectors that an approximate index is trained with."""
-
-EMBED_OPTIONS = inspect.signature(ImageEmbedder.embed).parameters.keys() - {"self", "images"}
-"""The names of the options that the methods of an index pass to `ImageEmbedder.embed`."""
-
-
-class VectorsAlone(ImageEmbedder):
-    """What an index has in the place of a model if its vectors came without one: it embeds no image."""
-
-    has_chosen_heads = False  # so there is no threshold
-    dimension = 0
-    fingerprint = ""
-
-    def __init__(self, dimension: int) -> None:
-        self.dimension, self.device = dimension, torch.device("cpu")
-        self.settings = ModelSettings({"data": {}}, "no model")
-
-    def __repr__(self) -> str:
-        return "no model"
-
-    def embed(self, *_: Any, **__: Any) -> Any:
-        """Refuse to embed."""
-        raise InputError(
-            "the index was built of vectors, without a model, so it embeds no image: search by vectors (Q, D), or open "
-            "the index with the model, dml.Index.load(FOLDER, model)"
-        )
-
-    encode = preprocess = save_pretrained = push_to_hub = export = __call__ = embed
 
 
 class Index:
@@ -95,23 +48,20 @@ class Index:
 
     def __init__(
         self,
-        model: ImageEmbedder,
+        model: Embedder,
         vectors: VectorIndex,
         items: IndexItems,
         next_id: int = 0,
         adapter: Adapter | None = None,
     ) -> None:
-        self.model = model
-        self.vectors = vectors
-        self.items = items
-        self.adapter = adapter
+        self.model, self.vectors, self.items, self.adapter = model, vectors, items, adapter
         self._next_id = max(next_id, items.next_id)
         self.certificate: dict[str, Any] | None = None
 
     @classmethod
     def build(
         cls,
-        model: ImageEmbedder | None = None,
+        model: Embedder | None = None,
         source: Source | None = None,
         *,
         vectors: Any = None,
@@ -144,13 +94,13 @@ class Index:
         is_twice = source is not None and paths is not None
         if model is None or is_twice or (vectors is not None and (images is None or options)):
             raise InputError("Index.build: give a model and images, or vectors=... and paths=... alone")
-        items = _list_items(images, labels=labels)
-        searchable = make_vector_index(model, factory, parameters, len(items))
+        items = index_items.list_items(images, labels=labels)
+        searchable = index_items.make_searchable(model, factory, parameters, len(items))
         if vectors is None:
-            items, searched = _embed_items(model, items, options)
+            items, searched = index_items.embed_items(model, items, options)
         else:
-            searched = _check_vectors(points, model, len(items))
-        _fill(searchable, searched, items.ids)
+            searched = index_items.check_vectors(points, model, len(items))
+        index_items.fill(searchable, searched, items.ids)
         return cls(model, searchable, items)
 
     def __repr__(self) -> str:
@@ -232,26 +182,23 @@ class Index:
         k = min(DEFAULT_NEIGHBORS, len(self)) if k is None else k
         if not isinstance(k, Integral) or not 1 <= k <= len(self):
             raise InputError(f"k={k}: the index holds {len(self)} images; k is from 1 to that number")
-        scores, ids = self._search(self._to_queries(images), int(k))
+        scores, ids = self.vectors.search(self._embed_queries(images), int(k))
         return np.where(ids < 0, -np.inf, scores), self.items.positions(ids)
 
-    def _to_queries(self, images: Any) -> NDArray[np.float32]:
-        """Check vectors, or embed images; the error line of an unreadable one names no option, which `search` lacks."""
-        images = to_vectors(images)
-        if isinstance(images, np.ndarray) and images.dtype.kind == "f":
-            return _check_vectors(np.atleast_2d(images), self.model)
-        try:
-            return self.model.embed(images)
-        except UnreadableImageError as error:
-            raise UnreadableImageError(str(error).removesuffix(REMEDY)) from error
+    def _embed_queries(self, images: Any) -> NDArray[np.float32]:
+        """Check vectors, or embed images, and map them to the space of the index. -> (Q, D)"""
+        queries = to_vectors(images)
+        if isinstance(queries, np.ndarray) and queries.dtype.kind == "f":
+            queries = index_items.check_vectors(np.atleast_2d(queries), self.model)
+        else:
+            try:
+                queries = self.model.embed(queries)
+            except UnreadableImageError as error:  # its line names an option of embed
+                raise UnreadableImageError(str(error).removesuffix(REMEDY)) from error
+        return self._map(queries)
 
-    def _search(self, queries: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Search with vectors (Q, D) -> scores (Q, k) and ids (Q, k)."""
-        return self.vectors.search(self._map_queries(queries), k)
-
-    def _map_queries(self, queries: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Map queries to the space of the index. (Q, D) -> (Q, E)"""
-        return self.adapter(queries) if self.adapter and len(queries) else queries
+    def _map(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+        return self.adapter(vectors) if self.adapter and len(vectors) else vectors
 
     def check(
         self, queries: Any = 1000, k: int = 10, seed: int = 0, *, recall: float | None = None, vectors: Any = None
@@ -271,28 +218,10 @@ class Index:
             vectors: (N, D) vectors of the images, to be searched exactly; None takes those that the index keeps. An
                 index of codes keeps none but those that its codes stand for, and the line of the certificate says so.
         """
-        ids, is_own = self.items.ids, isinstance(queries, Integral)
-        gallery = self.vectors.reconstruct(ids) if vectors is None else unit_rows(vectors, "vectors").numpy()
-        if gallery.shape != (shape := (len(self), self.vectors.dimension)):
-            raise InputError(f"vectors: of shape {gallery.shape}, expected {shape}, one for each image of the index")
-        if recall is not None and not 0.0 < recall < 1.0:
-            raise InputError(f"recall={recall}: must be above 0 and below 1")
-        pool = gallery if is_own else self._map_queries(self._to_queries(queries))
-        excluded = ids[:, None] if is_own else np.empty((len(pool), 0), np.int64)
-        count = min(int(queries) if is_own else len(pool), len(pool) // (1 if recall is None else 2))
-        if count < 1 or not isinstance(k, Integral) or not 1 <= k <= len(self) - excluded.shape[1]:
-            raise InputError(f"queries={count}, k={k}: there must be 1 or more, among {len(self)} images")
-        order = np.random.default_rng(seed).permutation(len(pool))
-        if recall is not None:
-            rows = order[count : 2 * count]
-            RecallTest(pool[rows], gallery, ids, k, excluded[rows]).choose_parameters(self.vectors, recall)
-        rows = order[:count]
-        shares = RecallTest(pool[rows], gallery, ids, k, excluded[rows]).measure(self.vectors)
-        values = summarize(shares, [self.items.labels[row] if is_own else "" for row in rows])
-        keeps_vectors = self.vectors.keeps_products and re.search(r"(^|,)(R?Flat|HNSW\d+)$", self.vectors.factory)
-        decoded = vectors is None and not keeps_vectors
-        self.certificate = values | {"k": int(k), "seed": int(seed), "decoded": decoded, "state": self.state}
-        return {name: values[name] for name in ("recall", "low", "high", "queries")}
+        given = int(queries) if isinstance(queries, Integral) else self._embed_queries(queries)
+        found = certify(self.vectors, self.items.ids, self.items.labels.tolist(), given, k, seed, recall, vectors)
+        self.certificate = found | {"state": self.state}
+        return {name: found[name] for name in ("recall", "low", "high", "queries")}
 
     def add(self, source: Source, *, labels: Sequence[Any] | NDArray[Any] | None = None, **options: Any) -> int:
         """Embed images and add them, with labels (N,) if there are any, and return how many; see `build`."""
@@ -306,18 +235,17 @@ class Index:
         return self._add(source, labels, options, replaces=True)
 
     def _add(self, source: Source, labels: Any, options: dict[str, Any], *, replaces: bool) -> int:
-        items = _list_items(source, self._next_id, labels)
+        items = index_items.list_items(source, self._next_id, labels)
         known = items.are_among(self.items.identities)
         if known.any() and not replaces:
-            raise InputError(
-                f"{_name_first(items.paths[known].tolist())} in the index already; upsert replaces what is there"
-            )
+            name = _name_first(items.paths[known].tolist())
+            raise InputError(f"{name} in the index already; upsert replaces what is there")
         self.vectors.make_changeable()
         if known.any():
             self.vectors.check_removal()
             items = items.take_labels(self.items)
-        items, searched = _embed_items(self.model, items, options)
-        searched = self.adapter(searched) if self.adapter else searched
+        items, embedded = index_items.embed_items(self.model, items, options)
+        searched = self._map(embedded)
         if known.any():
             self._remove(self.items.are_among(items.identities))
         self.vectors.add(searched, items.ids)
@@ -342,7 +270,7 @@ class Index:
 
     def upgrade(
         self,
-        new_model: ImageEmbedder,
+        new_model: Embedder,
         adapter: str = "auto",
         *,
         vectors: NDArray[Any] | None = None,
@@ -359,25 +287,28 @@ class Index:
                 if it finds more than the old model, and else "none".
             vectors: (N, E) the new model's vectors of the images of the index, so that none is embedded; None embeds
                 images.
+            **options: ``pairs`` and ``seed`` of `dml.inference.upgrades.measure_upgrade`, or those of `build`.
         """
         from dml.inference.upgrades import measure_upgrade
 
-        report = measure_upgrade(self, new_model, adapter, vectors=vectors, **options)
+        if self.adapter:
+            raise InputError(
+                f"index: it is being upgraded to {self.model.fingerprint}; dml upgrade INDEX finishes that"
+            )
+        report = measure_upgrade(self.items, self.vectors, self.space, new_model, adapter, vectors=vectors, **options)
         if report.adapter and not dry_run:
             self.model, self.adapter = new_model, report.adapter
         elif not dry_run:
-            embedding = {name: value for name, value in options.items() if name in EMBED_OPTIONS}
+            embedding = {name: value for name, value in options.items() if name in index_items.EMBED_OPTIONS}
             embedded = new_model.embed(self.items.paths.tolist(), **embedding) if vectors is None else vectors
             self.replace_vectors(new_model, np.asarray(embedded, np.float32))
         return report
 
-    def replace_vectors(self, model: ImageEmbedder, vectors: NDArray[np.float32]) -> None:
+    def replace_vectors(self, model: Embedder, vectors: NDArray[np.float32]) -> None:
         """Replace the model, and all vectors by those of the new one (N, D); the images of rows of NaN are removed."""
-        is_read = ~np.isnan(vectors[:, 0])
-        check_readable(int(is_read.sum()), len(self))
-        items = self.items.take(is_read)
-        searchable = make_vector_index(model, self.vectors.factory, self.vectors.parameters, len(items))
-        _fill(searchable, _check_vectors(vectors[is_read], model), items.ids)
+        items, read = index_items.leave_out(self.items, vectors)
+        searchable = index_items.make_searchable(model, self.vectors.factory, self.vectors.parameters, len(items))
+        index_items.fill(searchable, index_items.check_vectors(read, model), items.ids)
         self.model, self.vectors, self.items, self.adapter = model, searchable, items, None
 
     def save(self, folder: str | Path) -> Path:
@@ -393,45 +324,27 @@ class Index:
 
     def write(self, path: Path) -> None:
         """Do the work of `save` in an absolute path, from which `hold_folder` keeps other processes."""
-        version = secrets.token_hex(4)
-        names = {
-            "vectors": f"vectors-{version}.faiss",
-            "items": f"items-{version}.parquet",
-            "model": f"model-{version}" if self.model.fingerprint else "",
+        writers: dict[str, Any] = {"vectors": self.vectors.write, "items": self.items.write}
+        if self.adapter:
+            writers["adapter"] = self.adapter.save
+        if self.model.fingerprint:
+            writers["model"] = lambda folder: save_folder(self.model, folder)
+        facts = {
+            "fingerprint": self.model.fingerprint,
+            "dimension": self.vectors.dimension,
+            "images": len(self),
+            "next_id": self._next_id,
+            "factory": self.vectors.factory,
+            "parameters": self.vectors.parameters,
+            "space": self.space,
         }
-        try:
-            with replacing(path / names["vectors"], on_disk=True) as partial:
-                self.vectors.write(partial)
-            with replacing(path / names["items"], on_disk=True) as partial:
-                self.items.write(partial)
-            if self.adapter:
-                names["adapter"] = f"adapter-{version}.npz"
-                with replacing(path / names["adapter"], on_disk=True) as partial:
-                    self.adapter.save(partial)
-            if names["model"]:
-                self.model.save_pretrained(path / names["model"])
-            description = {
-                "format": FORMAT,
-                "fingerprint": self.model.fingerprint,
-                "dimension": self.vectors.dimension,
-                "images": len(self),
-                "next_id": self._next_id,
-                "factory": self.vectors.factory,
-                "parameters": self.vectors.parameters,
-                "files": names,
-                "space": self.space,
-            }
-            if self.certificate:
-                description["certificate"] = self.certificate
-            files = [names[kind] for kind in ("vectors", "items", "adapter") if kind in names]
-            checksums = {name: file_checksum(path / name) for name in files}
-            write_description(path, description, checksums, self.state)
-        finally:
-            remove_unused_versions(path)  # those of this version, if a disk was full
+        write_version(
+            path, facts | ({"certificate": self.certificate} if self.certificate else {}), writers, self.state
+        )
 
     @classmethod
     def load(
-        cls, folder: str | Path, model: ImageEmbedder | None = None, *, device: str = "auto", trust: bool = False
+        cls, folder: str | Path, model: Embedder | None = None, *, device: str = "auto", trust: bool = False
     ) -> "Index":
         """Open an index; its vectors stay on the disk until they are searched.
 
@@ -453,41 +366,29 @@ class Index:
 
     @classmethod
     def _open(
-        cls, path: Path, description: dict[str, Any], model: ImageEmbedder | None, *, device: str, trust: bool
+        cls, path: Path, description: dict[str, Any], model: Embedder | None, *, device: str, trust: bool
     ) -> "Index":
-        if not (fingerprint := description["fingerprint"]):
-            model = model or VectorsAlone(description["dimension"])
-        model = model or load(path / description["files"]["model"], device=device, trust=trust)
+        fingerprint, files = description["fingerprint"], description["files"]
+        if model is None and fingerprint:
+            model = load(path / files["model"], device=device, trust=trust)
+        model = model or VectorsAlone(description["dimension"])
         if fingerprint not in ("", model.fingerprint):
             raise InputError(
                 f"{printable(path)}: its vectors are of the model {printable(fingerprint)}, not of "
                 f"{model.fingerprint}; search with that model, or build the index again"
             )
         check_content(path, description)
-        try:
-            items = IndexItems.read(path / description["files"]["items"])
-        except (pa.ArrowException, KeyError, ValueError, OSError) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise  # the disk's, not pyarrow's
-            raise InputError(f"{printable(path)}: {description['files']['items']} is damaged ({error})") from error
-        vectors = VectorIndex.read(path / description["files"]["vectors"], description["factory"])
+        items = IndexItems.read(path / files["items"])
+        vectors = VectorIndex.read(path / files["vectors"], description["factory"])
         vectors.set_parameters(description["parameters"])
-        adapter, dimension = None, model.dimension
-        if "adapter" in description["files"]:
-            adapter = Adapter.read(path / description["files"]["adapter"])
+        adapter = Adapter.read(path / files["adapter"]) if "adapter" in files else None
+        if adapter:
             spaces = (adapter.source, adapter.target, len(adapter.matrix))
-            if spaces != (fingerprint, description["space"], dimension):
+            if spaces != (fingerprint, description["space"], model.dimension):
                 raise InputError(f"{printable(path)}: its adapter is of other models; upgrade the index again")
-            dimension = adapter.matrix.shape[1]
-        if vectors.dimension != dimension:
-            raise InputError(
-                f"{printable(path)}: its vectors have {vectors.dimension} dimensions, those of the model "
-                f"{dimension}; build the index again"
-            )
-        if len(vectors) != len(items):
-            raise InputError(
-                f"{printable(path)}: {len(vectors)} vectors for {len(items)} images; build the index again"
-            )
+        expected = (len(items), adapter.matrix.shape[1] if adapter else model.dimension)
+        if (found := (len(vectors), vectors.dimension)) != expected:
+            raise InputError(f"{printable(path)}: vectors {found}, expected {expected}; build the index again")
         opened = cls(model, vectors, items, description["next_id"], adapter)
         opened.certificate = description["certificate"]
         return opened
@@ -501,62 +402,3 @@ def _are_all_seen(items: IndexItems, classes: frozenset[str]) -> bool:
 def _name_first(paths: Sequence[str]) -> str:
     """Return the beginning of an error line about paths, such as "a.png and 2 more:"."""
     return printable(paths[0]) + (f" and {len(paths) - 1:,} more:" if len(paths) > 1 else ":")
-
-
-def make_vector_index(model: ImageEmbedder, factory: str, parameters: str, count: int) -> VectorIndex:
-    """Make an empty index for ``count`` vectors of a model; raise an `InputError` if this kind can't hold them."""
-    VectorIndex.check(model.dimension, factory, parameters, min(count, MOST_TRAINING_VECTORS))
-    searchable = VectorIndex(model.dimension, factory)
-    searchable.set_parameters(parameters)
-    return searchable
-
-
-def _fill(searchable: VectorIndex, searched: NDArray[np.float32], ids: NDArray[np.int64]) -> None:
-    """Train an empty index if it needs that, and add vectors (N, D) with ids (N,)."""
-    if searchable.needs_training:
-        chosen = np.random.default_rng(0).permutation(len(searched))[:MOST_TRAINING_VECTORS]
-        searchable.train(searched[np.sort(chosen)])
-    searchable.add(searched, ids)
-    searchable.search(searched[:1], k=1)  # codes of more than 8 bits weren't tried before
-
-
-def _list_items(source: Source, first_id: int = 0, labels: Iterable[Any] | None = None) -> IndexItems:
-    """List images by their absolute paths, which are the same in every working folder."""
-    paths, names = list_source(source)
-    if labels is not None:
-        names = name_classes(labels.tolist() if isinstance(labels, torch.Tensor) else labels)
-        numbers, classes = number_classes(names)
-        warn_of_names(numbers[:, None], [classes], "labels")
-    if (shape := getattr(labels, "shape", (len(names),))) != (len(paths),):
-        raise InputError(f"labels: {' x '.join(map(str, shape))} for {len(paths)} images")
-    return IndexItems.number(map(absolute_path, paths), names, first_id)
-
-
-def _check_vectors(vectors: Any, model: ImageEmbedder, count: int | None = None) -> NDArray[np.float32]:
-    """Scale vectors (N, D) to unit length, those of `ImageEmbedder.embed` excepted."""
-    shape, expected = np.shape(vectors), (len(vectors) if count is None else count, model.dimension)
-    if shape != expected or vectors.dtype.kind != "f":
-        whose = "the index has vectors of" if count is None else f"expected floats, {count:,} of them, one an image, of"
-        raise InputError(f"vectors of shape {shape}: {whose} {model.dimension} dimensions")
-    if not np.isfinite(vectors).all():
-        raise InputError("vectors: a number in them is NaN or infinite")
-    if not vectors.any(axis=1).all():
-        raise InputError("vectors: one is zero, so it has no direction that could be compared")
-    is_unit = np.abs(np.linalg.norm(vectors, axis=1, keepdims=True) - 1) < UNIT_TOLERANCE
-    return np.where(is_unit, vectors, unit_rows(vectors, "vectors").numpy())
-
-
-def _embed_items(
-    model: ImageEmbedder, items: IndexItems, options: dict[str, Any]
-) -> tuple[IndexItems, NDArray[np.float32]]:
-    """Embed images -> the readable ones, and their vectors."""
-    if unknown := options.keys() - EMBED_OPTIONS:
-        raise InputError(f"{min(unknown)}: no such argument; those of embed are {', '.join(sorted(EMBED_OPTIONS))}")
-    if options.get("views") not in (None, model.settings.views):
-        raise InputError(
-            f"views={options['views']}: queries have {model.settings.views}, as in the test of the run; leave it out"
-        )
-    embedded = model.embed(items.paths.tolist(), **options)
-    is_read = ~np.isnan(embedded[:, 0])
-    check_readable(int(is_read.sum()), len(items))
-    return items.take(is_read), embedded[is_read]

@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from dml.data.cells import compose_name
 from dml.data.image_files.contents import ARCHIVE, MISSING, read_stamps
@@ -23,15 +22,14 @@ from dml.data.image_listing import list_images
 from dml.data.layout import name_similar, read_list_lines
 from dml.data.readers import csv
 from dml.data.table import ImageTable, check_paths
-from dml.data.transforms import Pipeline
+from dml.data.transforms import Pipeline, stack
 from dml.runtime.errors import InputError
 from dml.runtime.paths import expand_home
 from dml.runtime.text import printable
 
 logger = logging.getLogger(__name__)
 
-LISTS = (".csv", ".tsv", ".txt", ".parquet")
-"""The endings of the files that list images."""
+LISTS = (".csv", ".tsv", ".txt", ".parquet")  # the endings of the files that list images
 
 ImageInput = str | Path | Image.Image | NDArray[Any] | Tensor
 """A path, also of a part, a PIL image, or pixels: an array (H, W, C) or (H, W) uint8, or a tensor (3, H, W) uint8.
@@ -51,16 +49,10 @@ def unpack_paths(paths: Any) -> Any:
 
 def list_inputs(images: ImageInput | Iterable[ImageInput]) -> list[ImageInput]:
     """List the images that a user names: one image, several, or the path of a folder or list (`list_named_images`)."""
-    images = unpack_paths(images)
-    if isinstance(images, str | Path):
-        listed: list[ImageInput] = [*list_named_images(images)[0]]
-    elif isinstance(images, Image.Image | np.ndarray | Tensor):
-        # a batch of pixels holds one image for each index of its first dimension
-        listed = [images] if isinstance(images, Image.Image) or images.ndim < 4 else [*images]
-    elif isinstance(images, bytes) or not isinstance(images, Iterable):
-        listed = [images]  # no image, which is told where the images are read
-    else:
-        listed = [*images]
+    named = list_named_images(images)[0] if isinstance(images, str | Path) else unpack_paths(images)
+    is_pixels = isinstance(named, np.ndarray | Tensor) and named.ndim < 4
+    is_one = is_pixels or isinstance(named, Image.Image | bytes) or not isinstance(named, Iterable)
+    listed: list[Any] = [named] if is_one else [*named]
     if not listed:
         raise InputError("images: there is none; give paths, PIL images, arrays or a folder of images")
     return listed
@@ -84,13 +76,18 @@ def list_named_images(path: str | Path) -> tuple[list[str], list[str]]:
     if ending not in LISTS:
         return [str(place)], [""]
     if not os.path.exists(place):
-        raise InputError(
-            f"{printable(place)}: no such file{name_similar(place)}; give images, a list or folder of them"
-        )
+        raise _missing(place)
     if ending == ".txt" and "path" not in re.split(r"[,;\t]", (lines := read_list_lines(place))[0]):
         paths = [str(place.parent / expand_home(line.strip())) for line in lines if line.strip()]
         return paths, [""] * len(paths)
-    table = csv.read_listed(place)
+    return _name_rows(csv.read_listed(place))
+
+
+def _missing(path: Path) -> InputError:
+    return InputError(f"{printable(path)}: no such file{name_similar(path)}; give images, a list or folder of them")
+
+
+def _name_rows(table: ImageTable) -> tuple[list[str], list[str]]:
     return table.paths.tolist(), [table.name_class(label) for label in table.labels[:, 0].tolist()]
 
 
@@ -98,13 +95,11 @@ def list_source(source: Source) -> tuple[list[str], list[str]]:
     """List the images of a folder, archive or list, of paths or a table -> paths, and names of the classes or ""."""
     source = unpack_paths(source)
     if isinstance(source, ImageTable):
-        paths, names = source.paths.tolist(), [source.name_class(label) for label in source.labels[:, 0].tolist()]
+        paths, names = _name_rows(source)
     elif isinstance(source, str | Path):
         path = expand_home(source)
         if read_stamps([str(path)])[0, 0] == MISSING[0]:
-            raise InputError(
-                f"{printable(path)}: no such file{name_similar(path)}; give images, a list or folder of them"
-            )
+            raise _missing(path)
         paths, names = list_named_images(source)
     elif isinstance(source, Iterable):
         paths = [str(expand_home(path)) for path in source]
@@ -123,15 +118,12 @@ def to_vectors(values: Any) -> Any:
         return values.float().numpy(force=True)
     if isinstance(values, np.ndarray) and values.dtype.kind == "f":
         return values.astype(np.float32)
-    if not isinstance(values, list | tuple) or not values:
+    rows = [to_vectors(row) for row in values] if isinstance(values, list | tuple) else []
+    if not rows or not all(isinstance(row, float | int) or getattr(row, "dtype", None) == np.float32 for row in rows):
         return values
-    rows = [to_vectors(row) for row in values]
-    if not all(isinstance(row, float | int | np.floating) or getattr(row, "dtype", None) == np.float32 for row in rows):
-        return values
-    try:
-        return np.array(rows, np.float32)
-    except ValueError as error:
-        raise InputError("vectors: they have different sizes") from error
+    if len({np.shape(row) for row in rows}) > 1:
+        raise InputError("vectors: they have different sizes")
+    return np.array(rows, np.float32)
 
 
 def check_readable(readable: int, images: int) -> None:
@@ -140,23 +132,18 @@ def check_readable(readable: int, images: int) -> None:
         raise InputError(f"images: not one of {images:,} could be read; give readable ones")
 
 
-class ImageInputs(Dataset[tuple[int, Tensor | None, str]]):
-    """A data set of the images that a user hands over, each with its position and its error."""
-
-    def __init__(self, images: Sequence[ImageInput], transform: Pipeline, limits: ImageLimits) -> None:
-        self.images = images
-        self.transform = transform
-        self.limits = limits
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, index: int) -> tuple[int, Tensor | None, str]:
-        """Return the index, the network's input (3, h, w) and ""; or None and the error if the image is unreadable."""
+def read_batch(
+    images: Sequence[ImageInput], transform: Pipeline, limits: ImageLimits, positions: Sequence[int]
+) -> tuple[list[int], Tensor | None, list[str]]:
+    """Read some images -> positions and batch (None without any) of the readable ones, and the errors of the others."""
+    readable, pixels, errors = list[int](), list[Tensor](), list[str]()
+    for position in positions:
         try:
-            return index, self.transform(read_pixels(self.images[index], self.limits, f"images[{index}]")), ""
+            pixels.append(transform(read_pixels(images[position], limits, f"images[{position}]")))
+            readable.append(position)
         except UnreadableImageError as error:
-            return index, None, without_remedy(error)
+            errors.append(without_remedy(error))
+    return readable, stack(pixels) if pixels else None, errors
 
 
 def read_pixels(image: ImageInput, limits: ImageLimits, name: str = "image") -> Tensor | ImageFile:
@@ -164,23 +151,19 @@ def read_pixels(image: ImageInput, limits: ImageLimits, name: str = "image") -> 
     if isinstance(image, str | Path):
         return ImageFile(str(expand_home(image)), limits)
     if isinstance(image, Image.Image):
-        if not (image.width and image.height):
-            raise InputError(f"{name}: an image of {image.width} x {image.height} pixels; expected at least 1 x 1")
         try:
             return torch.from_numpy(decode_opened(image, logger.warning, limits.color, in_place=False)).permute(2, 0, 1)
         # Pillow decodes a file when its pixels are needed; a ValueError tells that it can't convert a mode
         except (OSError, PixelValueError, ValueError) as error:
             raise UnreadableImageError(f"{name}: cannot be decoded ({error})") from error
+    if not isinstance(image, Tensor | np.ndarray):
+        raise InputError(f"{name}: {printable(type(image).__name__)}; expected a path, a PIL image, an array or tensor")
+    shape = tuple(image.shape)
     if isinstance(image, Tensor):
-        if image.dtype == torch.uint8 and image.ndim == 3 and image.shape[0] == 3 and image.numel():
+        if image.dtype == torch.uint8 and len(shape) == 3 and shape[0] == 3 and image.numel():
             return image
-        raise InputError(f"{name}: a tensor {tuple(image.shape)} of {image.dtype}; expected (3, H, W) of torch.uint8")
-    if isinstance(image, np.ndarray):
-        channels = image.shape[2:] if image.ndim > 1 else None
-        if image.dtype == np.uint8 and channels in ((), (1,), (2,), (3,), (4,)) and image.size:
-            picture = Image.fromarray(np.ascontiguousarray(image.squeeze(2) if channels == (1,) else image))
-            return torch.from_numpy(flatten(picture, limits.color)).permute(2, 0, 1)
-        raise InputError(
-            f"{name}: an array {image.shape} of {image.dtype}; expected (H, W, 3) or (H, W) of uint8, or with alpha"
-        )
-    raise InputError(f"{name}: {printable(type(image).__name__)}; expected a path, a PIL image, an array or a tensor")
+        raise InputError(f"{name}: a tensor {shape} of {image.dtype}; expected (3, H, W) of torch.uint8")
+    if image.dtype == np.uint8 and len(shape) > 1 and shape[2:] in ((), (1,), (2,), (3,), (4,)) and image.size:
+        picture = Image.fromarray(np.ascontiguousarray(image.squeeze(2) if shape[2:] == (1,) else image))
+        return torch.from_numpy(flatten(picture, limits.color)).permute(2, 0, 1)
+    raise InputError(f"{name}: an array {shape} of {image.dtype}; expected (H, W, 3) or (H, W) of uint8, or with alpha")

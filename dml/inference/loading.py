@@ -1,4 +1,4 @@
-"""The function that opens a trained model: from a run's folder, a checkpoint, or a saved folder."""
+"""The functions that open a trained model, from a run's folder, a checkpoint or a saved folder, or a pretrained one."""
 
 import logging
 import os
@@ -14,8 +14,8 @@ from torch import nn
 
 from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.model_settings import ModelSettings
-from dml.inference.pretrained import pretrained
-from dml.inference.saved_folder import DESCRIPTION, FILES, WEIGHTS, SavedModel, is_saved_folder, read_folder
+from dml.inference.raw_networks import build_pretrained
+from dml.inference.saved_folder import FILES, WEIGHTS, is_saved_folder, read_folder
 from dml.models.adapters import merge_updates
 from dml.run import resolvers  # noqa: F401 (it registers the resolvers that configurations call)
 from dml.run.config_folders import pretrained_name
@@ -28,37 +28,33 @@ from dml.runtime.files import clean_up
 from dml.runtime.paths import expand_home
 from dml.runtime.run_folder import RunFolder, newest_runs
 from dml.runtime.text import printable
-from dml.training.checkpoints import (
-    TrainingProgress,
-    find_checkpoint,
-    lacks_weights,
-    load_model,
-    load_state,
-    read_checkpoint,
-)
+from dml.training import checkpoints
+from dml.training.checkpoints import TrainingProgress
 
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 """The name of a repository on the Hugging Face hub, unless the part before the slash is a folder here."""
 
-SAVED = (
-    *(
-        "seed",
-        "data",
-        "dataset",
-        "transform",
-        "sampler",
-        "model",
-        "adapter",
-        "loss",
-        "optimizer",
-        "scheduler",
-        "evaluation",
-    ),
-    "trainer",
-)
+DECISIVE = ("model", "adapter", "transform", "data", "dataset", "loss", "evaluation", "seed")
+SAVED = (*DECISIVE, "sampler", "optimizer", "scheduler", "trainer")
 """The parts of a run's configuration that a saved model keeps."""
 
+NEEDED = "give a run's folder, a saved model or a checkpoint"
+
 logger = logging.getLogger(__name__)
+
+
+def pretrained(name: str, *, image_size: int = 224, weights: str | None = None, device: str = "auto") -> ImageEmbedder:
+    """Open a pretrained network, whose pooled features embed images: no head, and no training.
+
+    >>> import dml
+    >>> dml.pretrained("tf_efficientnet_lite0").dimension  # doctest: +SKIP
+    1280
+
+    Args:
+        name: choice of ``conf/model``, or any other name of timm.
+        weights: file of the weights; None takes those that the choice names, of a package or a download.
+    """
+    return ImageEmbedder(*build_pretrained(name, image_size, weights), device=device)
 
 
 @torch.random.fork_rng(devices=[])  # layers draw their first weights while they are built
@@ -93,30 +89,30 @@ def load(
         module: network of `ImageEmbedder.from_module`, of which a saved folder holds the weights and not the code.
         revision: branch, tag or commit of the repository on the hub.
     """
+    weights_file = None if weights is None else str(expand_home(weights))
     if (name := pretrained_name(place)) is not None:
-        embedder = pretrained(name, weights=None if weights is None else str(weights), device=device)
-        return embedder if heads is None else ImageEmbedder(embedder.model, embedder.settings, heads, device)
+        return ImageEmbedder(*build_pretrained(name, 224, weights_file), heads, device)
     path = expand_home(place)
     if not path.exists():
         clean_up(path.parent, path.name)
     if HUB_NAME.fullmatch(str(place)) and not os.path.exists(path.parent):
         path = _download(str(place), revision)
     if is_saved_folder(path):
-        saved = read_folder(path, trust=trust)
-        saved.settings.check(place)
         with giving({} if module is None else {"module": module}):
-            return _build_saved(saved, heads, device)
+            return _load_saved(path, place, heads, device, trust=trust)
     if not path.exists():
-        raise InputError(f"{printable(path)}: nothing is there; give a run's folder, a saved model or a checkpoint")
+        raise InputError(f"{printable(path)}: nothing is there; {NEEDED}")
     if os.path.isdir(path):
-        path = find_checkpoint(_find_run(path))
-    settings = read_settings(path, trust=trust)
+        path = checkpoints.find_checkpoint(_find_run(path))
+    checkpoint = checkpoints.read_checkpoint(path, lazily=True)
+    settings = _read_settings(path, checkpoint, trust=trust)
     settings.check(place)
-    model = settings.build_trained_model(
-        lacks_weights=lacks_weights(read_checkpoint(path, lazily=True)),
-        weights=None if weights is None else str(expand_home(weights)),
+    if checkpoints.lacks_weights(checkpoint):  # those that the adapter left as they were
+        weights_file = weights_file or settings.config["model"]["backbone"]["weights"]
+    model = settings.build_model(
+        has_adapter=True, weights=weights_file if checkpoints.lacks_weights(checkpoint) else None
     )
-    load_model(model, path)
+    checkpoints.load_model(model, path)
     merge_updates(model)
     return ImageEmbedder(model, settings, heads, device)
 
@@ -132,28 +128,29 @@ def _download(repository: str, revision: str) -> Path:
         reason = error.__cause__ if isinstance(error, FileNotFoundError) else error
         raise InputError(
             f"{repository}: nothing is there, and the Hugging Face hub gives no revision {printable(revision)} of it "
-            f"({type(reason).__name__}); give a run's folder, a saved model or a checkpoint"
+            f"({type(reason).__name__}); {NEEDED}"
         ) from error
     if not is_saved_folder(folder):
         raise InputError(f"{repository}: on the Hugging Face hub, but it holds nothing that push_to_hub uploaded")
     return folder
 
 
-def _build_saved(saved: SavedModel, heads: Sequence[str] | None, device: str) -> ImageEmbedder:
-    """Build a saved model and load its weights."""
-    weights = saved.path / WEIGHTS
+def _load_saved(path: Path, place: object, heads: Sequence[str] | None, device: str, *, trust: bool) -> ImageEmbedder:
+    """Build a saved model, load its weights, and compare its fingerprint with the one that it was saved with."""
+    saved, weights = read_folder(path, trust=trust), path / WEIGHTS
+    saved.settings.check(place)
     try:
         state = load_file(weights)
     except (OSError, SafetensorError, RuntimeError) as error:  # torch, which opens the file, raises the last one
         raise InputError(f"{printable(weights)}: cannot be read ({error}); save the model again") from error
     model = saved.settings.build_model()
-    load_state(model, state, weights)
+    checkpoints.load_state(model, state, weights)
     model.chosen_heads = saved.chosen_heads
     embedder = ImageEmbedder(model, saved.settings, saved.heads, device)
     if embedder.fingerprint != saved.fingerprint:
         raise InputError(
-            f"{printable(saved.path)}: its files aren't as they were saved (fingerprint {embedder.fingerprint}, "
-            f"{DESCRIPTION} says {printable(saved.fingerprint)}); save the model again"
+            f"{printable(path)}: its files aren't as they were saved (fingerprint {embedder.fingerprint}, not "
+            f"{printable(saved.fingerprint)}); save the model again"
         )
     return embedder if heads is None else ImageEmbedder(model, saved.settings, heads, device)
 
@@ -168,14 +165,11 @@ def _find_run(folder: Path) -> RunFolder:
     return run
 
 
-def read_settings(path: Path, *, trust: bool = False) -> ModelSettings:
-    """Read from a checkpoint, and from the folder of its run if it lies in one, what the model was trained with."""
-    checkpoint = read_checkpoint(path, lazily=True)
+def _read_settings(path: Path, checkpoint: Mapping[str, Any], *, trust: bool) -> ModelSettings:
+    """Return what a checkpoint, and the folder of its run if it lies in one, say of the model and its training."""
     progress = TrainingProgress.from_checkpoint(checkpoint)
-    stored = open_stored(extract_run(checkpoint).config)
-    stage = find_stage(stored, progress.stage).config
-    unused = [str(key) for key in stage if key not in (*SAVED, "recurrent")]
-    config = resolve_parts(stage, unused)
+    stage = find_stage(open_stored(extract_run(checkpoint).config), progress.stage).config
+    config = resolve_parts(stage, [str(key) for key in stage if key not in (*SAVED, "recurrent")])
     if config.pop("recurrent") is not None:
         raise InputError(
             f"{printable(path)}: its recurrent network embeds an image by its neighbors in the data set, so it can't "
@@ -189,14 +183,15 @@ def read_settings(path: Path, *, trust: bool = False) -> ModelSettings:
     validated = {*splits.get("val", {})}
     if (config.get("evaluation") or {}).get("selection") == "test":
         validated |= {name for classes in splits.values() for name in classes}
+    backbone = config["model"].get("backbone") or {}
     return ModelSettings(
         config,
-        _name_model(config["model"]),
-        training,
-        metrics if is_tested else {},
-        tuple(sorted(splits.get("train", {}))),
-        tuple(sorted(validated)),
-        folder.picture_file.read_bytes() if is_tested and folder.picture_file.exists() else None,
+        name=str(backbone.get("name") or str(backbone.get("_target_", "model")).rpartition(".")[2]),
+        training=training,
+        metrics=metrics if is_tested else {},
+        class_names=tuple(sorted(splits.get("train", {}))),
+        val_class_names=tuple(sorted(validated)),
+        picture=folder.picture_file.read_bytes() if is_tested and folder.picture_file.exists() else None,
         is_trusted=trust,
     )
 
@@ -212,8 +207,3 @@ def _is_of_run(path: Path, progress: TrainingProgress, folder: RunFolder) -> boo
             folder.history_file.name,
         )
     return is_own
-
-
-def _name_model(model: Mapping[str, Any]) -> str:
-    backbone = model.get("backbone") or {}
-    return str(backbone.get("name") or str(backbone.get("_target_", "model")).rpartition(".")[2])

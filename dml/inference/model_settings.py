@@ -69,41 +69,27 @@ class ModelSettings:
             transform = build(settings.transform.test) if crops is None else crops
         return transform if isinstance(transform, Pipeline) else Pipeline([transform])
 
-    def build_model(self) -> EmbeddingModel:
-        """Build the network with its heads; its weights are random until those of the training are loaded."""
-        with self.building():
-            model: EmbeddingModel = build(self._compose(model=without_weights(self.config["model"])).model)
-        return model
-
-    def build_trained_model(self, *, lacks_weights: bool, weights: str | None = None) -> EmbeddingModel:
-        """Build the network as its training did, with the adapter.
-
-        Where the checkpoint ``lacks_weights`` that the adapter left as they were, they come from the file that the
-        training named, or ``weights``.
-        """
+    def build_model(self, *, has_adapter: bool = False, weights: str | None = None) -> EmbeddingModel:
+        """Build the network with its heads, and perhaps its adapter; its weights are random but for those of a file."""
         model = without_weights(self.config["model"])
-        if lacks_weights:
-            model["backbone"]["weights"] = self.config["model"]["backbone"]["weights"] if weights is None else weights
-        config = self._compose(model=model, adapter=self.config.get("adapter"))
+        if weights is not None:
+            model["backbone"]["weights"] = weights
+        config = self._compose(model=model, adapter=self.config.get("adapter") if has_adapter else None)
         with self.building():
             return build_embedding_model(read_settings(config, Settings))
 
     def check(self, place: object) -> None:
         """Make sure that building model and preprocessing runs no unknown code, unless the files are trusted."""
-        parts = {
-            "model": self.config["model"],
-            "transform": {"test": self.config["transform"]["test"]},
-            "adapter": self.config.get("adapter"),
-        }
+        transform = {"test": self.config["transform"]["test"]}
+        parts = {"model": self.config["model"], "transform": transform, "adapter": self.config.get("adapter")}
         if not self.is_trusted and "${" in json.dumps(self.config, default=str):
             raise InputError(f"{place}: its settings hold an interpolation, which dml resolves before it saves them")
         try:
             with trusting(self.is_trusted):
                 check_values(parts)
         except InputError as error:
-            raise InputError(
-                f"{place}: {error}; trust=True, or --trust of a command, if you trust these files"
-            ) from error
+            line = f"{place}: {error}; trust=True, or --trust of a command, if you trust these files"
+            raise InputError(line) from error
         for path, number in _list_numbers(parts):
             if abs(number) > LARGEST:
                 raise InputError(f"{place}: {path}={number}: {LARGEST:,} at most")
@@ -121,8 +107,8 @@ class ModelSettings:
                 raise InputError(f"the settings of the model can't be used: {reason}") from error
 
     def _compose(self, **parts: Any) -> DictConfig:
-        composed = {"model": self.config["model"], "transform": self.config["transform"]} | parts
-        return OmegaConf.create(deepcopy(composed))
+        config = {"model": self.config["model"], "transform": self.config["transform"]}
+        return OmegaConf.create(deepcopy(config | parts))
 
 
 def _list_numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:

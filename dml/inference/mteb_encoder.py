@@ -1,22 +1,20 @@
 """A model as mteb's encoder of images, so that ``mteb.evaluate`` tests it."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from mteb.models.abs_encoder import AbsEncoder
 from mteb.models.model_meta import ModelMeta
 from numpy.typing import NDArray
 
+from dml.inference.embedder import Embedder
 from dml.runtime.errors import InputError
-
-if TYPE_CHECKING:
-    from dml.inference.image_embedder import ImageEmbedder
 
 
 class MtebEncoder(AbsEncoder):  # type: ignore[misc]  # its types are not read, see pyproject.toml
     """A model that mteb's tasks of images can call; `ImageEmbedder.as_mteb` makes one."""
 
-    def __init__(self, model: "ImageEmbedder") -> None:
+    def __init__(self, model: Embedder) -> None:
         self.model = model
         facts = {
             "name": f"dml/{model.settings.name}",  # mteb wants a slash in it

@@ -16,8 +16,7 @@ from dml.ops.freed_memory import keep_freed_memory
 from dml.runtime.errors import InputError
 from dml.runtime.paths import absolute_path
 
-CHUNK = 1024
-"""The smallest number of images in a chunk; a chunk is a whole number of batches."""
+CHUNK = 1024  # the smallest number of images in a chunk, which is a whole number of batches
 
 
 class ChunkEmbedder:

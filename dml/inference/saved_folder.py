@@ -9,60 +9,44 @@
 
 import math
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from omegaconf import OmegaConf
 from safetensors.torch import save
 
-from dml.evaluation.names import (
-    HEADS,
-    RERANKED,
-    format_percent,
-    join_head_names,
-)
-from dml.evaluation.threshold import describe_choice, find_calibration, find_nearest_threshold
-from dml.inference.image_embedder import ImageEmbedder
+from dml.evaluation.names import HEADS, RERANKED, format_percent, join_head_names
+from dml.evaluation.threshold import describe_choice
+from dml.inference.embedder import Embedder
 from dml.inference.model_settings import ModelSettings
 from dml.report.provenance import name_dataset
 from dml.runtime.checksums import check_files, file_checksum, read_manifest, write_manifest
 from dml.runtime.errors import InputError
-from dml.runtime.files import replacing_folder
+from dml.runtime.files import in_one_line, replacing_folder
 from dml.runtime.paths import expand_home
-from dml.runtime.run_files import (
-    check_metrics,
-    read_configuration,
-    replace_nan,
-    restore_nan,
-)
-from dml.runtime.text import markdown_table, printable
+from dml.runtime.run_files import check_metrics, read_configuration, replace_nan, restore_nan
+from dml.runtime.text import printable
 
-FORMAT = 2
-"""The version of the files; a model of another one is saved again."""
+FORMAT = 2  # the version of the files; a model of another one is saved again
 
-WEIGHTS, CONFIG, DESCRIPTION, CARD, PICTURE = (
-    "model.safetensors",
-    "config.yaml",
-    "model.json",
-    "README.md",
-    "retrieval.png",
-)
+WEIGHTS, CONFIG, DESCRIPTION, PICTURE = "model.safetensors", "config.yaml", "model.json", "retrieval.png"
 FILES = (WEIGHTS, CONFIG, DESCRIPTION, PICTURE)
 """The files that a model is read from."""
+CARD, TEMPLATE = "README.md", Path(__file__).with_name("assets") / "model_card.md"
+
+SELECTIONS = {"val": "validation classes", "last": "nothing: it is the last one", "test": "the test classes themselves"}
+"""What a checkpoint was chosen on, by the value of ``evaluation.selection``."""
 
 
-@dataclass(frozen=True)
-class SavedModel:
-    """A model as a folder holds it."""
+class SavedModel(NamedTuple):
+    """What a folder says of its model."""
 
-    path: Path
-    settings: ModelSettings  # configuration with which the model was built and trained
-    heads: tuple[str, ...]  # names of the heads that it was saved with
-    chosen_heads: tuple[str, ...]  # names of the heads that its training chose, which its metrics are of
-    fingerprint: str  # of the model when it was saved
+    settings: ModelSettings
+    heads: tuple[str, ...]  # with which it was saved
+    chosen_heads: tuple[str, ...]  # those that its training chose, which its metrics are of
+    fingerprint: str
 
 
 def is_saved_folder(path: Path) -> bool:
@@ -71,84 +55,69 @@ def is_saved_folder(path: Path) -> bool:
 
 
 def read_folder(path: Path, *, trust: bool = False) -> SavedModel:
-    """Read the description of a saved model."""
-    file = path / DESCRIPTION
+    """Compare the files of a saved model with their checksums, and read all but the weights."""
     try:
-        description, checksums = read_manifest(file, FORMAT)
-        file = path
+        description, checksums = read_manifest(path / DESCRIPTION, FORMAT)
         picture = (path / PICTURE).read_bytes() if (path / PICTURE).is_file() else None
-        check_files(path, (WEIGHTS, CONFIG) if picture is None else (WEIGHTS, CONFIG, PICTURE), checksums)
+        check_files(path, [WEIGHTS, CONFIG, *([] if picture is None else [PICTURE])], checksums)
         config = read_configuration(path / CONFIG)
-        name, fingerprint = description["name"], description["fingerprint"]
-        heads, chosen = (tuple(map(str, description[key])) for key in ("heads", "chosen_heads"))
+        texts = ("heads", "chosen_heads", "class_names", "val_class_names")
+        heads, chosen, class_names, val_class_names = (tuple(map(str, description[key])) for key in texts)
         training, metrics = dict(description["training"]), restore_nan(dict(description["metrics"]))
         check_metrics(metrics)
-        class_names, val_class_names = (tuple(map(str, description[key])) for key in ("class_names", "val_class_names"))
-        parts = {part: dict(config[part]) for part in ("model", "transform", "data")}
-        settings = ModelSettings(
-            {**config, **parts}, str(name), training, metrics, class_names, val_class_names, picture, trust
-        )
+        config = {**config, **{part: dict(config[part]) for part in ("model", "transform", "data")}}
+        name = str(description["name"])
+        settings = ModelSettings(config, name, training, metrics, class_names, val_class_names, picture, trust)
         # what is read of them later: a missing value, or one of another kind, raises an error here
         _ = settings.batch_size, settings.views, settings.limits, settings.decisive
+        return SavedModel(settings, heads, chosen, str(description["fingerprint"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         line = " ".join(f"{type(error).__name__}: {error}".split())
         raise InputError(
-            f"{printable(file)}: not as save_pretrained wrote it ({line}); save the model again"
+            f"{printable(path)}: not as save_pretrained wrote it ({line}); save the model again"
         ) from error
-    return SavedModel(path, settings, heads, chosen, str(fingerprint))
 
 
-def save_folder(embedder: ImageEmbedder, folder: str | Path, license_id: str | None) -> Path:
+def save_folder(embedder: Embedder, folder: str | Path, license_id: str | None = None) -> Path:
     """Save a model to a new folder, which then takes the place of the old one; see `ImageEmbedder.save_pretrained`."""
     path = expand_home(folder).absolute()
     if path.is_symlink():
         path = path.resolve()  # the folder that it leads to is replaced, not the link
     if path.exists() and not is_saved_folder(path) and (not path.is_dir() or any(path.iterdir())):
         raise InputError(f"{printable(folder)}: holds something else; give a new folder, or one of a saved model")
-    settings = embedder.settings
-    with replacing_folder(path) as partial:
-        state = {name: value.detach().cpu().clone().contiguous() for name, value in embedder.model.state_dict().items()}
-        (partial / WEIGHTS).write_bytes(save(state, metadata={"fingerprint": embedder.fingerprint}))
-        (partial / CONFIG).write_text(OmegaConf.to_yaml(dict(settings.config)), encoding="utf-8")
-        if settings.picture is not None and embedder.has_chosen_heads:
-            (partial / PICTURE).write_bytes(settings.picture)
-        checksums = {file.name: file_checksum(file) for file in partial.iterdir()}
-        (partial / CARD).write_text(write_card(embedder, license_id), encoding="utf-8")
-        write_manifest(partial / DESCRIPTION, describe(embedder), checksums)
-    return path
-
-
-def describe(embedder: ImageEmbedder) -> dict[str, Any]:
-    """Return the contents of ``model.json``."""
-    settings = embedder.settings
-    return {
+    settings, model = embedder.settings, embedder.model
+    description = {
         "format": FORMAT,
         "name": settings.name,
         "fingerprint": embedder.fingerprint,
         "heads": [*embedder.heads],
-        "chosen_heads": [*embedder.model.chosen_heads],
+        "chosen_heads": [*model.chosen_heads],
         "dimension": embedder.dimension,
         "training": dict(settings.training),
         "metrics": replace_nan(settings.metrics),
         "class_names": [*settings.class_names],
         "val_class_names": [*settings.val_class_names],
     }
+    with in_one_line(folder), replacing_folder(path) as partial:
+        state = {name: value.detach().cpu().clone().contiguous() for name, value in model.state_dict().items()}
+        (partial / WEIGHTS).write_bytes(save(state, metadata={"fingerprint": embedder.fingerprint}))
+        (partial / CONFIG).write_text(OmegaConf.to_yaml(dict(settings.config)), encoding="utf-8")
+        if settings.picture is not None and embedder.has_chosen_heads:
+            (partial / PICTURE).write_bytes(settings.picture)
+        checksums = {file.name: file_checksum(file) for file in partial.iterdir()}
+        (partial / CARD).write_text(write_card(embedder, license_id), encoding="utf-8")
+        write_manifest(partial / DESCRIPTION, description, checksums)
+    return path
 
 
-SHOWN = ("recall@", "map@r", "h_ap", "nmi")
-"""Beginnings of the names of the metrics that the card shows, without their level."""
-
-TEMPLATE = Path(__file__).with_name("assets") / "model_card.md"
-"""The text of the card, in the language of Jinja."""
-
-
-def write_card(embedder: ImageEmbedder, license_id: str | None) -> str:
+def write_card(embedder: Embedder, license_id: str | None) -> str:
     """Return the text of a model's card."""
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
     settings, errors = embedder.settings, embedder.threshold_errors
-    dataset = name_dataset(settings.config) if "dataset" in settings.config else ""
-    shown = select_shown(_select_metrics(embedder))
+    config, metrics = settings.config, _select_metrics(embedder)
+    dataset = name_dataset(config) if "dataset" in config else ""  # a network that dml didn't train has none
+    shown = {name: float(value) for name, value in metrics.items() if _is_shown(name, value)}
     results = [
         EvalResult("image-retrieval", dataset, dataset, metric_type=name, metric_value=round(value, 4))
         for name, value in shown.items()
@@ -164,25 +133,25 @@ def write_card(embedder: ImageEmbedder, license_id: str | None) -> str:
     card = ModelCard.from_template(
         card_data,
         template_str=TEMPLATE.read_text(encoding="utf-8"),
+        embedder=embedder,
         settings=settings,
         dataset=dataset,
-        dimension=embedder.dimension,
+        license=license_id,
+        input_shape=embedder.preprocess(torch.zeros(3, 600, 800, dtype=torch.uint8)).shape,
+        loss=str((config.get("loss") or {}).get("_target_", "unknown")).rpartition(".")[2],
+        selection=SELECTIONS.get(str(settings.metrics.get("selection")), "unknown: the run wasn't tested at this step"),
         has_picture=settings.picture is not None and embedder.has_chosen_heads,
-        facts=markdown_table(("fact", "value"), _list_facts(embedder, license_id)),
-        results=_tabulate_results(settings.metrics, shown),
-        lacks_metrics_of_heads=bool(settings.metrics) and not embedder.has_chosen_heads,
+        shown=shown,
+        raw={name: value for name in shown if math.isfinite(value := settings.metrics.get(f"raw/{name}", math.nan))},
         errors=errors,
         threshold_choice=describe_choice(errors),
-        nearest_threshold=find_nearest_threshold(errors),
         nearest_choice=describe_choice(errors, of_nearest=True),
-        thresholds=_tabulate_thresholds(errors),
-        calibration=find_calibration(errors),
-        calibrations=_tabulate_calibrations(errors),
+        format_percent=format_percent,
     )
     return f"{card.content}\n"
 
 
-def _select_metrics(embedder: ImageEmbedder) -> Mapping[str, Any]:
+def _select_metrics(embedder: Embedder) -> Mapping[str, Any]:
     """Return the metrics of the heads that the model is used with; of heads that the test left out there are none."""
     metrics = embedder.settings.metrics
     if embedder.has_chosen_heads:
@@ -191,75 +160,8 @@ def _select_metrics(embedder: ImageEmbedder) -> Mapping[str, Any]:
     return {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
 
 
-def select_shown(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics that the card shows, by name, of those of the chosen heads together."""
-    return {
-        name: float(value)
-        for name, value in metrics.items()
-        if name.split("/")[0] not in ("raw", "heads", "fixed", RERANKED, "threshold")
-        and name.rpartition("/")[2].startswith(SHOWN)
-        and isinstance(value, int | float)
-        and math.isfinite(value)
-    }
-
-
-SELECTIONS = {"val": "validation classes", "last": "nothing: it is the last one", "test": "the test classes themselves"}
-"""What a checkpoint was chosen on, by the value of ``evaluation.selection``."""
-
-
-def _list_facts(embedder: ImageEmbedder, license_id: str | None) -> Iterable[tuple[str, str]]:
-    settings = embedder.settings
-    config, training = settings.config, settings.training
-    height, width = embedder.preprocess(torch.zeros(3, 600, 800, dtype=torch.uint8)).shape[-2:]
-    selection = SELECTIONS.get(str(settings.metrics.get("selection")), "unknown: the run wasn't tested at this step")
-    yield "network", f"{settings.name}, heads {' + '.join(embedder.heads)}"
-    yield "vector", f"{embedder.dimension} dimensions, compared by cosine"
-    yield "input", f"RGB images of any size, which become {width} x {height} pixels"
-    yield "background of transparent images", settings.limits.background
-    if "dataset" in config:  # a network that dml didn't train has none
-        yield "trained on", f"{name_dataset(config)}, {len(settings.class_names) or 'an unknown number of'} classes"
-        yield "loss", str((config.get("loss") or {}).get("_target_", "unknown")).rpartition(".")[2]
-        yield "steps", str(training.get("step", "unknown"))
-        yield "checkpoint chosen on", selection
-        yield "seed", str(config.get("seed", "unknown"))
-    yield "fingerprint", f"`{embedder.fingerprint}`"
-    yield "license of the weights", license_id or "none was stated; pretrained weights and data have their own"
-
-
-def _tabulate_results(metrics: Mapping[str, Any], shown: Mapping[str, float]) -> str:
-    if not shown:
-        return ""
-    raw = {name: metrics.get(f"raw/{name}", math.nan) for name in shown}
-    rows = [
-        (name, f"{100 * value:.1f}", "" if math.isnan(raw[name]) else f"{100 * raw[name]:.1f}")
-        for name, value in shown.items()
-    ]
-    return markdown_table(("metric", "this model", "the network's features before training"), rows)
-
-
-def _tabulate_thresholds(errors: Mapping[str, float]) -> str:
-    rows = [
-        (name, format_percent(errors[fmr]), f"{100 * errors[fnmr]:.1f}")
-        for name, fmr, fnmr in (
-            ("validation classes", "val_fmr", "val_fnmr"),
-            ("test classes", "fmr", "fnmr"),
-            ("test classes, the median one", "fmr_median_class", "fnmr_median_class"),
-            ("test classes, the worst one", "fmr_worst_class", "fnmr_worst_class"),
-        )
-        if fmr in errors
-    ]
-    heads = ("errors in percent", "pairs of different classes judged the same", "pairs of one class judged different")
-    return markdown_table(heads, rows)
-
-
-def _tabulate_calibrations(errors: Mapping[str, float]) -> str:
-    rows = [
-        (
-            pairs,
-            format_percent(errors[f"ece{suffix}"]),
-            *(f"{errors[name + suffix]:.4f}" for name in ("brier", "log_loss")),
-        )
-        for pairs, suffix in (("all pairs", ""), ("as many pairs of one class as of others", "_balanced"))
-        if f"ece{suffix}" in errors
-    ]
-    return markdown_table(("on the test classes", "calibration error, %", "Brier score", "log loss"), rows)
+def _is_shown(name: str, value: Any) -> bool:
+    """Return whether the card shows a metric, of those of the chosen heads together."""
+    is_of_these = name.split("/")[0] not in ("raw", "heads", "fixed", RERANKED, "threshold")
+    is_known = name.rpartition("/")[2].startswith(("recall@", "map@r", "h_ap", "nmi"))
+    return is_of_these and is_known and isinstance(value, int | float) and math.isfinite(value)

@@ -9,12 +9,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dml.inference.image_embedder import ImageEmbedder
-from dml.inference.image_index import Index
+from dml.inference.embedder import Embedder
+from dml.inference.index_items import IndexItems
 from dml.metrics.binary import map_at_r, positive_ranks, recall_at_k
 from dml.report.statistics import mean_difference
 from dml.retrieval.adapters import FITS, Adapter
 from dml.retrieval.rows import unit_rows
+from dml.retrieval.vector_index import VectorIndex
 from dml.runtime.errors import InputError
 from dml.runtime.text import markdown_table
 
@@ -48,8 +49,10 @@ class UpgradeReport:
 
 
 def measure_upgrade(
-    index: Index,
-    new_model: ImageEmbedder,
+    items: IndexItems,
+    index: VectorIndex,
+    space: str,
+    new_model: Embedder,
     adapter: str = "auto",
     *,
     vectors: NDArray[Any] | None = None,
@@ -62,43 +65,45 @@ def measure_upgrade(
     Images of classes that the new model was trained or validated on fit adapters, and tell nothing. A fifth of the
     others are queries, which no compared adapter has seen; all others but the query are searched. By labels the
     metrics are recall@1 and MAP@R; without, the share of the new model's own ten neighbors that is found. The last one
-    decides. The adapter of the result is fitted on all pairs.
+    decides. The adapter of the result is fitted on all pairs. Images that can't be read, or whose vector is NaN, are
+    left out.
 
-    The arguments are those of `dml.Index.upgrade`, whose index stays as it is; ``pairs``, the largest number of images
-    to embed: more than 4,000 gained nothing at 384 dimensions (rebasis); and the ``seed`` of the sample and of the
-    queries. Images that can't be read, or whose vector is NaN, are left out.
+    The arguments are those of `dml.Index.upgrade`; ``space``, the fingerprint of the model whose vectors the index
+    holds; ``pairs``, the largest number of images to embed: more than 4,000 gained nothing at 384 dimensions (rebasis);
+    and the ``seed`` of the sample and of the queries.
     """
-    _check(index, new_model, adapter)
-    order = np.random.default_rng(seed).permutation(len(index))
-    is_seen = np.fromiter(index.items.are_seen(new_model.settings.seen_classes), np.bool_)
+    if adapter not in ("auto", *FITS, "none"):
+        raise InputError(f"adapter={adapter}: auto, {', '.join(FITS)} or none")
+    if space == new_model.fingerprint:
+        raise InputError(f"new model: the index is of {space} already; give another one")
+    order = np.random.default_rng(seed).permutation(len(items))
+    is_seen = np.fromiter(items.are_seen(new_model.settings.seen_classes), np.bool_)
     rows = np.sort(order[np.argsort(is_seen[order], kind="stable")][:pairs])
     if vectors is None:
-        embedded = new_model.embed(index.items.paths[rows].tolist(), **{**options, "on_corrupt": "skip"})
-    elif np.shape(vectors) != (shape := (len(index), new_model.dimension)):
+        embedded = new_model.embed(items.paths[rows].tolist(), **{**options, "on_corrupt": "skip"})
+    elif np.shape(vectors) != (shape := (len(items), new_model.dimension)):
         raise InputError(f"vectors of shape {np.shape(vectors)}: expected {shape}, one for each image of the index")
     else:
         embedded = np.asarray(vectors, np.float32)[rows]
     rows, embedded = rows[is_read := ~np.isnan(embedded[:, 0])], embedded[is_read]
     if len(rows) < FEWEST_PAIRS:
         raise InputError(f"index: {len(rows)} of its images can be read; an upgrade compares {FEWEST_PAIRS} or more")
-    items = index.items.take(np.isin(np.arange(len(index)), rows))
-    all_old, all_new = unit_rows(index.vectors.reconstruct(items.ids), "old vectors"), unit_rows(embedded, "new")
+    all_old, all_new = unit_rows(index.reconstruct(items.ids[rows]), "old vectors"), unit_rows(embedded, "new")
     seen, judged = np.flatnonzero(is_seen[rows]), np.flatnonzero(~is_seen[rows])
     notes = []
     if is_seen.any():
         notes = [f"left out: {is_seen.sum():,} images of classes that the new model was trained or validated on"]
 
     def choose(kind: str) -> Adapter | None:
-        if kind == "none":
-            return None
-        return replace(FITS[kind](all_new, all_old), source=new_model.fingerprint, target=index.space)
+        fitted = None if kind == "none" else FITS[kind](all_new, all_old)
+        return fitted and replace(fitted, source=new_model.fingerprint, target=space)
 
     if len(judged) < FEWEST_PAIRS:
         kind = "affine" if adapter == "auto" else adapter
         verdict = f"what pays can't be told by the {len(judged)} images of other classes; {kind} is taken"
         return UpgradeReport({}, choose(kind), verdict, notes)
     old, new = all_old[judged], all_new[judged]
-    sample = _Sample(new, items.labels[judged], seed)
+    sample = _Sample(new, items.labels[rows[judged]], seed)
     fitted = np.concatenate([judged[sample.fitted], seen])
     values, adapted = {OLD: sample.search(old, old)}, dict[str, Values]()
     for kind in {"auto": [*FITS], "none": []}.get(adapter, [adapter]):
@@ -113,15 +118,6 @@ def measure_upgrade(
         for row, columns in values.items()
     }
     return UpgradeReport(summary, choose(best if pays or adapter != "auto" else "none"), verdict, notes)
-
-
-def _check(index: Index, new_model: ImageEmbedder, adapter: str) -> None:
-    if adapter not in ("auto", *FITS, "none"):
-        raise InputError(f"adapter={adapter}: auto, {', '.join(FITS)} or none")
-    if index.adapter:
-        raise InputError(f"index: it is being upgraded to {index.model.fingerprint}; dml upgrade INDEX finishes that")
-    if index.model.fingerprint == new_model.fingerprint:
-        raise InputError(f"new model: the index is of {new_model.fingerprint} already; give another one")
 
 
 class _Sample:

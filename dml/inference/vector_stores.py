@@ -8,45 +8,32 @@
 import logging
 import os
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import timedelta
+from itertools import compress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dml.data.image_files.parts import identify_images
-from dml.inference.embedding_files import check_names, name_images
-from dml.inference.image_embedder import ImageEmbedder
+from dml.inference.embedder import Embedder
+from dml.inference.embedding_files import check_names, join_blocks, name_images
 from dml.inference.image_inputs import check_readable, list_source
-from dml.inference.index_folder import IndexItems
+from dml.inference.index_items import IndexItems
 from dml.runtime.console import console, progress_bar
 from dml.runtime.errors import InputError, check_installed, suggest
 from dml.runtime.paths import expand_home
 from dml.runtime.text import in_markup, printable
 
 NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "dml:images")
+Vectors = NDArray[np.float32]
 
-SECONDS, AT_ONCE = 60, 1000
-"""Seconds after which a call without an answer counts as failed; the number of points that are listed at a time."""
-
-QUIET = {"LANCEDB_LOG": "error", "GRPC_VERBOSITY": "NONE"}
-"""Variables that the libraries read when they are imported, so that they print nothing beside their exceptions."""
-
-
-class Points(NamedTuple):
-    """Images to upload: n ids, vectors (n, D), paths and labels."""
-
-    ids: list[str]
-    vectors: NDArray[np.float32]
-    paths: list[str]
-    labels: list[str]
-
-    def payloads(self) -> Iterator[dict[str, str]]:
-        """Yield what is stored beside each vector."""
-        return ({"path": path, "label": label} for path, label in zip(self.paths, self.labels, strict=True))
+SECONDS = 60  # after which a call without an answer counts as failed
+AT_ONCE = 1000  # points that are listed or deleted at a time
+QUIET = {"LANCEDB_LOG": "error", "GRPC_VERBOSITY": "NONE"}  # read when the libraries are imported
 
 
 class _Qdrant:
@@ -72,11 +59,11 @@ class _Qdrant:
             vectors = models.VectorParams(size=dimension, distance=models.Distance.COSINE)
             self._client.create_collection(collection, vectors_config=vectors)
 
-    def upsert(self, points: Points) -> None:
+    def upsert(self, vectors: Vectors, ids: list[str], paths: list[str], labels: list[str]) -> None:
         from qdrant_client.models import Batch
 
-        batch = Batch(ids=[*points.ids], vectors=points.vectors.tolist(), payloads=[*points.payloads()])
-        self._client.upsert(self._name, points=batch, wait=True)
+        texts = [{"path": path, "label": label} for path, label in zip(paths, labels, strict=True)]
+        self._client.upsert(self._name, points=Batch(ids=[*ids], vectors=vectors.tolist(), payloads=texts), wait=True)
 
     def list_paths(self) -> Iterator[tuple[str, str]]:
         offset: Any = None
@@ -108,11 +95,10 @@ class _LanceDB:
         database = lancedb.connect(place if "://" in place else expand_home(place))
         self._table = database.create_table(collection, schema=self._schema, exist_ok=True)
 
-    def upsert(self, points: Points) -> None:
+    def upsert(self, vectors: Vectors, ids: list[str], paths: list[str], labels: list[str]) -> None:
         import pyarrow as pa
 
-        columns = [points.ids, [*points.vectors], points.paths, points.labels]
-        rows = pa.Table.from_arrays(columns, schema=self._schema)
+        rows = pa.Table.from_arrays([ids, [*vectors], paths, labels], schema=self._schema)
         self._table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(rows)
 
     def list_paths(self) -> Iterator[tuple[str, str]]:
@@ -156,9 +142,11 @@ class _Milvus:
             self._client.create_collection(collection, schema=schema, index_params=index, consistency_level="Strong")
         self._client.load_collection(collection)  # a file is opened without its collections
 
-    def upsert(self, points: Points) -> None:
-        rows = zip(points.ids, points.vectors, points.payloads(), strict=True)
-        self._client.upsert(self._name, [{"id": point, "vector": vector, **texts} for point, vector, texts in rows])
+    def upsert(self, vectors: Vectors, ids: list[str], paths: list[str], labels: list[str]) -> None:
+        rows = zip(ids, vectors, paths, labels, strict=True)
+        self._client.upsert(
+            self._name, [dict(zip(("id", "vector", "path", "label"), row, strict=True)) for row in rows]
+        )
 
     def list_paths(self) -> Iterator[tuple[str, str]]:
         pages = self._client.query_iterator(self._name, batch_size=AT_ONCE, output_fields=["path"])
@@ -187,7 +175,7 @@ def parse_address(text: str) -> tuple[str, str]:
 
 
 def upload_images(
-    model: ImageEmbedder, address: str, source: str, *, root: str | None = None, prune: bool = False, **options: Any
+    model: Embedder, address: str, source: str, *, root: str | None = None, prune: bool = False, **options: Any
 ) -> tuple[str, int]:
     """Embed the images of a source, and upload them to the model's collection -> its name, and how many were uploaded.
 
@@ -208,19 +196,19 @@ def upload_images(
     store, collection = KINDS[name](), f"dml_{model.fingerprint}"
     # a forked process could wait for ever for a lock that a thread of the database's library held
     batches = model.embed_in_batches(paths, start_method="spawn", **options)
-    is_read = np.zeros(len(paths), dtype=np.bool_)
+    readable = 0
     with _one_line(address, store.errors):
         store.open(place, collection, model.dimension)
     with closing(store), progress_bar("uploaded", len(paths)) as advance:
-        for rows, vectors in _join_batches(batches, store.batch_size):
-            is_read[rows] = is_kept = ~np.isnan(vectors[:, 0])
-            chosen = np.array(rows)[is_kept].tolist()
-            texts = [[column[row] for row in chosen] for column in (ids, names, labels)]
+        blocks = (vectors for _, vectors in batches)
+        for rows, vectors in join_blocks(blocks, len(paths), store.batch_size, advance):
+            is_read = ~np.isnan(vectors[:, 0])
+            readable += int(is_read.sum())
+            texts = [[*compress(column[rows], is_read)] for column in (ids, names, labels)]
             with _one_line(address, store.errors):
-                if chosen:
-                    store.upsert(Points(texts[0], vectors[is_kept], *texts[1:]))
-            advance(len(rows))
-        check_readable(int(is_read.sum()), len(paths))
+                if is_read.any():
+                    store.upsert(vectors[is_read], *texts)
+        check_readable(readable, len(paths))
         with _one_line(address, store.errors):
             if prune and folder:
                 stored = dict(store.list_paths())
@@ -229,7 +217,7 @@ def upload_images(
                 console.print(in_markup(f"{address}: {line}"), soft_wrap=True)
                 for first in range(0, len(outdated), AT_ONCE):
                     store.delete(outdated[first : first + AT_ONCE])
-    return collection, int(is_read.sum())
+    return collection, readable
 
 
 def _make_ids(identities: Sequence[str], root: str | None) -> list[str]:
@@ -257,19 +245,3 @@ def _one_line(address: str, errors: tuple[type[Exception], ...]) -> Iterator[Non
     except errors as error:
         told = printable(" ".join(str(error).split())[:500]) or type(error).__name__
         raise InputError(f"{address}: {told}; the same command may be repeated") from error
-
-
-def _join_batches(
-    batches: Iterable[tuple[list[int], NDArray[np.float32]]], size: int
-) -> Iterator[tuple[list[int], NDArray[np.float32]]]:
-    """Join batches of positions and vectors, until they have ``size`` images or a few more."""
-    positions: list[int] = []
-    vectors: list[NDArray[np.float32]] = []
-    for batch_positions, batch_vectors in batches:
-        positions += batch_positions
-        vectors.append(batch_vectors)
-        if len(positions) >= size:
-            yield positions, np.concatenate(vectors)
-            positions, vectors = [], []
-    if positions:
-        yield positions, np.concatenate(vectors)

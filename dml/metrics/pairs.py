@@ -45,12 +45,10 @@ class ClassCounts(NamedTuple):
     all_negatives: Integers
 
 
-class _Block(NamedTuple):
-    """The pairs of some queries and items; similarities (B, M) are from -1 to 1, or `EXCLUDED`."""
-
-    similarities: Tensor
-    query_classes: Tensor
-    item_classes: Tensor
+def list_excluded(excluded: Integers) -> tuple[Integers, Integers]:
+    """List the pairs of a row and an item that are in (Q, M), padded with -1 -> rows (P,) and items (P,)."""
+    rows, places = np.nonzero(excluded >= 0)
+    return rows, excluded[rows, places]
 
 
 @dataclass(frozen=True)
@@ -79,69 +77,64 @@ class LabeledPairs:
     def counts(self) -> PairCounts:
         """The number of pairs from each of `EDGES` on."""
         size = len(EDGES)
-        total, positives = (torch.zeros(size, dtype=torch.int64, device=self._device) for _ in range(2))
-        for block in self._blocks():
-            bins = _find_bins(block.similarities)
+        total, positives = torch.zeros(2, size, dtype=torch.int64, device=self.embeddings.device)
+        for similarities, classes, item_classes in self._blocks():
+            bins = _find_bins(similarities)
             total += torch.bincount(bins.view(-1), minlength=size)
-            is_same = block.query_classes[:, None] == block.item_classes
-            positives += torch.bincount(bins[is_same], minlength=size)
+            positives += torch.bincount(bins[classes[:, None] == item_classes], minlength=size)
         counted = positives.cpu().numpy(), (total - positives).cpu().numpy()
         # bin 0 holds excluded pairs, bin i + 1 those from EDGES[i] on; no pair is at the last edge
         return PairCounts(EDGES, *(np.append(_sum_from_end(values[1:]), 0) for values in counted))
 
     def refine(self, edges: Integers) -> PairCounts:
         """Return `counts` with a row more for each similarity that occurs between some `EDGES` and the next ones."""
-        is_refined = torch.zeros(len(EDGES), dtype=torch.bool, device=self._device)
-        is_refined[torch.from_numpy(edges + 1).to(self._device)] = True
+        is_refined = np.zeros(len(EDGES), dtype=np.bool_)
+        is_refined[edges + 1] = True
+        is_refined_on_device = torch.from_numpy(is_refined).to(self.embeddings.device)
         values, numbers = np.empty(0), np.empty((2, 0), dtype=np.int64)
-        for block in self._blocks():
-            chosen = is_refined[_find_bins(block.similarities.clone())].nonzero(as_tuple=True)
-            is_positive = (block.query_classes[chosen[0]] == block.item_classes[chosen[1]]).cpu().numpy()
-            similarities = block.similarities[chosen].double().cpu().numpy()
+        for similarities, classes, item_classes in self._blocks():
+            rows, columns = is_refined_on_device[_find_bins(similarities.clone())].nonzero(as_tuple=True)
+            is_negative = (classes[rows] != item_classes[columns]).long().cpu().numpy()
+            found = similarities[rows, columns].double().cpu().numpy()
             # equal similarities are joined block by block, so that many of them take no memory
-            values, places = np.unique(np.concatenate([values, similarities]), return_inverse=True)
+            values, places = np.unique(np.concatenate([values, found]), return_inverse=True)
             joined = np.zeros((2, len(values)), dtype=np.int64)
             joined[:, places[: numbers.shape[1]]] = numbers
-            np.add.at(joined, (1 - is_positive.astype(np.int64), places[numbers.shape[1] :]), 1)
+            np.add.at(joined, (is_negative, places[numbers.shape[1] :]), 1)
             numbers = joined
         return _merge(self.counts, values, numbers)
 
     def count_by_class(self, thresholds: npt.NDArray[np.floating[Any]]) -> ClassCounts:
         """Count the pairs of each class from ascending similarities (T,) on, which are rounded to float32."""
-        limits = torch.from_numpy(thresholds.astype(np.float32)).to(self._device)
-        classes, width = len(self._class_names), len(limits)
-        counted = torch.zeros(2, classes * width, dtype=torch.int64, device=self._device)
-        for block in self._blocks():
-            rows, columns = (block.similarities >= limits[0]).nonzero(as_tuple=True)
-            steps = torch.searchsorted(limits, block.similarities[rows, columns], right=True) - 1
-            first, second = block.query_classes[rows], block.item_classes[columns]
+        limits = torch.from_numpy(thresholds.astype(np.float32)).to(self.embeddings.device)
+        shape = len(self._class_names), len(limits)
+        counted = torch.zeros(2, shape[0] * shape[1], dtype=torch.int64, device=limits.device)
+        for similarities, classes, item_classes in self._blocks():
+            rows, columns = (similarities >= limits[0]).nonzero(as_tuple=True)
+            steps = torch.searchsorted(limits, similarities[rows, columns], right=True) - 1
+            first, second = classes[rows], item_classes[columns]
             is_same = first == second
-            counted[0] += torch.bincount((first * width + steps)[is_same], minlength=classes * width)
+            counted[0] += torch.bincount((first * shape[1] + steps)[is_same], minlength=counted.shape[1])
             for part in (first, second):
-                counted[1] += torch.bincount((part * width + steps)[~is_same], minlength=classes * width)
-        by_class = counted.cpu().numpy().reshape(2, classes, width)
-        positives, negatives = _sum_from_end(by_class)
+                counted[1] += torch.bincount((part * shape[1] + steps)[~is_same], minlength=counted.shape[1])
+        positives, negatives = _sum_from_end(counted.cpu().numpy().reshape(2, *shape))
         return ClassCounts(positives, negatives, *self._count_all())
-
-    @property
-    def _device(self) -> torch.device:
-        return self.embeddings.device
 
     @cached_property
     def _class_names(self) -> npt.NDArray[Any]:
         """The labels (C,) that occur, sorted."""
         return np.unique(self.labels if self.gallery_labels is None else [*self.labels, *self.gallery_labels])
 
-    def _number(self, labels: npt.NDArray[Any]) -> Tensor:
-        """Return classes (N,) as numbers from 0."""
-        return torch.from_numpy(np.searchsorted(self._class_names, labels)).to(self._device)
+    def _number(self, labels: npt.NDArray[Any] | None) -> Integers:
+        """Return classes (N,) as numbers from 0; None are those of the queries."""
+        return np.searchsorted(self._class_names, self.labels if labels is None else labels)
 
-    def _blocks(self) -> Iterator[_Block]:
-        """Yield all pairs, each once."""
-        rows, classes, excluded = self.embeddings, self._number(self.labels), self.excluded
-        items, item_classes = rows, classes
-        if self.gallery is not None and self.gallery_labels is not None:
-            items, item_classes = self.gallery, self._number(self.gallery_labels)
+    def _blocks(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield all pairs once: similarities (B, M) from -1 to 1, or `EXCLUDED`, and classes (B,) and (M,)."""
+        rows, items = self.embeddings, self.embeddings if self.gallery is None else self.gallery
+        classes, item_classes = (
+            torch.from_numpy(self._number(labels)).to(rows.device) for labels in (self.labels, self.gallery_labels)
+        )
         size = max(1, BLOCK // len(items))
         for start in range(0, len(rows), size):
             end = min(start + size, len(rows))
@@ -149,28 +142,23 @@ class LabeledPairs:
             with without_tf32():
                 similarities = (rows[start:end] @ items[first:].T).clamp_(-1, 1)
             if self.gallery is None:
-                is_repeated = torch.ones(end - start, end - start, dtype=torch.bool, device=self._device).tril()
+                is_repeated = torch.ones(end - start, end - start, dtype=torch.bool, device=rows.device).tril()
                 similarities[:, : end - start].masked_fill_(is_repeated, EXCLUDED)
-            elif excluded is not None:
-                block_rows, places = np.nonzero(excluded[start:end] >= 0)
-                similarities[block_rows, excluded[start:end][block_rows, places]] = EXCLUDED
-            yield _Block(similarities, classes[start:end], item_classes[first:])
+            elif self.excluded is not None:
+                similarities[list_excluded(self.excluded[start:end])] = EXCLUDED
+            yield similarities, classes[start:end], item_classes[first:]
 
     def _count_all(self) -> tuple[Integers, Integers]:
         """Count all pairs of each class -> those with both images in it (C,), and with one of the two in it (C,)."""
-        names = self._class_names
-        sizes = np.bincount(np.searchsorted(names, self.labels), minlength=len(names)).astype(np.int64)
-        if self.gallery_labels is None:
+        classes, item_classes = self._number(self.labels), self._number(self.gallery_labels)
+        sizes, item_sizes = (np.bincount(part, minlength=len(self._class_names)) for part in (classes, item_classes))
+        if self.gallery is None:
             return sizes * (sizes - 1) // 2, sizes * (sizes.sum() - sizes)
-        item_sizes = np.bincount(np.searchsorted(names, self.gallery_labels), minlength=len(names)).astype(np.int64)
         positives = sizes * item_sizes
         negatives = sizes * (item_sizes.sum() - item_sizes) + item_sizes * (sizes.sum() - sizes)
         if self.excluded is not None:
-            rows, places = np.nonzero(self.excluded >= 0)
-            first, second = (
-                np.searchsorted(names, labels)
-                for labels in (self.labels[rows], self.gallery_labels[self.excluded[rows, places]])
-            )
+            rows, items = list_excluded(self.excluded)
+            first, second = classes[rows], item_classes[items]
             np.subtract.at(positives, first[first == second], 1)
             for part in (first, second):
                 np.subtract.at(negatives, part[first != second], 1)
@@ -191,14 +179,11 @@ def _sum_from_end(values: Integers) -> Integers:
 def _merge(counts: PairCounts, values: Floats, numbers: Integers) -> PairCounts:
     """Add rows for similarities (V,), at which there are exactly ``numbers`` (2, V) pairs of one and of two classes."""
     behind = np.searchsorted(EDGES, values, side="right")  # the edge behind each value
-    later = _sum_from_end(numbers)
-    ends = np.searchsorted(values, EDGES[behind], side="left")  # the values from the edge behind on are in its count
-    from_ends = np.concatenate([later, np.zeros((2, 1), dtype=np.int64)], axis=1)[:, ends]
-    totals = [part[behind] + rest for part, rest in zip(counts[1:], later - from_ends, strict=True)]
+    later = np.pad(_sum_from_end(numbers), ((0, 0), (0, 1)))
+    # the values from the edge behind on are in its count
+    totals = np.stack(counts[1:])[:, behind] + later[:, :-1] - later[:, np.searchsorted(values, EDGES[behind])]
     is_new = ~np.isin(values, EDGES)
     similarities = np.concatenate([counts.similarities, values[is_new]])
     order = np.argsort(similarities)
-    positives, negatives = (
-        np.concatenate([part, total[is_new]])[order] for part, total in zip(counts[1:], totals, strict=True)
-    )
+    positives, negatives = np.concatenate([np.stack(counts[1:]), totals[:, is_new]], axis=1)[:, order]
     return PairCounts(similarities[order], positives, negatives)

@@ -12,9 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dml.metrics.pairs import EDGES, HALF, ClassCounts, LabeledPairs, PairCounts
-
-Floats = npt.NDArray[np.float64]
+from dml.metrics.pairs import EDGES, HALF, ClassCounts, Floats, LabeledPairs, PairCounts
 
 REPORTED_FMRS = (1e-2, 1e-3, 1e-4)
 """The false match rates at which the FNMR is reported."""
@@ -27,38 +25,44 @@ OPIS_STEPS = 101
 
 
 class ErrorRates(NamedTuple):
-    """The ROC curve of a threshold: FMR, from 1 to 0, and FNMR, from 0 to 1, at ascending thresholds (T,)."""
+    """The ROC curve of a threshold: FMR, from 1 to 0, and FNMR, from 0 to 1, at ascending thresholds (T,).
+
+    Both are NaN if there are no pairs of one of the two kinds.
+    """
 
     thresholds: Floats
     fmr: Floats
     fnmr: Floats
 
-    @classmethod
-    def from_counts(cls, counts: PairCounts) -> "ErrorRates":
-        """Compute the rates at the similarities of some counts; NaN if there are no pairs of one of the two kinds."""
-        with np.errstate(invalid="ignore"):
-            fmr = counts.negatives / counts.negatives[0]
-            return cls(counts.similarities, fmr, 1.0 - counts.positives / counts.positives[0])
+    @property
+    def are_known(self) -> bool:
+        """Whether there are pairs of both kinds."""
+        return not np.isnan([self.fmr[0], self.fnmr[0]]).any()
 
 
 def error_rates(pairs: LabeledPairs, fmrs: tuple[float, ...] = ()) -> ErrorRates:
     """Compute the ROC curve of all pairs, exactly, to be read at the false match rates ``fmrs``.
 
-    The thresholds are the similarities in `dml.metrics.pairs.EDGES`. Where a threshold of one of the FMRs is
-    looked for, and where the two error rates are equal, they are all similarities that occur. So these thresholds are
-    those that a curve with the similarities of all pairs has.
+    The thresholds are `EDGES`, and all similarities that occur where the FMR is one of ``fmrs``, and where the two
+    error rates are equal: there the curve is that of the similarities of all pairs.
 
     >>> import torch
     >>> rates = error_rates(LabeledPairs(torch.eye(3)[[0, 0, 1, 1]], np.array([0, 0, 1, 1])))
     >>> fnmr_at_fmr(rates, 0.01), equal_error_rate(rates)
     (0.0, 0.0)
     """
-    coarse = ErrorRates.from_counts(pairs.counts)
-    if np.isnan(coarse.fmr).any() or np.isnan(coarse.fnmr).any():
+    coarse = _rates_of(pairs.counts)
+    if not coarse.are_known:
         return coarse
-    behind = {find_threshold(coarse, fmr) for fmr in fmrs} | {_find_crossing(coarse)}
-    edges = np.array(sorted({max(index - 1, 0) for index in behind}))
-    return ErrorRates.from_counts(pairs.refine(edges[edges < len(EDGES) - 1]))
+    behind = [_find_crossing(coarse), *(find_threshold(coarse, fmr) for fmr in fmrs)]
+    edges = np.unique(np.maximum(np.array(behind) - 1, 0))
+    return _rates_of(pairs.refine(edges[edges < len(EDGES) - 1]))
+
+
+def _rates_of(counts: PairCounts) -> ErrorRates:
+    with np.errstate(invalid="ignore"):
+        fnmr = 1.0 - counts.positives / counts.positives[0]
+        return ErrorRates(counts.similarities, counts.negatives / counts.negatives[0], fnmr)
 
 
 @dataclass(frozen=True)
@@ -79,24 +83,16 @@ def find_threshold(rates: ErrorRates, fmr: float) -> int:
 
 
 def fnmr_at_fmr(rates: ErrorRates, fmr: float) -> float:
-    """Return the smallest FNMR of a threshold whose FMR is at most ``fmr``; NaN if the rates are.
-
-    >>> rates = ErrorRates(np.array([-1.0, 0.2, 0.5, 0.7]), np.array([1.0, 0.5, 0.1, 0.0]), np.array([0, 0.1, 0.4, 1]))
-    >>> fnmr_at_fmr(rates, 0.2)
-    0.4
-    """
-    return float("nan") if np.isnan(rates.fmr).any() else float(rates.fnmr[find_threshold(rates, fmr)])
+    """Return the smallest FNMR of a threshold whose FMR is at most ``fmr``; NaN without negatives."""
+    return float("nan") if np.isnan(rates.fmr[0]) else float(rates.fnmr[find_threshold(rates, fmr)])
 
 
 def equal_error_rate(rates: ErrorRates) -> float:
     """Return the rate at which FMR and FNMR are equal (EER); NaN if the rates are.
 
     The curve is a straight line between two thresholds, as scikit-learn's ``roc_curve`` is drawn.
-
-    >>> equal_error_rate(ErrorRates(np.array([0.0, 0.5, 1.0]), np.array([1.0, 0.25, 0]), np.array([0, 0.25, 1.0])))
-    0.25
     """
-    if np.isnan(rates.fmr).any() or np.isnan(rates.fnmr).any():
+    if not rates.are_known:
         return float("nan")
     after = _find_crossing(rates)
     before = after - 1
@@ -126,22 +122,15 @@ def opis(pairs: LabeledPairs, rates: ErrorRates) -> float:
     OPIS = 1 / C sum_i 1 / (d_max - d_min) integral_{d_min}^{d_max} (U_i(d) - mean_j U_j(d))^2 dd,
     U_i(d) = 2 a_i(d) b_i(d) / (a_i(d) + b_i(d)),
     where a_i = 1 - FNMR_i is the sensitivity and b_i = 1 - FMR_i the specificity of class i, if pairs at a Euclidean
-    distance of at most d are judged to be of one class. The distance of unit embeddings is d^2 = 2 - 2 similarity.
-    d_min and d_max are the distances at which the FMR of all classes together is 0.01 and 0.1 (`CALIBRATION_RANGE`).
-    0 is best: one threshold then suits all classes alike; 0.25 is worst. Classes without a pair of their own don't
-    count, and without pairs of one of the two kinds it is NaN.
+    distance of at most d are judged to be of one class: d^2 = 2 - 2 similarity. d_min and d_max are the distances at
+    which the FMR of all classes together is 0.01 and 0.1 (`CALIBRATION_RANGE`). 0 is best, 0.25 is worst. Classes
+    without a pair of their own don't count, and without pairs of one of the two kinds it is NaN.
 
-    After Zhang et al., "Threshold-Consistent Margin Loss for Open-World Deep Metric Learning" (arXiv 2307.04047). The
-    text of its definition was not at hand: the formula follows the abstract (a variance of the operating
-    characteristics across classes) and descriptions of it by others. The choice of the Euclidean distance, and the
-    trapezoidal rule over `OPIS_STEPS` distances, are ours.
-
-    >>> import torch
-    >>> pairs = LabeledPairs(torch.eye(3)[[0, 0, 1, 1]], np.array([0, 0, 1, 1]))
-    >>> opis(pairs, error_rates(pairs, CALIBRATION_RANGE))
-    0.0
+    After Zhang et al., "Threshold-Consistent Margin Loss for Open-World Deep Metric Learning" (arXiv 2307.04047), whose
+    definition was not at hand: the formula follows the abstract and descriptions by others. The Euclidean distance, and
+    the trapezoidal rule over `OPIS_STEPS` distances, are ours.
     """
-    if np.isnan(rates.fmr).any() or np.isnan(rates.fnmr).any():
+    if not rates.are_known:
         return float("nan")
     nearest, farthest = (
         np.sqrt(2.0 - 2.0 * min(float(rates.thresholds[find_threshold(rates, fmr)]), 1.0)) for fmr in CALIBRATION_RANGE
@@ -196,34 +185,16 @@ class Calibration:
         return odds + float(np.log(share) - np.log1p(-share))
 
 
-class CalibrationErrors(NamedTuple):
-    """How far probabilities are from what they stand for; 0 is best of each.
-
-    ``ece`` is the expected calibration error: the difference between the mean probability and the share of pairs of one
-    class in a bin of probabilities, as a mean over `BINS` bins that counts each pair. ``brier`` is the mean squared
-    difference between the probability and 1 for a pair of one class, or 0 for another one, and ``log_loss`` the mean
-    negative natural logarithm of the probability of what the pair is. ``curve`` (2, P) is the mean probability, and the
-    share of pairs of one class, of each bin with pairs: the reliability curve.
-    """
-
-    ece: float
-    brier: float
-    log_loss: float
-    curve: Floats
-
-
 def fit_calibration(counts: PairCounts) -> Calibration:
     """Fit the logistic function with the largest likelihood to pairs of images (Platt scaling).
 
     Pairs of one class weigh as much as those of different classes, all together, so the number of classes changes the
     prior alone. So that the fit is finite even if the similarities of the two kinds don't overlap, the P pairs of one
     class count as such to (P + 1) / (P + 2), and the N others as of different classes to (N + 1) / (N + 2): these are
-    Platt's targets.
+    Platt's targets. A pair's similarity is the middle of its bin of `EDGES`, at most 2 ** -17 from its own.
 
     After Platt, "Probabilistic Outputs for Support Vector Machines and Comparisons to Regularized Likelihood Methods"
     (Advances in Large Margin Classifiers, 1999). The equal weights are ours.
-
-    A pair's similarity is the middle of its bin of `dml.metrics.pairs.EDGES`, at most 2 ** -17 from its own.
     """
     similarities, positives, negatives = _list_bins(counts)
     sizes = np.array([positives.sum(), negatives.sum()])
@@ -236,12 +207,18 @@ def fit_calibration(counts: PairCounts) -> Calibration:
 
 def compute_calibration_errors(
     counts: PairCounts, calibration: Calibration, prior: float | None = None
-) -> CalibrationErrors:
-    """Compute the errors of probabilities, of pairs of classes on which the function wasn't fitted.
+) -> tuple[dict[str, float], Floats]:
+    """Compute the errors of probabilities, of pairs of classes on which the function wasn't fitted; 0 is best of each.
 
-    The expected calibration error is that of Guo et al., "On Calibration of Modern Neural Networks" (ICML 2017, eq. 3),
-    of the probability of one class, as Naeini et al. (AAAI 2015) have it for two classes. Pairs are weighted to the
-    ``prior``, the share of those of one class; None counts each pair once.
+    ``ece`` is the expected calibration error: the difference between the mean probability and the share of pairs of one
+    class in a bin of probabilities, as a mean over `BINS` bins that counts each pair (Guo et al., "On Calibration of
+    Modern Neural Networks", ICML 2017, eq. 3). ``brier`` is the mean squared difference between the probability and 1
+    for a pair of one class, or 0 for another one, and ``log_loss`` the mean negative natural logarithm of the
+    probability of what the pair is. Beside them stands the reliability curve (2, P): the mean probability, and the
+    share of pairs of one class, of each bin with pairs.
+
+    Args:
+        prior: share of pairs of one class that the pairs are weighted to; None counts each pair once.
     """
     similarities, positives, negatives = _list_bins(counts)
     sizes = np.array([positives.sum(), negatives.sum()])
@@ -254,12 +231,12 @@ def compute_calibration_errors(
         np.bincount(bins, values, minlength=BINS) for values in (same + other, (same + other) * probability, same)
     )
     has_pairs = weight > 0
-    return CalibrationErrors(
-        ece=float(np.abs(expected - observed).sum()),
-        brier=float(same @ (1.0 - probability) ** 2 + other @ probability**2),
-        log_loss=float(same @ np.logaddexp(0.0, -log_odds) + other @ np.logaddexp(0.0, log_odds)),
-        curve=np.stack([expected[has_pairs], observed[has_pairs]]) / weight[has_pairs],
-    )
+    errors = {
+        "ece": float(np.abs(expected - observed).sum()),
+        "brier": float(same @ (1.0 - probability) ** 2 + other @ probability**2),
+        "log_loss": float(same @ np.logaddexp(0.0, -log_odds) + other @ np.logaddexp(0.0, log_odds)),
+    }
+    return errors, np.stack([expected[has_pairs], observed[has_pairs]]) / weight[has_pairs]
 
 
 def _fit_logistic(similarities: Floats, weights: Floats, to_one: Floats) -> tuple[float, float]:
@@ -272,18 +249,16 @@ def _fit_logistic(similarities: Floats, weights: Floats, to_one: Floats) -> tupl
     scale = float(np.sqrt(weights @ (similarities - middle) ** 2))
     inputs = np.stack([(similarities - middle) / scale, np.ones(len(similarities))])
 
-    def loss(point: Floats) -> float:
+    def loss(point: Floats) -> tuple[float, Any]:
         log_odds = point @ inputs
-        return float(weights @ np.logaddexp(0.0, log_odds) - to_one @ log_odds)
-
-    def gradient(point: Floats) -> Any:
-        return inputs @ (weights * _sigmoid(point @ inputs) - to_one)
+        value = float(weights @ np.logaddexp(0.0, log_odds) - to_one @ log_odds)
+        return value, inputs @ (weights * _sigmoid(log_odds) - to_one)
 
     def hessian(point: Floats) -> Any:
         probability = _sigmoid(point @ inputs)
         return (inputs * (weights * probability * (1.0 - probability))) @ inputs.T
 
-    optimum = minimize(loss, np.zeros(2), jac=gradient, hess=hessian, method="trust-exact", options={"gtol": ACCURACY})
+    optimum = minimize(loss, np.zeros(2), jac=True, hess=hessian, method="trust-exact", options={"gtol": ACCURACY})
     slope = float(optimum.x[0]) / scale
     return slope, float(optimum.x[1]) - slope * middle
 

@@ -7,7 +7,6 @@ target is added, and the result is normalized again.
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,17 +36,13 @@ class Adapter:
     source: str = ""  # fingerprint of the model of the source space; "" if unknown
     target: str = ""  # fingerprint of the model of the target space; "" if unknown
 
-    @cached_property
-    def _floats(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        return self.matrix.astype(np.float32), self.bias.astype(np.float32)
-
     def __call__(self, vectors: Embeddings) -> NDArray[np.float32]:
         """Map vectors (Q, D) of the source space -> (Q, E) float32 unit vectors of the target space."""
-        matrix, bias = self._floats
         unit = _unit(vectors, "vectors").astype(np.float32)
-        if unit.shape[1] != len(matrix):
-            raise InputError(f"vectors of {unit.shape[1]} dimensions: the adapter takes those of {len(matrix)}")
-        return _unit(unit @ matrix + bias, "mapped vectors").astype(np.float32)
+        if unit.shape[1] != len(self.matrix):
+            raise InputError(f"vectors of {unit.shape[1]} dimensions: the adapter takes those of {len(self.matrix)}")
+        mapped = unit @ self.matrix.astype(np.float32) + self.bias.astype(np.float32)
+        return _unit(mapped, "mapped vectors").astype(np.float32)
 
     def save(self, path: Path) -> None:
         """Write the adapter to a .npz file, which `read` opens."""

@@ -109,7 +109,9 @@ def k_nearest(distances: Tensor, k: int, rows_at_once: int) -> tuple[Tensor, Ten
     """
     values, items = distances.topk(min(k + 1, distances.shape[1]), dim=1, largest=False)
     is_unsure = (values[:, k - 1 : k] == values[:, k:]).any(dim=1)
-    values, items = _by_value_and_item(values[:, :k], items[:, :k])
+    items, by_item = items[:, :k].sort(dim=1)
+    values, by_value = sort_with_ties(values[:, :k].gather(1, by_item))
+    items = items.gather(1, by_value)
     for rows in torch.split(is_unsure.nonzero().flatten(), rows_at_once):
         ascending, order = sort_with_ties(distances[rows])
         values[rows], items[rows] = ascending[:, :k], order[:, :k]
@@ -127,13 +129,6 @@ def sort_with_ties(distances: Tensor) -> tuple[Tensor, Tensor]:
     """
     values, items = (distances + 0).sort(dim=1, stable=True)  # -0 + 0 is 0
     return values, items
-
-
-def _by_value_and_item(values: Tensor, items: Tensor) -> tuple[Tensor, Tensor]:
-    """Sort values and items (B, k) by value, and equal values by item."""
-    items, order = items.sort(dim=1)
-    values, order = sort_with_ties(values.gather(1, order))
-    return values, items.gather(1, order)
 
 
 def nearest(distances: Floats, k: int) -> Integers:

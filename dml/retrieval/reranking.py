@@ -6,7 +6,7 @@ A re-ranking is a function of a `Comparison` that returns new distances. Its num
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +15,6 @@ from torch import Tensor
 
 from dml.retrieval.gallery import SORT_FACTOR, Gallery, k_nearest
 from dml.retrieval.rows import unit_rows
-
-if TYPE_CHECKING:
-    from scipy.sparse import csr_matrix
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
@@ -76,7 +73,7 @@ class Comparison:
 
 
 Distances = Callable[..., Tensor]
-"""A function as `Comparison.distances`; the smaller a distance, the nearer the item."""
+"""A function like `Comparison.distances`; the smaller a distance, the nearer the item."""
 
 
 def compare_among(gallery: Tensor) -> Comparison:
@@ -137,7 +134,7 @@ def k_reciprocal(comparison: Comparison, k1: int = 20, k2: int = 6, distance_wei
     mean_codes = _sum_rows(own_codes, gallery.lists[:, :k2]) / min(k2, gallery.lists.shape[1])
     queries, codes = gallery, mean_codes
     if not comparison.is_own_gallery:
-        queries = _find_neighborhoods(comparison, min(k1, comparison.num_ranked), own_index=len(items))
+        queries = _find_neighborhoods(comparison, min(k1, comparison.num_ranked))
         is_reciprocal = np.ones(queries.lists.shape, dtype=np.bool_)
         if gallery.distances.shape[1] == k1:  # otherwise a query is among the k nearest items of any item
             is_reciprocal[:, 1:] = queries.distances <= gallery.distances[queries.lists[:, 1:], -1]
@@ -169,11 +166,12 @@ class _Neighborhoods(NamedTuple):
     farthest: Floats  # (N,) the largest squared Euclidean distance of an item to the gallery, above 0
 
 
-def _find_neighborhoods(comparison: Comparison, k: int, own_index: int | None = None) -> _Neighborhoods:
-    """Find the k nearest items of each query; ``own_index`` stands for a query itself if it isn't in the gallery."""
-    lists = np.empty((len(comparison.queries), k + 1), dtype=np.int64)
-    lists[:, 0] = np.arange(len(lists)) if own_index is None else own_index
-    nearest, farthest = np.empty((len(lists), k), dtype=np.float32), np.empty(len(lists), dtype=np.float32)
+def _find_neighborhoods(comparison: Comparison, k: int) -> _Neighborhoods:
+    """Find the k nearest items of each query."""
+    count, size = len(comparison.queries), len(comparison.gallery)
+    lists = np.empty((count, k + 1), dtype=np.int64)
+    lists[:, 0] = np.arange(count) if comparison.is_own_gallery else size
+    nearest, farthest = np.empty((count, k), dtype=np.float32), np.empty(count, dtype=np.float32)
     for rows, distances, values, items in comparison.find_nearest(k):
         nearest[rows], lists[rows, 1:] = values.cpu(), items.cpu()
         farthest[rows] = distances.masked_fill_(distances == torch.inf, -1.0).amax(dim=1).cpu()
@@ -192,7 +190,7 @@ def _find_reciprocal(lists: Integers) -> Integers:
 
 def _encode(
     neighborhoods: _Neighborhoods, reciprocal: Integers, halves: Integers, items: Tensor, gallery: Tensor
-) -> "csr_matrix":
+) -> Any:
     """Return the encodings V (N, G + 1), before the mean of Eq. 11, of items with R(i, k1), and R(i, k1 / 2) of all."""
     from scipy.sparse import csr_matrix  # late: Lightning imports the more of scipy if a part of it is loaded
 
@@ -226,7 +224,7 @@ def _expand(reciprocal: Integers, halves: Integers, width: int) -> Integers:
     return np.unique(np.concatenate(keys)).astype(np.int64)
 
 
-def _sum_rows(codes: "csr_matrix", lists: Integers) -> "csr_matrix":
+def _sum_rows(codes: Any, lists: Integers) -> Any:
     """Sum up the encodings (G, G + 1) of the items in each list (N, k) -> (N, G + 1)."""
     from scipy.sparse import csr_matrix
 
@@ -235,7 +233,7 @@ def _sum_rows(codes: "csr_matrix", lists: Integers) -> "csr_matrix":
     return csr_matrix((ones, lists.ravel(), starts), shape=(len(lists), codes.shape[0])) @ codes
 
 
-def _jaccard_distances(codes: "csr_matrix", inverted: "csr_matrix", query: int) -> Floats:
+def _jaccard_distances(codes: Any, inverted: Any, query: int) -> Floats:
     """Return the Jaccard distances (G,) of a query's encoding to those of all items, which are transposed (Eq. 10)."""
     entries = slice(*codes.indptr[query : query + 2])
     columns, weights = codes.indices[entries], codes.data[entries]

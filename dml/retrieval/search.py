@@ -1,7 +1,7 @@
 """Exact nearest neighbors: by FAISS, or by torch for embeddings on a CUDA device. Ties are in the order of the ids."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -38,10 +38,6 @@ MOST_TIES = 1000
 """The default of the largest number of vectors beyond the k-th that are searched for equal scores."""
 
 _settings: Any = faiss.cvar
-
-COUNTS_COMPONENTS = _settings.distance_compute_blas_threshold > 1000
-"""Whether FAISS's threshold is a number of components of all queries together, and not a number of queries."""
-
 _threshold: SharedSetting[int] = SharedSetting(
     lambda: int(_settings.distance_compute_blas_threshold),
     partial(setattr, _settings, "distance_compute_blas_threshold"),
@@ -50,18 +46,13 @@ _threshold: SharedSetting[int] = SharedSetting(
 """FAISS's threshold, one for the whole process: the lowest that the searches under way need."""
 
 
-@contextmanager
-def multiplying_few_queries(dimension: int) -> Iterator[None]:
+def multiplying_few_queries(dimension: int) -> AbstractContextManager[None]:
     """Let FAISS compare `FEWEST` queries (Q, D) or more with all vectors by a matrix product, while the body runs.
 
     FAISS 1.15 does so from 128,000 components on, such as 1,000 queries with 128 dimensions. Fewer queries took three
     to eight times as long. Threads may run it at the same time.
     """
-    if not COUNTS_COMPONENTS:
-        yield
-        return
-    with _threshold.hold(FEWEST * dimension):
-        yield
+    return _threshold.hold(FEWEST * dimension)
 
 
 def copy_to_gpus(index: Any) -> Any:
@@ -172,17 +163,19 @@ class BlockSearch:
     def __call__(self, queries: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
         """Search neighbors of queries (B, D), the first of which is number ``first`` -> scores, indices (B, k)."""
         size = max(1, MEMORY // (4 * len(self.gallery)))
-        starts = range(0, len(queries), size)
-        parts = [self._search_block(queries[start : start + size], first + start) for start in starts]
-        distances, indices = (torch.cat(column) for column in zip(*parts, strict=True))
-        check_products(distances, indices)
-        return 0 - distances, indices  # unlike -distances, this never gives -0
+        blocks = []
+        for start in range(0, len(queries), size):
+            block = queries[start : start + size]
+            distances = self._compute_distances(block, np.arange(first + start, first + start + len(block)))
+            blocks.append(k_nearest(distances, self.k, rows_at_once=max(1, len(block) // SORT_FACTOR)))
+        nearest_distances, indices = (torch.cat(column) for column in zip(*blocks, strict=True))
+        check_products(nearest_distances, indices)
+        return 0 - nearest_distances, indices  # unlike -distances, this never gives -0
 
-    def _search_block(self, queries: Tensor, first: int) -> tuple[Tensor, Tensor]:
-        excluded = None if self.excluded is None else self.excluded[first : first + len(queries)]
-        excluded_items = None if excluded is None else torch.from_numpy(excluded).to(queries.device)
-        distances = self.gallery.distances(queries, excluded_items)
-        return k_nearest(distances, self.k, rows_at_once=max(1, len(queries) // SORT_FACTOR))
+    def _compute_distances(self, queries: Tensor, query_indices: Integers) -> Tensor:
+        """Compute the distances of queries (B, D), with their indices (B,), to all items. -> (B, G)"""
+        excluded = None if self.excluded is None else torch.from_numpy(self.excluded[query_indices]).to(queries.device)
+        return self.gallery.distances(queries, excluded)
 
 
 class Search(BlockSearch):
@@ -190,10 +183,6 @@ class Search(BlockSearch):
 
     FAISS chooses arbitrarily among items with equal scores. Queries for which that could change the result are ranked
     without FAISS, so that items with equal scores are in the order of the gallery.
-
-    >>> scores, indices = Search(torch.eye(3), k=1)(torch.tensor([[0.0, 2.0, 1.0]]))
-    >>> scores.tolist(), indices.tolist()
-    ([[2.0]], [[1]])
     """
 
     def __init__(self, rows: Tensor, k: int, excluded: Integers | None = None) -> None:
@@ -227,15 +216,10 @@ class Search(BlockSearch):
         rows = np.flatnonzero(is_unsure)
         for start in range(0, len(rows), BLOCK_SIZE):
             part = rows[start : start + BLOCK_SIZE]
-            scores[part], indices[part] = self._rank_all(queries[part], first + part)
+            distances = self._compute_distances(queries[part], first + part).numpy()
+            indices[part] = np.stack([nearest(row, self.k) for row in distances])
+            scores[part] = 0 - np.take_along_axis(distances, indices[part], axis=1)  # unlike -distances, never -0
         return torch.from_numpy(scores), torch.from_numpy(indices)
-
-    def _rank_all(self, queries: Tensor, query_indices: Integers) -> tuple[Floats, Integers]:
-        """Find neighbors from the distances to all items, without FAISS. (B, D), (B,) -> (B, k), (B, k)"""
-        excluded = None if self.excluded is None else torch.from_numpy(self.excluded[query_indices])
-        distances = self.gallery.distances(queries, excluded).numpy()
-        indices = np.stack([nearest(row, self.k) for row in distances])
-        return 0 - np.take_along_axis(distances, indices, axis=1), indices  # unlike -distances, never -0
 
 
 def check_products(scores: Any, indices: Any) -> None:

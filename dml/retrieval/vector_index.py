@@ -5,6 +5,8 @@ import logging
 import os
 import re
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
@@ -29,19 +31,28 @@ logger = logging.getLogger(__name__)
 EXACT = "Flat"
 """FAISS's name of the exact index."""
 
-QUERIES_PER_BLOCK = 4096
-"""Number of queries that are searched at a time."""
-
 TRIAL_VECTORS = 300
 """The largest number of vectors on which a kind of index is tried: codes of 8 bits need 256."""
 
-DEFAULT_LIMIT = 1 << 40
-"""FAISS's own limit of the bytes of a vector in a file."""
 TRIED = {"nprobe": range(31), "efSearch": range(4, 11), "k_factor_rf": range(7)}
 """The powers of two of the search parameters that `VectorIndex.list_parameters` lists; the first are FAISS's own."""
-_reading = Lock()  # the limit is that of the process
-_gpu_search = Lock()
-"""Held by the one thread that may search on FAISS's GPUs."""
+
+PRECISE_NUMBERS = (
+    faiss.ScalarQuantizer.QT_8bit,
+    faiss.ScalarQuantizer.QT_8bit_uniform,
+    faiss.ScalarQuantizer.QT_fp16,
+    faiss.ScalarQuantizer.QT_bf16,
+)
+"""The codes of single numbers that change the inner product of two unit vectors by less than 0.01.
+
+Measured on vectors of 32 dimensions: 8 bits change it by up to 0.004, 6 bits by 0.016, 4 bits by 0.07, and product or
+residual codes by 0.14 to 0.5.
+"""
+
+FEW_VECTORS = re.compile(rb"WARNING clustering \d+ points to \d+ centroids: please provide at least (\d+).*\n")
+STDERR = 2
+_reading, _gpu_search = Lock(), Lock()
+"""Held by the one thread that may change FAISS's limit of the bytes of a vector, or search on its GPUs."""
 
 
 class VectorIndex:
@@ -59,17 +70,24 @@ class VectorIndex:
     """
 
     def __init__(self, dimension: int, factory: str = EXACT) -> None:
-        self.factory = factory
-        self.parameters = ""
-        try:
+        self.factory, self.parameters, self._is_mapped = factory, "", False
+        with self._refusing(f"make an index of {dimension} dimensions by it"):
             inner = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
-        except RuntimeError as error:
-            raise InputError(
-                f"factory={factory}: FAISS can't make an index of {dimension} dimensions by it; {EXACT} would do"
-            ) from error
         _check_metric(inner, factory)
         self._index: Any = inner if find_lists(inner) is not None else faiss.IndexIDMap2(inner)
-        self._is_mapped = False
+
+    @contextmanager
+    def _refusing(self, task: str) -> Iterator[None]:
+        """Turn FAISS's error in the body into an `InputError`; the C++ function and line number are left out."""
+        try:
+            yield
+        except RuntimeError as error:
+            reason = " ".join(re.split(r":\d+: (?:Error: )?", str(error))[-1].split())
+            parameters = f", parameters={self.parameters}" if self.parameters else ""
+            raise InputError(
+                f"factory={self.factory}{parameters}: FAISS can't {task} ({reason}); build it with others, {EXACT} "
+                "would do"
+            ) from error
 
     @classmethod
     def check(cls, dimension: int, factory: str, parameters: str, count: int) -> None:
@@ -87,7 +105,7 @@ class VectorIndex:
         vectors = np.random.default_rng(0).normal(size=(number, dimension)).astype(np.float32)
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
         try:
-            trial._train(vectors)
+            trial.train(vectors, is_trial=True)
         except InputError:
             if number == count:
                 raise
@@ -111,12 +129,12 @@ class VectorIndex:
     @property
     def keeps_products(self) -> bool:
         """Whether what the index does with its vectors, before it encodes them, keeps their inner products."""
-        return keeps_products(self._index)
+        return _keeps_products(self._index)
 
     @property
     def scores_are_precise(self) -> bool:
-        """Whether scores are the inner products of the vectors to 0.01: see `dml.retrieval.vector_index`."""
-        return keeps_products(self._index) and keeps_numbers(self._index)
+        """Whether scores are the inner products of the vectors to 0.01, see `PRECISE_NUMBERS`."""
+        return _keeps_products(self._index) and _keeps_numbers(self._index)
 
     def set_parameters(self, parameters: str) -> None:
         """Set the search parameters of an approximate index, such as "nprobe=32"; "" leaves FAISS's own."""
@@ -125,9 +143,8 @@ class VectorIndex:
                 space: Any = faiss.ParameterSpace()
                 space.set_index_parameters(self._index, parameters)
             except (RuntimeError, ValueError) as error:
-                raise InputError(
-                    f"parameters={parameters}: an index {self.factory} has no such search parameter"
-                ) from error
+                line = f"parameters={parameters}: an index {self.factory} has no such search parameter"
+                raise InputError(line) from error
         self.parameters = parameters
         self._forget_copy()
 
@@ -143,50 +160,32 @@ class VectorIndex:
         table = [[",".join(filter(None, (*others, factor, depth))) for depth in depths] for factor in factors]
         return table if len(depths) > 1 else [[row[0] for row in table]]
 
-    def train(self, vectors: Floats) -> None:
+    def train(self, vectors: Floats, *, is_trial: bool = False) -> None:
         """Find the cells or codes of an approximate index from vectors (N, D); an exact index needs none."""
-        if recommended := self._train(vectors):
+        with self._refusing(f"train it with {len(vectors)} vectors"):
+            recommended = train_index(self._index, _contiguous(vectors), self.parameters)
+        if recommended and not is_trial:
             logger.warning(
                 "factory=%s: it is trained with %s vectors, and FAISS asks for %s; it may miss more neighbors",
-                self.factory,
-                f"{len(vectors):,}",
-                f"{recommended:,}",
+                *(self.factory, f"{len(vectors):,}", f"{recommended:,}"),
             )
-
-    def _train(self, vectors: Floats) -> int:
-        """Train -> the number of vectors that FAISS recommends for the training; 0 if there are as many."""
-        try:
-            return train_index(self._index, _contiguous(vectors), self.parameters)
-        except RuntimeError as error:
-            raise InputError(
-                f"factory={self.factory}: {len(vectors)} vectors can't train it ({_reason(error)})"
-            ) from error
 
     def add(self, vectors: Floats, ids: Integers) -> None:
         """Add vectors (N, D) with ids (N,), which the index must not hold yet."""
-        try:
+        with self._refusing("add vectors to such an index"):
             self._index.add_with_ids(_contiguous(vectors), np.ascontiguousarray(ids, np.int64))
-        except RuntimeError as error:
-            raise InputError(
-                f"factory={self.factory}: FAISS can't add vectors to such an index ({_reason(error)}); {EXACT} would do"
-            ) from error
         self._forget_copy()
 
     def reconstruct(self, ids: Integers) -> Floats:
         """Return the vectors with these ids (N,) -> (N, D), as exactly as the index keeps them."""
         index, library = self._index, faiss  # type: Any, Any
-        refusal = InputError(
-            f"factory={self.factory}: FAISS can't give back the vectors of such an index; build it again"
-        )
-        if isinstance(find_core(index), faiss.IndexIVFFastScan):
-            raise refusal  # FAISS would read memory that isn't there
-        try:
+        with self._refusing("give back the vectors of such an index"):
+            if isinstance(find_core(index), faiss.IndexIVFFastScan):
+                raise RuntimeError("its codes are packed")  # noqa: TRY004 - FAISS would read memory that isn't there
             if find_lists(index) is not None:
-                index = faiss.deserialize_index(faiss.serialize_index(index))  # the map from ids to places is a change
+                index = _clone(index)  # the map from ids to places is a change
                 find_lists(index).set_direct_map_type(library.DirectMap.Hashtable)
             vectors: Floats = index.reconstruct_batch(np.ascontiguousarray(ids, np.int64))
-        except RuntimeError as error:
-            raise refusal from error
         return vectors
 
     def check_removal(self) -> None:
@@ -195,20 +194,11 @@ class VectorIndex:
 
     def remove(self, ids: Integers) -> int:
         """Remove the vectors with these ids (N,), and return how many there were."""
-        if isinstance(self._index, faiss.IndexIDMap) and find_lists(self._index.index) is not None:
-            raise InputError(
-                f"factory={self.factory}: a version of dml that gave wrong answers after a removal built this index; "
-                "build it again"
-            )
-        refusal = InputError(
-            f"factory={self.factory}: an index of this kind can't remove or replace vectors; build it again"
-        )
-        if isinstance(find_core(self._index), faiss.IndexFastScan | faiss.IndexIVFFastScan):
-            raise refusal  # after a removal and an addition, FAISS finds wrong vectors
-        try:
+        with self._refusing("remove or replace vectors of such an index"):
+            if isinstance(find_core(self._index), faiss.IndexFastScan | faiss.IndexIVFFastScan):
+                # after a removal and an addition, FAISS finds wrong vectors
+                raise RuntimeError("its codes are packed")  # noqa: TRY004
             removed = int(self._index.remove_ids(np.ascontiguousarray(ids, np.int64)))
-        except RuntimeError as error:
-            raise refusal from error
         self._forget_copy()
         return removed
 
@@ -223,27 +213,13 @@ class VectorIndex:
         return sort_ties(*self._search(queries, k))
 
     def _search(self, queries: Floats, k: int) -> tuple[Floats, Integers]:
-        try:
-            with multiplying_few_queries(self.dimension):
-                blocks = [
-                    self._search_block(_contiguous(queries[start : start + QUERIES_PER_BLOCK]), k)
-                    for start in range(0, len(queries), QUERIES_PER_BLOCK)
-                ]
-        except RuntimeError as error:
-            parameters = f", parameters={self.parameters}" if self.parameters else ""
-            raise InputError(
-                f"factory={self.factory}{parameters}: FAISS can't search such an index ({_reason(error)}); build it "
-                f"with others, {EXACT} would do"
-            ) from error
-        if not blocks:
-            return np.empty((0, k), np.float32), np.empty((0, k), np.int64)
-        return np.concatenate([scores for scores, _ in blocks]), np.concatenate([ids for _, ids in blocks])
-
-    def _search_block(self, queries: Floats, k: int) -> Any:
-        with _gpu_search:
-            if k <= LARGEST_K and self._gpu_copy is not None:
-                return self._gpu_copy.search(queries, k)
-        return self._index.search(queries, k)
+        with self._refusing("search such an index"), multiplying_few_queries(self.dimension):
+            with _gpu_search:
+                found: Any = None
+                if k <= LARGEST_K and self._gpu_copy is not None:
+                    found = self._gpu_copy.search(_contiguous(queries), k)
+            scores, ids = found or self._index.search(_contiguous(queries), k)
+        return scores, ids
 
     @cached_property
     def _gpu_copy(self) -> Any:
@@ -272,7 +248,7 @@ class VectorIndex:
             except (RuntimeError, MemoryError) as error:
                 raise InputError(f"{path}: no index that can be read; build it again") from error
             finally:
-                set_limit(DEFAULT_LIMIT)
+                set_limit(1 << 40)  # FAISS's own
         _check_metric(index, factory)
         opened = cls.__new__(cls)
         opened.factory, opened.parameters, opened._index, opened._is_mapped = factory, "", index, True
@@ -281,7 +257,6 @@ class VectorIndex:
     def copy(self) -> "VectorIndex":
         """Return a copy in memory."""
         copied = copy.copy(self)
-        copied._forget_copy()
         copied._is_mapped = True
         copied.make_changeable()
         return copied
@@ -289,8 +264,16 @@ class VectorIndex:
     def make_changeable(self) -> None:
         """Read an index that stays on the disk into memory, so that it can be changed."""
         if self._is_mapped:
-            self._index, self._is_mapped = faiss.deserialize_index(faiss.serialize_index(self._index)), False
+            self._index, self._is_mapped = _clone(self._index), False
             self.set_parameters(self.parameters)  # FAISS's files don't hold all of them
+
+
+def _clone(index: Any) -> Any:
+    return faiss.deserialize_index(faiss.serialize_index(index))
+
+
+def _contiguous(vectors: Floats) -> Floats:
+    return np.ascontiguousarray(vectors, np.float32)
 
 
 def _check_metric(index: Any, factory: str) -> None:
@@ -299,28 +282,6 @@ def _check_metric(index: Any, factory: str) -> None:
         raise InputError(
             f"factory={factory}: FAISS searches such an index by distance, not by inner product; {EXACT} would do"
         )
-
-
-def _reason(error: RuntimeError) -> str:
-    """Return the message of an error of FAISS, without the C++ function and line number in front of it."""
-    return " ".join(re.split(r":\d+: (?:Error: )?", str(error))[-1].split())
-
-
-def _contiguous(vectors: Floats) -> Floats:
-    return np.ascontiguousarray(vectors, np.float32)
-
-
-PRECISE_NUMBERS = (
-    faiss.ScalarQuantizer.QT_8bit,
-    faiss.ScalarQuantizer.QT_8bit_uniform,
-    faiss.ScalarQuantizer.QT_fp16,
-    faiss.ScalarQuantizer.QT_bf16,
-)
-"""The codes of single numbers that change the inner product of two unit vectors by less than 0.01.
-
-Measured on vectors of 32 dimensions: 8 bits change it by up to 0.004, 6 bits by 0.016, 4 bits by 0.07, and product or
-residual codes by 0.14 to 0.5.
-"""
 
 
 def find_core(index: Any) -> Any:
@@ -344,39 +305,34 @@ def find_lists(index: Any) -> Any:
     return core if isinstance(core, faiss.IndexIVF) else None
 
 
-def keeps_products(index: Any) -> bool:
+def _keeps_products(index: Any) -> bool:
     """Return whether the transforms of vectors by an index keep the inner products: rotations alone do."""
     index = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexIDMap) else index
     if not isinstance(index, faiss.IndexPreTransform):
         return True
     chain: Any = index.chain
     transforms = [faiss.downcast_VectorTransform(chain.at(place)) for place in range(chain.size())]
-    return all(
-        (
-            isinstance(transform, faiss.RandomRotationMatrix | faiss.OPQMatrix)
-            # a file has a trained matrix as a linear transform
-            or (type(transform) is faiss.LinearTransform and transform.is_orthonormal and not transform.have_bias)
-        )
-        and transform.d_in == transform.d_out
-        for transform in transforms
-    )
+    return all(map(_is_rotation, transforms))
 
 
-def keeps_numbers(index: Any) -> bool:
+def _is_rotation(transform: Any) -> bool:
+    """Return whether a transform of vectors keeps their inner products; a file has a trained matrix as a linear one."""
+    is_linear = type(transform) is faiss.LinearTransform and transform.is_orthonormal and not transform.have_bias
+    is_matrix = isinstance(transform, faiss.RandomRotationMatrix | faiss.OPQMatrix)
+    return transform.d_in == transform.d_out and (is_matrix or is_linear)
+
+
+def _keeps_numbers(index: Any) -> bool:
     """Return whether an index computes its scores from numbers of at least 8 bits, see `PRECISE_NUMBERS`."""
     core = find_core(index)
     if isinstance(core, faiss.IndexRefine):
-        return keeps_numbers(core.refine_index)
+        return _keeps_numbers(core.refine_index)
     if isinstance(core, faiss.IndexHNSW | faiss.IndexNSG):
         graph: Any = core  # the type stubs of FAISS lack the storage of some
-        return keeps_numbers(graph.storage)
+        return _keeps_numbers(graph.storage)
     if isinstance(core, faiss.IndexScalarQuantizer | faiss.IndexIVFScalarQuantizer):
         return core.sq.qtype in PRECISE_NUMBERS
     return isinstance(core, faiss.IndexFlat | faiss.IndexIVFFlat)
-
-
-FEW_VECTORS = re.compile(rb"WARNING clustering \d+ points to \d+ centroids: please provide at least (\d+).*\n")
-STDERR = 2
 
 
 def train_index(index: Any, vectors: Floats, parameters: str) -> int:

@@ -5,11 +5,10 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from dml.report.provenance import UNKNOWN, describe_configuration, describe_measurement
 from dml.report.statistics import sum_test_by_class
 from dml.runtime.configuration import check_set_elsewhere, key_of
 from dml.runtime.run_folder import RunFolder
-from dml.studies.experiments import read_described_keys
+from dml.studies.experiments import describe_training
 from dml.studies.results import SEARCH, TEST, Result
 from dml.studies.runs import Plan, Run, check_data
 from dml.studies.searches import Overrides, choose_best
@@ -91,13 +90,15 @@ class Engine:
 
     def select_valid(self, results: Iterable[Result]) -> list[Result]:
         """Select the results of the study's cells whose trainings haven't changed, or don't say what was trained."""
-        by_key = self.study.by_key
-        return [
-            result
-            for result in results
-            if (cell := by_key.get(result.key))
-            and (not result.configuration or result.configuration == self._identify(cell, result))
-        ]
+
+        def is_valid(result: Result) -> bool:
+            cell = self.study.by_key.get(result.key)
+            if cell is None or not result.configuration:
+                return cell is not None
+            job = self._make_job(cell, result.stage, tuple(shlex.split(result.overrides)))
+            return job.run.configuration == result.configuration
+
+        return [result for result in results if is_valid(result)]
 
     def choose(self, cell: Cell) -> Overrides | None:
         """Return the overrides that are chosen for a cell; None as long as a search isn't complete."""
@@ -123,7 +124,6 @@ class Engine:
         return trials
 
     def _find_stored_choice(self, key: Key) -> Result | None:
-        """Return a stored test of the cell whose choice another one takes."""
         return next((result for result in self._stored.get(key, ()) if result.stage == TEST), None)
 
     def _with_parents(self) -> list[Cell]:
@@ -140,7 +140,6 @@ class Engine:
         return Job(cell, stage, overrides, self.plan.list_runs(training)[seed])
 
     def _list_tests(self, cell: Cell) -> list[Job]:
-        """List the tested job of each seed; none as long as the search isn't complete."""
         chosen = self.choose(cell)
         return [] if chosen is None else [self._make_job(cell, TEST, chosen, seed) for seed in range(self.plan.seeds)]
 
@@ -172,27 +171,16 @@ class Engine:
         )
         if job.stage == SEARCH and job.cell.search is not None:
             return replace(result, metrics={"score": job.run.read_score(job.cell.search.score)})
-        stored_metrics = {name: value for name, value in job.run.metrics.items() if name.endswith(self.study.metrics)}
-        metrics = {name: float(value) for name, value in stored_metrics.items() if isinstance(value, int | float)}
-        result = replace(result, facts=describe_run(job.run, job.cell.heads), metrics=metrics)
+        stored = job.run.metrics
+        kept = {name: value for name, value in stored.items() if name.endswith(self.study.metrics)}
+        metrics = {name: float(value) for name, value in kept.items() if isinstance(value, int | float)}
+        facts = describe_training(job.run.training, job.cell.heads, stored)
+        result = replace(result, facts=facts, metrics=metrics)
         if self.study.is_table:
             return result
         tested = sum_test_by_class(RunFolder(job.run.folder))
         return replace(result, counts=tested.counts, sums={metric: rows[0] for metric, rows in tested.sums.items()})
 
-    def _identify(self, cell: Cell, result: Result) -> str:
-        """Return the configuration of the job that would make a result today."""
-        return self._make_job(cell, result.stage, tuple(shlex.split(result.overrides))).run.configuration
-
     def _discard(self, jobs: Iterable[Job]) -> None:
         for job in [] if self.study.is_table else jobs:
             job.run.discard_checkpoints()
-
-
-def describe_run(run: Run, heads: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return what a finished run's metrics, or those of its heads, are of: stored facts, else by its configuration."""
-    config = read_described_keys(run.training, heads)
-    stored = describe_measurement(run.metrics, config)
-    if heads:
-        del stored["vector"]  # that of the whole embedding
-    return describe_configuration(config) | {name: value for name, value in stored.items() if value != UNKNOWN}

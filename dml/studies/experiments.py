@@ -1,7 +1,7 @@
 """The experiments of `conf/experiment`: composed, identified, described, and made small."""
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from hydra import initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from dml.report.provenance import describe_configuration
+from dml.report.provenance import UNKNOWN, describe_configuration, describe_measurement
 from dml.run.config_folders import CONF
 from dml.run.stored import plain_config
 from dml.runtime.configuration import flat, is_below, key_of
@@ -22,21 +22,12 @@ from dml.studies.study import Training
 from dml.training.run_length import AUTO as OPEN_LENGTH
 from dml.training.run_length import FEWEST_STEPS
 
-SMALL_VALUES = {
-    "dataset": "emoji",
-    "transform": "emoji",
-    "model": "tf_efficientnet_lite0",
-    "model.backbone.weights": "packaged",
-    "trainer.precision": "32-true",
-    "trainer.max_epochs": "null",
-    "trainer.val_check_interval": "null",
-    "trainer.check_val_every_n_epoch": "null",
-    "evaluation.raw": "false",
-    "evaluation.sheet": "null",
-    "evaluation.report": "null",
-    "data.num_workers": "0",
-    "data.pin_memory": "false",
-}
+SMALL_VALUES = (
+    *("dataset=emoji", "transform=emoji", "model=tf_efficientnet_lite0", "model.backbone.weights=packaged"),
+    *("trainer.precision=32-true", "trainer.max_epochs=null", "trainer.val_check_interval=null"),
+    *("trainer.check_val_every_n_epoch=null", "evaluation.raw=false", "evaluation.sheet=null"),
+    *("evaluation.report=null", "data.num_workers=0", "data.pin_memory=false"),
+)
 """Overrides of every small experiment."""
 
 IGNORED = ("seed", "data", "dataset.root", "logger", "trainer.accelerator", "trainer.devices", "trainer.strategy")
@@ -71,20 +62,28 @@ def identify(config: DictConfig, root: Path | None = None) -> str:
     return configuration_id(values | {"dataset.root": str(root)} if root is not None else values)
 
 
-def describe_training(training: Training, heads: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return what the metrics of a training, or of some of its heads, are of by the name of the fact."""
-    return describe_configuration(read_described_keys(training, heads))
+def describe_training(
+    training: Training, heads: tuple[str, ...] = (), metrics: Mapping[str, Any] | None = None
+) -> dict[str, str]:
+    """Return what the metrics of a training, or of some of its heads, are of by the name of the fact.
 
-
-def read_described_keys(training: Training, heads: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return the part of a configuration that `dml.report.provenance` reads, as plain values."""
+    What the metrics of a finished run state goes before the configuration.
+    """
     config = compose(training)
     values = {key: config.get(key) for key in DESCRIBED_KEYS}
     plain: dict[str, Any] = {
         key: OmegaConf.to_container(value, resolve=key == "model") if OmegaConf.is_config(value) else value
         for key, value in values.items()
     }
-    return plain | {"model": plain["model"] | {"heads": list(heads)}, "heads": {"choose": False}} if heads else plain
+    if heads:
+        plain |= {"model": plain["model"] | {"heads": list(heads)}, "heads": {"choose": False}}
+    facts = describe_configuration(plain)
+    if metrics is None:
+        return facts
+    stored = describe_measurement(metrics, plain)
+    # the stored vector is that of the whole embedding
+    known = {name: value for name, value in stored.items() if value != UNKNOWN and not (heads and name == "vector")}
+    return facts | known
 
 
 def count_steps(config: DictConfig) -> int:
@@ -100,7 +99,7 @@ def count_steps(config: DictConfig) -> int:
 
 def shrink(training: Training) -> Training:
     """Return an experiment on the embedded data: a small network, small batches and a thousandth of the steps."""
-    return training.extended(f"{key}={value}" for key, value in _small_values(compose(training)))
+    return training.extended([*SMALL_VALUES, *(f"{key}={value}" for key, value in _small_values(compose(training)))])
 
 
 def _sets_value(override: str) -> bool:
@@ -121,7 +120,6 @@ def _as_integer(value: Any) -> Any:
 
 
 def _small_values(config: DictConfig) -> Iterator[tuple[str, Any]]:
-    yield from SMALL_VALUES.items()
     yield "model.embed_dim", _small_embed_dim(config.model.embed_dim)
     yield "trainer.max_steps", max(2, count_steps(config) // 1000)
     if config.scheduler.warmup_steps or config.scheduler.warmup_epochs:

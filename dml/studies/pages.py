@@ -14,7 +14,7 @@ from dml.report.statistics import mean_interval
 from dml.runtime.configuration import key_of
 from dml.runtime.errors import InputError, suggest
 from dml.runtime.text import format_count, markdown_table
-from dml.studies.results import Results, RowResult
+from dml.studies.results import RowResult, Rows
 from dml.studies.study import REFERENCE, Study
 
 SIZE = re.compile(r"([\d,]+)(?: to ([\d,]+))? dimensions(?: as the validation chooses heads)?")
@@ -43,11 +43,11 @@ def render(template: str, **values: Any) -> str:
     return "\n".join(line.rstrip() for line in page.splitlines()).rstrip() + "\n"
 
 
-def render_page(study: Study, results: Results) -> str:
+def render_page(study: Study, found: Rows) -> str:
     """Render the page of a study by its own template, else by that of all studies."""
     template = f"{study.name}.md.j2" if (REFERENCE / f"{study.name}.md.j2").exists() else "study.md.j2"
     functions = {
-        "rows": partial(list_rows, study, results),
+        "rows": partial(list_rows, study, found),
         "facts": describe_facts,
         "tested": describe_runs,
         "table": lambda rows, columns=None: format_table(columns or study.content.get("columns", COLUMNS), rows),
@@ -55,10 +55,10 @@ def render_page(study: Study, results: Results) -> str:
     return render(template, **{**study.content, **functions, "study": study})
 
 
-def list_rows(study: Study, results: Results, dataset: str, condition: str = "", sort: str = "") -> list[RowResult]:
+def list_rows(study: Study, found: Rows, dataset: str, condition: str = "", sort: str = "") -> list[RowResult]:
     """List the rows of a data set and a condition that have results, the best first if a metric sorts them."""
-    cells = [cell for cell in study.cells if (cell.dataset, cell.condition) == (dataset, condition)]
-    rows = [row for row in map(results.find_row, cells) if row is not None]
+    keys = [(dataset, condition, name) for name in dict.fromkeys(cell.row for cell in study.cells)]
+    rows = [found[key] for key in keys if key in found]
     return sorted(rows, key=lambda row: -row.tested.mean(sort)) if sort else rows
 
 
@@ -97,7 +97,7 @@ def format_seeds(row: RowResult, metric: str) -> str:
 def format_chosen(row: RowResult) -> str:
     """Format the overrides that a search chose, as far as the tested trainings leave them as they are."""
     replaced = set(map(key_of, row.cell.after))
-    kept = [override for override in shlex.split(row.overrides) if key_of(override) not in replaced]
+    kept = [override for override in shlex.split(row.runs[0].overrides) if key_of(override) not in replaced]
     return " ".join(f"`{override}`" for override in kept) or "as configured"
 
 

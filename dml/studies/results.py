@@ -15,7 +15,7 @@ from dml.report.statistics import ClassSums
 from dml.runtime.errors import InputError
 from dml.runtime.files import replacing
 from dml.runtime.locks import holding
-from dml.studies.study import Cell, Key
+from dml.studies.study import Cell, Key, Study
 
 SEARCH, TEST = "search", "test"
 """The stages of a study: tried on the validation classes, and tested."""
@@ -59,11 +59,6 @@ class RowResult:
     runs: tuple[Result, ...]
 
     @property
-    def overrides(self) -> str:
-        """The overrides that the search chose."""
-        return self.runs[0].overrides
-
-    @property
     def seeds(self) -> set[int]:
         """The seeds of the runs."""
         return {run.seed for run in self.runs}
@@ -94,22 +89,17 @@ class RowResult:
         return RowResult(self.cell, tuple(run for run in self.runs if run.seed in seeds))
 
 
-class Results:
-    """The tested runs among some results, by the keys of their cells."""
+Rows = Mapping[Key, RowResult]
+"""The tested runs of cells by their keys."""
 
-    def __init__(self, results: Iterable[Result]) -> None:
-        self._by_key: dict[Key, list[Result]] = {}
-        for result in results:
-            if result.stage == TEST:
-                self._by_key.setdefault(result.key, []).append(result)
 
-    def __len__(self) -> int:
-        return sum(map(len, self._by_key.values()))
-
-    def find_row(self, cell: Cell) -> RowResult | None:
-        """Return the tested runs of a cell; None if there are none."""
-        results = self._by_key.get(cell.key, ())
-        return RowResult(cell, tuple(sorted(results, key=lambda run: run.seed))) if results else None
+def group_rows(results: Iterable[Result], study: Study) -> Rows:
+    """Group the tested runs among some results by the cells of a study, in the order of their seeds."""
+    runs: dict[Key, list[Result]] = {}
+    for result in sorted(results, key=lambda result: result.seed):
+        if result.stage == TEST:
+            runs.setdefault(result.key, []).append(result)
+    return {cell.key: RowResult(cell, tuple(runs[cell.key])) for cell in study.cells if cell.key in runs}
 
 
 def read_results(path: Path) -> list[Result]:
@@ -162,11 +152,9 @@ def write_results(path: Path, results: Sequence[Result]) -> None:
 
 def merge_results(old: Iterable[Result], new: Iterable[Result]) -> list[Result]:
     """Merge results: the new ones of a cell and a stage take the place of all old ones."""
-    by_part: dict[tuple[Key, str], list[Result]] = {}
-    for result in new:
-        by_part.setdefault((result.key, result.stage), []).append(result)
-    old_results = [result for result in old if (result.key, result.stage) not in by_part]
-    return [*old_results, *(result for results in by_part.values() for result in results)]
+    new = list(new)
+    replaced = {(result.key, result.stage) for result in new}
+    return [*(result for result in old if (result.key, result.stage) not in replaced), *new]
 
 
 def store_results(path: Path, new: Iterable[Result]) -> list[Result]:

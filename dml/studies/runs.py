@@ -5,7 +5,7 @@ import os
 import shlex
 import shutil
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import cached_property
 from multiprocessing import forkserver
@@ -261,7 +261,10 @@ def _run_at_a_time(run: Callable[[Sequence[str]], int | None], commands: Sequenc
 
     notice = "stopping the runs under way after their steps"
     with signals.deferring(notice, stop_processes), ThreadPoolExecutor(jobs) as pool:
-        return any(list(pool.map(run_unless_stopped, range(1, len(commands) + 1), commands)))
+        running = [pool.submit(run_unless_stopped, *numbered) for numbered in enumerate(commands, start=1)]
+        while wait(running, timeout=1).not_done:  # a signal that comes just before a wait is handled behind it
+            pass
+        return any(finished.result() for finished in running)
 
 
 def format_command(arguments: Sequence[str]) -> str:

@@ -11,7 +11,6 @@ from dml.commands.error_lines import one_line_errors, print_line
 from dml.runtime.errors import InputError, suggest
 from dml.runtime.paths import expand_home
 from dml.studies.catalog import find_studies, format_list
-from dml.studies.study import Study
 
 ACTIONS = ("list", "show", "run", "resume", "page")
 
@@ -48,9 +47,11 @@ def run_study(arguments: Sequence[str]) -> None:
         if options.action == "list":
             print_line(format_list(studies))
             return
+        from dml.studies.session import run_action  # after --help and list: it takes seconds
+
         for study in studies:
             try:
-                has_failed |= _run_action(study, options)
+                has_failed |= run_action(study, options)
             except InputError as error:
                 if len(studies) == 1:
                     raise
@@ -60,61 +61,23 @@ def run_study(arguments: Sequence[str]) -> None:
         sys.exit(2)
 
 
-def _run_action(study: Study, options: argparse.Namespace) -> bool:
-    """Train a study, and show or write its page -> whether a run failed."""
-    from dml.studies.session import Session  # after --help and list: it takes seconds
-
-    session = Session(study, options)
-    if options.commands:
-        session.print_commands()
-        return False
-    has_failed = session.train() if options.action in ("run", "resume") else False
-    if options.action == "show":
-        session.show_page()
-    else:
-        session.write_page(may_be_empty=has_failed)
-    return has_failed
-
-
 def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments of the command; without an action, the study is shown, and without a name all are listed."""
     parser = CommandParser("study", DESCRIPTION, EXAMPLES)
-    parser.add_argument(
-        "name", nargs="?", default="list", metavar="STUDY", help="name of a study, or the path of its file"
-    )
-    parser.add_argument("words", nargs="*", metavar="WORD", help=f"{', '.join(ACTIONS)}; NAME=VALUE")
-    parser.add_argument("--data", type=expand_home, metavar="FOLDER", help="folder with the data sets and weights/")
-    parser.add_argument(
-        "--jobs",
-        type=positive_number,
-        metavar="N",
-        help="runs at a time; with several, each has one thread (default: 1 for tables, else 2)",
-    )
-    parser.add_argument(
-        "--set",
-        action="append",
-        type=lambda text: quote_paths([text])[0],
-        default=[],
-        metavar="KEY=VALUE",
-        help="override of all trainings, such as trainer.precision=bf16-mixed; may be repeated",
-    )
-    parser.add_argument(
-        "--preset", choices=["smoke"], help="train small on the embedded data, a thousandth of the steps"
-    )
-    parser.add_argument("--launcher", default="basic", help="what begins runs: basic, joblib, submitit or ray")
-    parser.add_argument(
-        "--outputs", type=expand_home, metavar="FOLDER", help="folder for runs (default: outputs/STUDY)"
-    )
-    parser.add_argument(
-        "--docs",
-        type=expand_home,
-        default=Path("docs"),
-        metavar="FOLDER",
-        help="folder for the page and its results; those of tables are in --outputs (default: %(default)s)",
-    )
-    parser.add_argument(
-        "-n", "--commands", action="store_true", help="print the commands of the next runs, and run none"
-    )
+    add = parser.add_argument
+    add("name", nargs="?", default="list", metavar="STUDY", help="name of a study, or the path of its file")
+    add("words", nargs="*", metavar="WORD", help=f"{', '.join(ACTIONS)}; NAME=VALUE")
+    add("--data", type=expand_home, metavar="FOLDER", help="folder with the data sets and weights/")
+    at_a_time = "runs at a time; with several, each has one thread (default: 1 for tables, else 2)"
+    add("--jobs", type=positive_number, metavar="N", help=at_a_time)
+    override = "override of all trainings, such as trainer.precision=bf16-mixed; may be repeated"
+    add("--set", action="append", type=_quote, default=[], metavar="KEY=VALUE", help=override)
+    add("--preset", choices=["smoke"], help="train small on the embedded data, a thousandth of the steps")
+    add("--launcher", default="basic", help="what begins runs: basic, joblib, submitit or ray")
+    add("--outputs", type=expand_home, metavar="FOLDER", help="folder for runs (default: outputs/STUDY)")
+    pages = "folder for the page and its results; those of tables are in --outputs (default: %(default)s)"
+    add("--docs", type=expand_home, default=Path("docs"), metavar="FOLDER", help=pages)
+    add("-n", "--commands", action="store_true", help="print the commands of the next runs, and run none")
     options = parser.parse_intermixed_args(arguments)
     words = options.words if options.name != "list" else ["list", *options.words]
     options.name = None if options.name == "list" else options.name
@@ -124,3 +87,7 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     if wrong := [word for word in other_words if "=" not in word]:
         parser.error(f"{wrong[0]}: no such action{suggest(wrong[0], ACTIONS)}")
     return options
+
+
+def _quote(override: str) -> str:
+    return quote_paths([override])[0]

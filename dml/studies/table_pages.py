@@ -10,7 +10,7 @@ from dml.runtime.errors import InputError
 from dml.studies.experiments import describe_training
 from dml.studies.pages import render
 from dml.studies.paper_tables import PrintedNumber, Table
-from dml.studies.results import Result, Results
+from dml.studies.results import Result, Rows
 from dml.studies.runs import Plan
 from dml.studies.study import Cell, Study
 
@@ -67,16 +67,16 @@ class Reproduction:
         return "" if value is None else f"{value:{sign}.{decimals}f}"
 
 
-def reproduce(table: Table, results: Results, plan: Plan) -> list[Reproduction]:
+def reproduce(table: Table, rows: Rows, plan: Plan) -> list[Reproduction]:
     """Collect the reproductions of a table's trained numbers, in the paper's order."""
     reproductions = []
     for number in table.trained:
         cells, runs = table.find_cells(number.row, number.dataset), dict[int, list[Result]]()
-        for row in filter(None, map(results.find_row, cells)):
-            for run in row.runs:
-                runs.setdefault(run.seed, []).append(run)
-        run_count = plan.seeds * len(cells)
-        reproduction = Reproduction(number, cells, dict(sorted(runs.items())), run_count, not plan.is_small)
+        for run in (run for cell in cells if cell.key in rows for run in rows[cell.key].runs):
+            runs.setdefault(run.seed, []).append(run)
+        reproduction = Reproduction(
+            number, cells, dict(sorted(runs.items())), plan.seeds * len(cells), not plan.is_small
+        )
         name = cells[0].find_metric(number.metric_name)
         if reproduction.is_comparable and not all(name in run.metrics for run in reproduction.finished):
             raise InputError(f"{table}: a finished run of {reproduction.name} has no {name}, which the table wants")
@@ -84,10 +84,10 @@ def reproduce(table: Table, results: Results, plan: Plan) -> list[Reproduction]:
     return reproductions
 
 
-def render_table_page(study: Study, results: Results, plan: Plan) -> str:
+def render_table_page(study: Study, rows: Rows, plan: Plan) -> str:
     """Render a table: all its numbers, and ours, with half the 95 % interval and how many runs are done."""
     table: Table = study.content["table"]
-    reproductions = reproduce(table, results, plan)
+    reproductions = reproduce(table, rows, plan)
     finished = {(run.configuration, run.seed) for reproduction in reproductions for run in reproduction.finished}
     return render(
         "table.md.j2",
@@ -101,11 +101,11 @@ def render_table_page(study: Study, results: Results, plan: Plan) -> str:
     )
 
 
-def csv_rows(table: Table, results: Results, plan: Plan) -> list[list[object]]:
+def csv_rows(table: Table, found: Rows, plan: Plan) -> list[list[object]]:
     """Return the rows of a CSV file of a table in full precision, the header first."""
     header = ["paper", "table", "row", "method", "dataset", "metric", "printed", "runs", "mean", "low_95", "high_95"]
     rows: list[list[object]] = [[*header, "difference", "configurations"]]
-    for reproduction in reproduce(table, results, plan):
+    for reproduction in reproduce(table, found, plan):
         number, interval, values = reproduction.number, reproduction.interval, list[object]([0, "", "", ""])
         if interval is not None:
             values = [interval.runs, interval.mean]
@@ -122,4 +122,5 @@ def _describe_row(reproduction: Reproduction, plan: Plan) -> Mapping[str, str]:
     """Describe the models and data behind a number: those of its finished runs, else those configured."""
     if reproduction.finished:
         return reproduction.finished[0].facts
-    return describe_training(plan.list_runs(reproduction.cells[0].training)[0].training, reproduction.cells[0].heads)
+    cell = reproduction.cells[0]
+    return describe_training(plan.list_runs(cell.training)[0].training, cell.heads)

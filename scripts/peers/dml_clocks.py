@@ -4,15 +4,11 @@ from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from peers.protocol import Job, RecallClock, StepClock, end_process
+from peers.protocol import Job, RecallClock, StepClock
 
 
 class TimeSteps(Callback):
-    """Ends the process after the last step of the job, before the test of the run.
-
-    Args:
-        job: path of the job's file.
-    """
+    """Ends the process after the last step of the job whose file it is given, before the test of the run."""
 
     def __init__(self, job: str) -> None:
         self.job = Job.read(job)
@@ -28,15 +24,11 @@ class TimeSteps(Callback):
         """Record the step."""
         self.clock.add_step()
         if self.clock.is_done:
-            end_process(self.job, {**self.clock.summarize(), "weights": self.weights})
+            self.job.end_process({**self.clock.summarize(), "weights": self.weights})
 
 
 class TimeValidations(Callback):
-    """Ends the process after the validation that finds the job's target, or after the last one.
-
-    Args:
-        job: path of the job's file.
-    """
+    """Ends the process after the validation that finds the target of the job, or after the last one."""
 
     def __init__(self, job: str) -> None:
         self.job = Job.read(job)
@@ -44,8 +36,6 @@ class TimeValidations(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """Record the validation."""
-        is_found = self.clock.add_validation(
-            trainer.global_step, float(trainer.callback_metrics["val/level0/recall@1"])
-        )
-        if is_found or trainer.global_step >= self.job.steps:
-            end_process(self.job, self.clock.summarize())
+        recall = float(trainer.callback_metrics["val/level0/recall@1"])
+        if self.clock.add_validation(trainer.global_step, recall) or trainer.global_step >= self.job.steps:
+            self.job.end_process(self.clock.summarize())

@@ -7,7 +7,7 @@ import csv
 import json
 import os
 import sys
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +40,11 @@ def export_data(job: Job) -> Results:
         table = builders.build_table(read_settings(compose("train", overrides=dataset), Settings))
     folder.mkdir(parents=True, exist_ok=True)
     write_list(folder, table)
-    settings = read_settings(compose_job(job), Settings)
+    settings = compose_job(job)
     table = builders.build_table(settings)
-    images = builders.build_data(settings, table)
-    batches = list_batches(images.sampler, job.steps)
+    batches = list_batches(builders.build_data(settings, table).sampler, job.steps)
     (folder / "batches.json").write_text(json.dumps(batches), encoding="utf-8")
-    again = read_settings(compose_job(job), Settings)  # composed again, which seeds again
-    write_weights(folder, builders.build_model(again))
+    write_weights(folder, builders.build_model(compose_job(job)))  # composed again, which seeds again
     labels = table.select_evaluated("test").labels[:, 0]
     write_embeddings(folder, labels)
     counts = {split: int((table.split == split).sum()) for split in ("train", "val", "test")}
@@ -84,15 +82,13 @@ def write_image(folder: Path, path: str) -> str:
 
 def list_batches(sampler: Any, steps: int) -> list[list[int]]:
     """Return the rows in the training split of the first batches of a run."""
-
-    def all_batches() -> Any:
-        epoch = 0
-        while True:
-            sampler.set_epoch(epoch)
-            yield from sampler
-            epoch += 1
-
-    return [[int(row) for row in rows] for rows in islice(all_batches(), steps)]
+    batches: list[list[int]] = []
+    for epoch in count():
+        sampler.set_epoch(epoch)
+        batches += [[int(row) for row in rows] for rows in islice(sampler, steps - len(batches))]
+        if len(batches) == steps:
+            break
+    return batches
 
 
 def write_weights(folder: Path, model: Any) -> None:

@@ -3,11 +3,10 @@
 Its Lightning pipelines pin pytorch-lightning below 2.1.3, so the README's loop in plain PyTorch is measured.
 """
 
-from time import perf_counter
+from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
-import torch
 import torch.nn.functional as F
 from oml.datasets import ImageLabeledDataset, ImageQueryGalleryLabeledDataset
 from oml.inference import inference
@@ -18,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from peers import parts
-from peers.protocol import EVAL_BATCH_SIZE, Job, RecallClock, Results, StepClock, run_job
+from peers.protocol import EVAL_BATCH_SIZE, Job, Results
 
 
 class Extractor(IExtractor):  # type: ignore[misc]
@@ -34,36 +33,26 @@ class Extractor(IExtractor):  # type: ignore[misc]
 
 
 def list_images(job: Job, split: str) -> Any:
-    """Return the library's table of a split; each image of a test is a query, and in the gallery."""
+    """Return the library's data set of a split; each image of a test is a query, and in the gallery."""
     paths, labels = parts.read_rows(job.folder, split)
-    return pd.DataFrame({"path": paths, "label": labels, "split": split, "is_query": True, "is_gallery": True})
+    table = pd.DataFrame({"path": paths, "label": labels, "split": split, "is_query": True, "is_gallery": True})
+    kind = ImageLabeledDataset if split == "train" else ImageQueryGalleryLabeledDataset
+    return kind(table, transform=parts.build_transform(job.size, is_training=split == "train"))
 
 
-def make_evaluated_images(job: Job, split: str) -> Any:
-    """Make the library's data set of the images of a validation or a test."""
-    transform = parts.build_transform(job.size, is_training=False)
-    return ImageQueryGalleryLabeledDataset(list_images(job, split), transform=transform)
-
-
-def make_batches(job: Job) -> Any:
-    """Return the training batches of the library's data set."""
-    images = ImageLabeledDataset(list_images(job, "train"), transform=parts.build_transform(job.size, is_training=True))
-    return DataLoader(images, batch_sampler=parts.GivenBatches(parts.read_batches(job)), num_workers=job.workers)
-
-
-def train_network(job: Job, extractor: Extractor, after_step: Any) -> None:
-    """Train as the library's README; a function is called after each step, and ends the training by True."""
+def train(job: Job, extractor: Extractor, after_step: Callable[[int], bool]) -> None:
+    """Train as the library's README."""
+    batches = DataLoader(list_images(job, "train"), batch_sampler=parts.GivenBatches(job), num_workers=job.workers)
     criterion = parts.MinedLoss()
     optimizer = parts.build_optimizer(extractor, criterion)
     extractor.train()
-    for step, batch in enumerate(make_batches(job), start=1):
+    for step, batch in enumerate(batches, start=1):
         embeddings = extractor(batch["input_tensors"])
         loss = criterion(embeddings, batch["labels"])
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        if after_step(step):
-            break
+        after_step(step)
 
 
 def compute_metrics(embeddings: Tensor, images: Any) -> Results:
@@ -73,49 +62,17 @@ def compute_metrics(embeddings: Tensor, images: Any) -> Results:
     return {"recall@1": float(metrics["cmc"][1]), "map@5": float(metrics["map"][5])}
 
 
-def evaluate_split(job: Job, extractor: Extractor, images: Any) -> Results:
-    """Embed and evaluate the images of a validation or a test."""
-    embeddings = inference(extractor, images, batch_size=EVAL_BATCH_SIZE, num_workers=job.workers)
-    return compute_metrics(embeddings, images)
+def evaluate(job: Job, extractor: Extractor, split: str) -> Results:
+    """Embed and evaluate a split."""
+    images = list_images(job, split)
+    return compute_metrics(inference(extractor, images, batch_size=EVAL_BATCH_SIZE, num_workers=job.workers), images)
 
 
-def train(job: Job) -> Results:
-    """Measure the training steps."""
-    extractor, clock = Extractor(job), StepClock(job)
-    weights = parts.sum_weights(extractor)
-    train_network(job, extractor, lambda _: clock.add_step())
-    return {**clock.summarize(), "weights": weights}
-
-
-def train_to_recall(job: Job) -> Results:
-    """Train until a validation finds the target."""
-    extractor, clock, images = Extractor(job), RecallClock(job), make_evaluated_images(job, "val")
-
-    def validate(step: int) -> bool:
-        return step % job.every == 0 and clock.add_validation(step, evaluate_split(job, extractor, images)["recall@1"])
-
-    train_network(job, extractor, validate)
-    return clock.summarize()
-
-
-def evaluate(job: Job) -> Results:
-    """Measure an evaluation of the test split."""
-    extractor = Extractor(job)
-    started = perf_counter()
-    images = make_evaluated_images(job, "test")
-    metrics = evaluate_split(job, extractor, images)
-    seconds = perf_counter() - started
-    embeddings, _ = parts.read_given_embeddings(job.folder)
-    given_started = perf_counter()
-    given_metrics = compute_metrics(torch.nn.functional.normalize(embeddings), images)
-    metrics_seconds = perf_counter() - given_started
-    return {
-        **metrics,
-        "given_recall@1": given_metrics["recall@1"],
-        "evaluation_s": seconds,
-        "metrics_s": metrics_seconds,
-    }
+def rank(job: Job) -> Callable[[Tensor, Tensor], Results]:
+    """Return the library's metrics of embeddings of the test split, whose labels it has."""
+    images = list_images(job, "test")
+    return lambda embeddings, _: {"recall@1": compute_metrics(embeddings, images)["recall@1"]}
 
 
 if __name__ == "__main__":
-    run_job({"train": train, "evaluate": evaluate, "recall": train_to_recall})
+    parts.Library(Extractor, train, evaluate, rank).run()

@@ -1,9 +1,11 @@
-"""What the peers' own environments share: the images of the exported data set, the network, the loss, the optimizer."""
+"""What the peers' own environments share: images, network, loss, optimizer, and what is measured of a library."""
 
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,17 @@ from torch import Tensor, nn
 from torch.utils.data import BatchSampler, Dataset
 from torchvision.transforms import v2
 
-from peers.protocol import EMBED_DIM, LEARNING_RATE, NETWORK, WEIGHT_DECAY, Job
+from peers.protocol import (
+    EMBED_DIM,
+    LEARNING_RATE,
+    NETWORK,
+    WEIGHT_DECAY,
+    Job,
+    RecallClock,
+    Results,
+    StepClock,
+    run_job,
+)
 
 Item = tuple[Tensor, int]
 
@@ -28,21 +40,12 @@ def read_rows(folder: str, split: str) -> tuple[list[str], list[int]]:
     return [row["path"] for row in rows], [int(row["label"]) for row in rows]
 
 
-def read_batches(job: Job) -> list[list[int]]:
-    """Return the rows in the training split of each batch of the job."""
-    batches: list[list[int]] = json.loads(Path(job.folder, "batches.json").read_text(encoding="utf-8"))
-    return batches[: job.steps]
-
-
 class GivenBatches(BatchSampler):
-    """Yields the batches that the driver drew, which are those that dml trains on.
+    """Yields the batches of rows in the training split that the driver drew, those that dml trains on."""
 
-    Args:
-        batches: rows of each batch.
-    """
-
-    def __init__(self, batches: list[list[int]]) -> None:
-        self.batches = batches
+    def __init__(self, job: Job) -> None:
+        batches: list[list[int]] = json.loads(Path(job.folder, "batches.json").read_text(encoding="utf-8"))
+        self.batches = batches[: job.steps]
 
     def __iter__(self) -> Iterator[list[int]]:
         return iter(self.batches)
@@ -66,12 +69,7 @@ def build_transform(size: int, *, is_training: bool) -> Any:
 
 
 class ListedImages(Dataset[Item]):
-    """The images of a split, decoded by Pillow.
-
-    Args:
-        job: the job, which names the folder and the size.
-        split: name of the split.
-    """
+    """The images of a split, decoded by Pillow."""
 
     def __init__(self, job: Job, split: str) -> None:
         self.paths, self.labels = read_rows(job.folder, split)
@@ -86,22 +84,17 @@ class ListedImages(Dataset[Item]):
 
 
 class Network(nn.Module):
-    """The network that all train: timm's without its classifier, and a linear layer, with the exported weights.
-
-    Args:
-        job: the job, which names the folder of the weights, and the number of threads.
-    """
+    """The network that all train: timm's without its classifier, and a linear layer, with the exported weights."""
 
     def __init__(self, job: Job) -> None:
         super().__init__()
         torch.manual_seed(0)
         torch.set_num_threads(job.threads)
-        self.memory_format = torch.channels_last if job.channels_last else torch.contiguous_format
         trunk: Any = timm.create_model(NETWORK, num_classes=0)
         self.trunk = trunk
         self.head = nn.Linear(trunk.num_features, EMBED_DIM, bias=False)
         self.load_state_dict(torch.load(Path(job.folder, "network.pt"), weights_only=True))
-        self.to(memory_format=self.memory_format)
+        self.to(memory_format=torch.channels_last if job.channels_last else torch.contiguous_format)
 
     def forward(self, images: Tensor) -> Tensor:
         """Embed normalized images (B, 3, H, W) -> (B, D)."""
@@ -133,12 +126,51 @@ def build_optimizer(*modules: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
 
 
-def sum_weights(network: nn.Module) -> float:
-    """Return the sum of the absolute weights, by which the driver sees whether all begin with the same."""
-    return sum(float(parameter.detach().double().abs().sum()) for parameter in network.parameters())
+@dataclass(frozen=True)
+class Library:
+    """How a library does what is measured."""
 
+    build: Callable[[Job], Any]  # -> the model
+    train: Callable[[Job, Any, Callable[[int], bool]], None]  # calls a function after each step: has it evaluated?
+    evaluate: Callable[[Job, Any, str], Results]  # embeds and ranks a split
+    rank: Callable[[Job], Callable[[Tensor, Tensor], Results]]  # the metrics of normalized embeddings (N, D), labels
 
-def read_given_embeddings(folder: str) -> tuple[Tensor, Tensor]:
-    """Return the embeddings (N, D) and labels (N,) on which the metrics of all are compared."""
-    stored = np.load(Path(folder, "embeddings.npz"))
-    return torch.from_numpy(stored["embeddings"]), torch.from_numpy(stored["labels"])
+    def run(self) -> None:
+        """Run the job that the command line names."""
+        run_job({"train": self.time_steps, "recall": self.train_to_recall, "evaluate": self.time_evaluation})
+
+    def time_steps(self, job: Job) -> Results:
+        """Measure the training steps; the sum of the weights tells whether all peers begin with the same."""
+        model, clock = self.build(job), StepClock(job)
+        weights = sum(float(parameter.detach().double().abs().sum()) for parameter in model.parameters())
+
+        def count_step(_: int) -> bool:
+            clock.add_step()
+            return False
+
+        self.train(job, model, count_step)
+        return {**clock.summarize(), "weights": weights}
+
+    def train_to_recall(self, job: Job) -> Results:
+        """Train until a validation finds the target."""
+        model, clock = self.build(job), RecallClock(job)
+
+        def validate(step: int) -> bool:
+            is_due = step % job.every == 0
+            if is_due and clock.add_validation(step, self.evaluate(job, model, "val")["recall@1"]):
+                job.end_process(clock.summarize())
+            return is_due
+
+        self.train(job, model, validate)
+        return clock.summarize()
+
+    def time_evaluation(self, job: Job) -> Results:
+        """Measure an evaluation of the test split, and of the embeddings on which the metrics of all are compared."""
+        model, stored, rank = self.build(job), np.load(Path(job.folder, "embeddings.npz")), self.rank(job)
+        given = nn.functional.normalize(torch.from_numpy(stored["embeddings"])), torch.from_numpy(stored["labels"])
+        started = perf_counter()
+        metrics = self.evaluate(job, model, "test")
+        evaluated = perf_counter()
+        given_metrics = rank(*given)
+        seconds = {"evaluation_s": evaluated - started, "metrics_s": perf_counter() - evaluated}
+        return {**metrics, **{f"given_{name}": value for name, value in given_metrics.items()}, **seconds}

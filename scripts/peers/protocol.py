@@ -13,6 +13,8 @@ from pathlib import Path
 from time import perf_counter, time
 from typing import Any
 
+from measuring import read_memory
+
 Results = dict[str, Any]
 
 LOSS = "multi_similarity"
@@ -31,35 +33,20 @@ PACKAGES = (
 
 @dataclass(frozen=True)
 class Job:
-    """What one process of a peer measures.
+    """What one process of a peer measures."""
 
-    Args:
-        task: "train", "evaluate" (the test split) or "recall" (train until a validation finds `target`).
-        folder: folder of the exported data set, see `peers.exporting`.
-        size: side of the network's input in pixels.
-        steps: number of training steps.
-        warm_up: number of first steps that the images per second leave out.
-        every: number of steps between two validations of "recall".
-        target: recall@1 on the validation split at which "recall" ends.
-        workers: number of processes that load images.
-        threads: number of threads of PyTorch.
-        channels_last: whether the network's weights and images are stored channels last in memory.
-        results: path of the file that the process writes.
-        started: time at which the driver started the process, in seconds since the epoch.
-    """
-
-    task: str
-    folder: str
-    size: int
-    steps: int
-    warm_up: int
-    every: int
-    target: float
-    workers: int
-    threads: int
-    channels_last: bool
-    results: str
-    started: float
+    task: str  # "train", "evaluate" (the test split) or "recall" (train until a validation finds `target`)
+    folder: str  # of the exported data set, see `peers.exporting`
+    size: int  # side of the network's input in pixels
+    steps: int  # of the training
+    warm_up: int  # first steps that the images per second leave out
+    every: int  # steps between two validations of "recall"
+    target: float  # recall@1 on the validation split at which "recall" ends
+    workers: int  # processes that load images
+    threads: int  # of PyTorch
+    channels_last: bool  # whether the network's weights and images are stored channels last in memory
+    results: str  # path of the file that the process writes
+    started: float  # time at which the driver started the process, in seconds since the epoch
 
     def write(self, path: Path) -> None:
         """Write the job to a file."""
@@ -72,16 +59,18 @@ class Job:
 
     def finish(self, results: Mapping[str, Any]) -> None:
         """Write the results, with the peak of this process's memory and the versions of its packages."""
-        text = json.dumps({**results, "peak_mb": read_peak_memory(), "versions": find_versions()})
+        # resource.getrusage counts the driver's memory, from before the exec
+        text = json.dumps({**results, "peak_mb": read_memory("VmHWM"), "versions": find_versions()})
         Path(self.results).write_text(text, encoding="utf-8")
+
+    def end_process(self, results: Mapping[str, Any]) -> None:
+        """Write the results and end the process at once, from inside of a loop that has no way to end here."""
+        self.finish(results)
+        os._exit(0)
 
 
 class StepClock:
-    """Records when each step of a training ends.
-
-    Args:
-        job: the job of this process.
-    """
+    """Records when each step of a training ends."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -110,11 +99,7 @@ class StepClock:
 
 
 class RecallClock:
-    """Records the recall@1 of each validation, and when it was known.
-
-    Args:
-        job: the job of this process.
-    """
+    """Records the recall@1 of each validation, and when it was known."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -133,15 +118,6 @@ class RecallClock:
         return {**target_results, "validations": self.validations}
 
 
-def read_peak_memory() -> float | None:
-    """Return the largest resident memory of this process so far in MB; None where the system has no /proc."""
-    status = Path("/proc/self/status")  # resource.getrusage counts the driver's memory, from before the exec
-    if not status.exists():
-        return None
-    line = next(line for line in status.read_text(encoding="utf-8").splitlines() if line.startswith("VmHWM:"))
-    return int(line.split()[1]) / 1024
-
-
 def find_versions() -> dict[str, str]:
     """Return the versions of those of `PACKAGES` that this environment has, and that of Python."""
     versions = {"python": sys.version.split()[0]}
@@ -151,12 +127,6 @@ def find_versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return versions
-
-
-def end_process(job: Job, results: Mapping[str, Any]) -> None:
-    """Write the results and end the process at once, from inside of a loop that has no way to end here."""
-    job.finish(results)
-    os._exit(0)
 
 
 def run_job(tasks: Mapping[str, Callable[[Job], Results]]) -> None:

@@ -5,7 +5,7 @@ would make other inputs and other embeddings.
 """
 
 import os
-from time import perf_counter
+from collections.abc import Callable
 from typing import Any
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}  # before the imports that read them
@@ -20,25 +20,12 @@ from sentence_transformers import (
     util,
 )
 from sentence_transformers.base.modules.input_module import InputModule
-from sentence_transformers.sentence_transformer.data_collator import (
-    SentenceTransformerDataCollator,
-)
+from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from peers import parts
-from peers.protocol import (
-    BATCH_SIZE,
-    EVAL_BATCH_SIZE,
-    LEARNING_RATE,
-    WEIGHT_DECAY,
-    Job,
-    RecallClock,
-    Results,
-    StepClock,
-    end_process,
-    run_job,
-)
+from peers.protocol import BATCH_SIZE, EVAL_BATCH_SIZE, LEARNING_RATE, WEIGHT_DECAY, Job, Results
 
 
 class ImageModule(InputModule):  # type: ignore[misc]
@@ -86,26 +73,19 @@ class ModelLoss(nn.Module):
         return value
 
 
-class AfterStep(TrainerCallback):  # type: ignore[misc]
-    """Calls a function with the number of the step after each step."""
+def train(job: Job, model: Any, after_step: Callable[[int], bool]) -> None:
+    """Train the model, without logging, saving or schedule, as in the other peers."""
 
-    def __init__(self, function: Any) -> None:
-        self.function = function
+    class AfterStep(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+            if after_step(state.global_step):
+                model.train()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        """Call the function."""
-        self.function(state.global_step)
+    def preprocess(images: Any, prompt: Any = None, task: Any = None) -> dict[str, Tensor]:  # noqa: ARG001
+        features: dict[str, Tensor] = model[0].preprocess(images, is_training=True)
+        return features
 
-
-def load_training_images(job: Job) -> Any:
-    """Return the training images as the library's trainer takes them, decoded when they are asked for."""
-    paths, labels = parts.read_rows(job.folder, "train")
-    return Dataset.from_dict({"image": paths, "label": labels}).cast_column("image", Image())
-
-
-def make_arguments(job: Job) -> Any:
-    """Make the trainer's arguments: no logging, saving or schedule, as in the other peers."""
-    return SentenceTransformerTrainingArguments(
+    arguments = SentenceTransformerTrainingArguments(
         output_dir=os.path.dirname(job.results),
         max_steps=job.steps,
         per_device_train_batch_size=BATCH_SIZE,
@@ -115,89 +95,40 @@ def make_arguments(job: Job) -> Any:
         max_grad_norm=0.0,
         dataloader_num_workers=job.workers,
         dataloader_pin_memory=False,
-        batch_sampler=lambda *_, **__: parts.GivenBatches(parts.read_batches(job)),
+        batch_sampler=lambda *_, **__: parts.GivenBatches(job),
         save_strategy="no",
         report_to="none",
         use_cpu=True,
     )
-
-
-def train_model(job: Job, model: Any, after_step: Any) -> None:
-    """Train the model; a function is called with the number of the step after each step."""
-
-    def preprocess(images: Any, prompt: Any = None, task: Any = None) -> dict[str, Tensor]:  # noqa: ARG001
-        features: dict[str, Tensor] = model[0].preprocess(images, is_training=True)
-        return features
-
+    paths, labels = parts.read_rows(job.folder, "train")
     SentenceTransformerTrainer(
         model=model,
-        args=make_arguments(job),
-        train_dataset=load_training_images(job),
+        args=arguments,
+        train_dataset=Dataset.from_dict({"image": paths, "label": labels}).cast_column("image", Image()),
         loss=ModelLoss(model),
         data_collator=SentenceTransformerDataCollator(preprocess_fn=preprocess),
-        callbacks=[AfterStep(after_step)],
+        callbacks=[AfterStep()],
     ).train()
 
 
-def compute_recall(embeddings: Tensor, labels: Tensor) -> float:
+def compute_recall(embeddings: Tensor, labels: Tensor) -> Results:
     """Compute recall@1 by the library's search: its evaluators can't exclude the query from the gallery."""
     hits = util.semantic_search(embeddings, embeddings, top_k=2)
     nearest = [next(hit["corpus_id"] for hit in pair if hit["corpus_id"] != row) for row, pair in enumerate(hits)]
-    return float((labels[torch.tensor(nearest)] == labels).float().mean())
+    return {"recall@1": float((labels[torch.tensor(nearest)] == labels).float().mean())}
 
 
-def evaluate_split(job: Job, model: Any, split: str) -> Results:
+def evaluate(job: Job, model: Any, split: str) -> Results:
     """Embed and evaluate a split; `encode` decodes in the main process."""
     paths, labels = parts.read_rows(job.folder, split)
-    embeddings = model.encode(
-        paths,
-        batch_size=EVAL_BATCH_SIZE,
-        convert_to_tensor=True,
-        normalize_embeddings=True,
-        show_progress_bar=False,
-    )
-    return {"recall@1": compute_recall(embeddings, torch.tensor(labels))}
+    options = {"convert_to_tensor": True, "normalize_embeddings": True, "show_progress_bar": False}
+    return compute_recall(model.encode(paths, batch_size=EVAL_BATCH_SIZE, **options), torch.tensor(labels))
 
 
-def build_model(job: Job) -> Any:
+def build(job: Job) -> Any:
     """Build the library's model of one module."""
     return SentenceTransformer(modules=[ImageModule(job)], device="cpu")
 
 
-def train(job: Job) -> Results:
-    """Measure the training steps."""
-    model, clock = build_model(job), StepClock(job)
-    weights = parts.sum_weights(model)
-    train_model(job, model, lambda _: clock.add_step())
-    return {**clock.summarize(), "weights": weights}
-
-
-def train_to_recall(job: Job) -> Results:
-    """Train until a validation finds the target."""
-    model, clock = build_model(job), RecallClock(job)
-
-    def validate(step: int) -> None:
-        if step % job.every == 0:
-            if clock.add_validation(step, evaluate_split(job, model, "val")["recall@1"]):
-                end_process(job, clock.summarize())
-            model.train()
-
-    train_model(job, model, validate)
-    return clock.summarize()
-
-
-def evaluate(job: Job) -> Results:
-    """Measure an evaluation of the test split."""
-    model = build_model(job)
-    started = perf_counter()
-    metrics = evaluate_split(job, model, "test")
-    seconds = perf_counter() - started
-    embeddings, labels = parts.read_given_embeddings(job.folder)
-    given_started = perf_counter()
-    recall = compute_recall(nn.functional.normalize(embeddings), labels)
-    metrics_seconds = perf_counter() - given_started
-    return {**metrics, "given_recall@1": recall, "evaluation_s": seconds, "metrics_s": metrics_seconds}
-
-
 if __name__ == "__main__":
-    run_job({"train": train, "evaluate": evaluate, "recall": train_to_recall})
+    parts.Library(build, train, evaluate, lambda _: compute_recall).run()

@@ -93,15 +93,15 @@ def test_mistakes_are_told_in_a_line(index: str, tmp_path: Path, capsys: pytest.
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         line = refused(capsys, index, "--port", str(port))
-        assert line == f"error: --port {port}: in use on 127.0.0.1; give another one, or 0 for any that is free"
+        assert line.startswith(f"error: --host 127.0.0.1 --port {port}: Address already in use")
     for port in ("-1", "65536", "http"):
         assert "is not a port" in refused(capsys, index, f"--port={port}")
     assert "--allow-host NAME says" in refused(capsys, index, "--host", "0.0.0.0", "--port", "0")
     assert "--allow-host NAME says" in refused(capsys, index, "--host", "::", "--port", "0")
-    assert "not an address of this machine" in refused(capsys, index, "--host", "192.0.2.1", "--port", "0")
-    for address in ("fe80::1%lo", "::ffff:192.0.2.1"):  # refused by some systems, not there on others
-        assert refused(capsys, index, "--host", address, "--port", "0").startswith(f"error: --host {address}: ")
-    assert "no such name or address" in refused(capsys, index, "--host", "no-such.invalid", "--port", "0")
+    for address in ("192.0.2.1", "fe80::1%lo", "::ffff:192.0.2.1", "no-such.invalid"):  # some systems have none of them
+        assert refused(capsys, index, "--host", address, "--port", "0").startswith(
+            f"error: --host {address} --port 0: "
+        )
     for name in ("*", "http://box", "box:9000", "192.168.1.20:9000"):
         assert "without http:// and the port" in refused(capsys, index, "--allow-host", name, "--port", "0")
 

@@ -229,30 +229,22 @@ def test_the_geometric_mean_is_an_option(hundred: Any) -> None:
     assert all(geometric[name] > arithmetic[name] for name in arithmetic)
 
 
-def test_the_release_counts_the_query_among_its_items(hundred: Any) -> None:
+@pytest.mark.parametrize("count_query", [False, True])
+def test_the_release_counts_the_query_among_its_items(hundred: Any, count_query: bool) -> None:
     embeddings, labels = hundred
-    similarity = cosines(embeddings, embeddings)
-    expected: dict[bool, list[float]] = {False: [], True: []}
+    similarity, weights = cosines(embeddings, embeddings), (0.94, 0.06)
+    expected: dict[str, list[float]] = {"h_ap": [], "sum_wap": []}
     for query in range(100):
         order = [j for j in np.argsort(-similarity[query], kind="stable") if j != query]
         levels = [int((labels[j] == labels[query]).sum()) for j in order]
-        for count_query, values in expected.items():
-            values.append(oracles.h_ap(oracles.power_relevance(levels, 2, 1.0, count_query)))
-    for count_query, values in expected.items():
-        found = evaluate(embeddings, labels, metrics=["h_ap"], count_query=count_query)
-        assert found["h_ap"] == pytest.approx(np.mean(values), abs=1e-9)
-
-
-def test_an_evaluator_of_a_table_counts_the_query_if_it_is_told_to(hundred: Any) -> None:
-    embeddings, labels = hundred
+        expected["h_ap"].append(oracles.h_ap(oracles.power_relevance(levels, 2, 1.0, count_query)))
+        expected["sum_wap"].append(oracles.h_ap(oracles.weighted_ap_relevance(levels, weights, count_query)))
+    settings: Any = {"metrics": [*expected], "count_query": count_query, "level_weights": weights}
+    found = evaluate(embeddings, labels, **settings)
+    assert [found[name] for name in expected] == pytest.approx([np.mean(v) for v in expected.values()], abs=1e-9)
     paths, split = np.array([f"{row}.jpg" for row in range(100)]), np.array(["test"] * 100)
     table = ImageTable(paths, labels.numpy(), split, ("class", "super-class"))
-    for count_query in (False, True):
-        settings: dict[str, Any] = {"metrics": ["h_ap", "sum_wap"], "recall_at": (1,), "level_weights": (0.9, 0.1)}
-        of_table = Evaluator(table, MetricConfig(count_query=count_query, **settings))
-        expected = evaluate(embeddings, labels, count_query=count_query, **settings)
-        found = of_table(embeddings, torch.arange(100))
-        assert (found["h_ap"], found["sum_wap"]) == (expected["h_ap"], expected["sum_wap"])
+    assert Evaluator(table, MetricConfig(**settings))(embeddings, torch.arange(100)) == found
 
 
 def test_the_sum_of_waps_is_the_mean_of_the_levels_ap(hundred: Any) -> None:
@@ -268,58 +260,47 @@ def test_the_sum_of_waps_is_the_mean_of_the_levels_ap(hundred: Any) -> None:
     assert "sum_wap" not in evaluate(embeddings, levels, clustering=False)
 
 
-@pytest.mark.parametrize("count_query", [False, True])
-def test_the_sum_of_waps_counts_the_query_if_it_is_asked_to(hundred: Any, count_query: bool) -> None:
-    embeddings, labels = hundred
-    weights, values = (0.94, 0.06), []
-    similarity = cosines(embeddings, embeddings)
-    for query in range(100):
-        order = [j for j in np.argsort(-similarity[query], kind="stable") if j != query]
-        levels = [int((labels[j] == labels[query]).sum()) for j in order]
-        values.append(oracles.h_ap(oracles.weighted_ap_relevance(levels, weights, count_query)))
-    found = evaluate(embeddings, labels, metrics=["sum_wap"], count_query=count_query, level_weights=weights)
-    assert found["sum_wap"] == pytest.approx(np.mean(values), abs=1e-9)
-
-
 FOUR = torch.eye(4)
 PAIRS = torch.tensor([0, 0, 1, 1])
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "named"),
     [
-        ({"query_labels": PAIRS[:3]}, "query: 4 embeddings, 3 labels"),
-        ({"gallery": FOUR}, "gallery is given without gallery_labels"),
-        ({"gallery_labels": PAIRS}, "gallery_labels is given without gallery"),
-        ({"gallery": FOUR, "gallery_labels": PAIRS[:1]}, "gallery: 4 embeddings, 1 labels"),
-        ({"gallery": torch.eye(5), "gallery_labels": torch.arange(5)}, "embedding dimensions: 4 and 5"),
-        ({"gallery": FOUR, "gallery_labels": torch.stack([PAIRS, PAIRS], 1)}, "label levels: 1 and 2"),
-        ({"query": FOUR[:0], "query_labels": PAIRS[:0]}, "query: embeddings of shape"),
-        ({"query": FOUR[:1], "query_labels": PAIRS[:1]}, "query: 1 item and no gallery"),
-        ({"query": FOUR[0]}, "query: embeddings of shape"),
-        ({"query": FOUR / 0}, "query: 4 of 4 embeddings hold NaN"),
-        ({"gallery": FOUR * torch.nan, "gallery_labels": PAIRS}, "gallery: 4 of 4 embeddings hold NaN"),
-        ({"query_labels": PAIRS.float()}, "query_labels: float32, expected integers"),
+        ({"query_labels": PAIRS[:3]}, "query: "),
+        ({"gallery": FOUR}, "gallery_labels"),
+        ({"gallery_labels": PAIRS}, "gallery_labels"),
+        ({"gallery": FOUR, "gallery_labels": PAIRS[:1]}, "gallery: "),
+        ({"gallery": torch.eye(5), "gallery_labels": torch.arange(5)}, "4 and 5"),
+        ({"gallery": FOUR, "gallery_labels": torch.stack([PAIRS, PAIRS], 1)}, "1 and 2"),
+        ({"query": FOUR[:0], "query_labels": PAIRS[:0]}, "query: "),
+        ({"query": FOUR[:1], "query_labels": PAIRS[:1]}, "query: "),
+        ({"query": FOUR[0]}, "query: "),
+        ({"query": FOUR / 0}, "query: 4 of 4"),
+        ({"gallery": FOUR * torch.nan, "gallery_labels": PAIRS}, "gallery: 4 of 4"),
+        ({"query_labels": PAIRS.float()}, "query_labels: float32"),
         ({"query_labels": PAIRS.reshape(2, 2, 1, 1)}, "query_labels: shape"),
         ({"query_labels": torch.stack([PAIRS, torch.arange(4)], 1)}, "level1: none of the 4 queries"),
         ({"gallery": FOUR, "gallery_labels": PAIRS + 2}, "level0: none of the 4 queries"),
         ({"recall_at": (1, 0)}, "recall_at"),
-        ({"recall_at": 1}, r"recall_at = 1: expected a list, such as \[1\]"),
-        ({"metrics": ["recall", "map"]}, "metrics = 'map': expected some of recall, ap, map@r"),
+        ({"metrics": ["recall", "map"]}, "metrics = 'map'"),
         ({"seed": -1}, "seed"),
-        ({"alpha": float("nan")}, "alpha=nan: must be a finite number$"),
-        ({"level_weights": ["abc"]}, "level_weights=abc: must be a finite number, 0 or more"),
-        ({"level_weights": [-1]}, "level_weights=-1: must be a finite number, 0 or more"),
-        ({"level_weights": [0]}, r"level_weights = \[0\]: at least one must be above 0"),
-        (
-            {"gallery": FOUR, "gallery_labels": PAIRS.numpy().astype(np.uint64)},
-            "query_labels are int64, gallery_labels uint64; give both int64",
-        ),
+        ({"alpha": float("nan")}, "alpha"),
+        *[({"level_weights": weights}, "level_weights") for weights in (["abc"], [-1], [0])],
     ],
 )
-def test_errors(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
+def test_errors(arguments: dict[str, Any], named: str) -> None:
+    with pytest.raises(InputError, match=named):
         evaluate(**({"query": FOUR, "query_labels": PAIRS} | arguments))
+
+
+def test_labels_of_different_integers_are_compared_exactly() -> None:
+    """NumPy would compare int64 with uint64 after rounding."""
+    labels = 2**60 + PAIRS.numpy()
+    query, gallery = FOUR + 0.1 * FOUR.flip(0), 0.1 + FOUR
+    expected = evaluate(query, labels, gallery, labels, metrics=["ap"])
+    assert evaluate(query, labels, gallery, labels.astype(np.uint64), metrics=["ap"]) == expected
+    assert expected["level0/ap"] < 1
 
 
 @pytest.mark.parametrize("metrics", [DEFAULT_METRICS, ["recall"]])

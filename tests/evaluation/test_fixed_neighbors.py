@@ -51,7 +51,7 @@ def test_among_all_items_it_is_the_plain_recall() -> None:
 
 def test_faults_are_one_line() -> None:
     rows, neighbors = np.eye(3, dtype=np.float32), torch.tensor([[1], [2], [0]])
-    with pytest.raises(InputError, match="3 embeddings, 2 labels and neighbors of 3 items"):
+    with pytest.raises(InputError, match="3 embeddings, 2 labels"):
         recall_among(rows, [0, 0], neighbors)
     with pytest.raises(InputError, match="level0: none of the 3 queries has a positive"):
         recall_among(rows, [0, 1, 2], neighbors)

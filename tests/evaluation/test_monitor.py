@@ -1,20 +1,16 @@
 """What a validation computes beside the metric that chooses a checkpoint, which no clock decides."""
 
-import re
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from configurations import compose, settings_of
 
 from dml.data.table import ImageTable
 from dml.evaluation import Evaluator, Metric, MetricConfig
 from dml.evaluation.monitor import describe_clustering, make_further_config, make_validation_config
-from dml.run.builders import build_data, build_learner, build_model
 from dml.runtime.errors import InputError
-from dml.training.module import MetricLearner
 
 FIRST_RANK = Metric("first_rank", "first rank", "level", lambda ranks: ranks[:, 0])  # type: ignore[arg-type]
 
@@ -63,16 +59,10 @@ def test_a_list_says_which(names: list[str], expected: list[str]) -> None:
     assert further_names(names, test, levels=1) == expected
 
 
-@pytest.mark.parametrize(
-    ("names", "line"),
-    [
-        (["nmi", "recal"], r"^evaluation\.validation_metrics = 'recal': expected some of recall, ap, map@r"),
-        ([3], r"^evaluation\.validation_metrics: 3 is neither a name nor a metric"),
-    ],
-)
-def test_what_no_validation_can_compute_is_refused(names: Any, line: str) -> None:
-    with pytest.raises(InputError, match=line):
-        further_names(names, MetricConfig())
+@pytest.mark.parametrize("name", ["recal", 3])
+def test_what_no_validation_can_compute_is_refused(name: Any) -> None:
+    with pytest.raises(InputError, match=rf"^evaluation\.validation_metrics = {name!r}"):
+        further_names(["nmi", name], MetricConfig())
 
 
 def test_the_metrics_are_those_of_a_test_of_the_same_rows() -> None:
@@ -84,46 +74,6 @@ def test_the_metrics_are_those_of_a_test_of_the_same_rows() -> None:
     assert {"level0/recall@8", "level1/map@r", "h_ap", "level0/nmi", "level1/nmi"} < found.keys()
     expected = Evaluator(part, test)(embeddings)
     assert found == {name: pytest.approx(expected[name], abs=1e-12) for name in found}
-
-
-SETTINGS = ["dataset=sop", "model=small_cnn", "model.heads=[L,H]", "model.embed_dim=32", "transform.size=32"]
-SETTINGS += ["trainer.max_steps=100", "evaluation.metrics=[recall,nmi]", "checkpoints.monitor=level0/recall@1"]
-SETTINGS += ["checkpoints.tie_breaker=null"]
-
-
-def learner_of_products(*settings: str) -> MetricLearner:
-    """A training on labels of the official counts of Stanford Online Products, of which no image is opened."""
-    train, test = (images := np.arange(59_551)) % 11_318, np.arange(60_502) % 11_316
-    labels = np.concatenate([train, 11_318 + test])
-    split = np.concatenate([np.where(train % 5 == 0, "val", "train"), np.full(len(test), "test")])
-    paths = np.array([f"{image}.jpg" for image in range(len(images) + len(test))])
-    products = ImageTable(paths, np.stack([labels, labels % 12], axis=1), split, ("class", "super_class"))
-    read = settings_of(compose(*SETTINGS, *settings))
-    return build_learner(read, build_data(read, products), build_model(read))
-
-
-@pytest.mark.pipeline
-@pytest.mark.parametrize(
-    ("settings", "images", "classes"),
-    [
-        (["training.frozen=true"], 11_913, 2_264),
-        pytest.param(["evaluation.selection=test"], 60_502, 11_316, marks=pytest.mark.thorough),
-    ],
-)
-def test_a_validation_of_any_size_has_nmi_and_a_line_says_what_leaves_it_out(
-    settings: list[str], images: int, classes: int
-) -> None:
-    validate: Any = learner_of_products(*settings).evaluate_further
-    vectors = torch.randn(images, 16, generator=torch.Generator().manual_seed(0))
-    found = validate(vectors, torch.arange(images))
-    assert found.keys() == {"level0/nmi", "level1/nmi"}
-    assert 0 < found["level1/nmi"] < found["level0/nmi"] < 1
-
-    line = describe_clustering(validate, 16)
-    counts = rf"on \d+ cores? in each validation, for nmi of {images:,} images in {classes + 12:,} clusters"
-    said = re.fullmatch(rf"(?:about \d+|less than 1) s {counts}, 16 dimensions; '(.+)' leaves it out", line)
-    assert said, line
-    assert learner_of_products(*settings, said[1]).evaluate_further is None
 
 
 def test_the_line_counts_queries_alone_and_twice_the_vector_takes_twice_the_time() -> None:

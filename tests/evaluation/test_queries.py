@@ -1,20 +1,22 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import metric_oracles as oracles
 import numpy as np
 import pytest
 import torch
 from examples import examples
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dml.evaluation import MetricConfig, PerQuery, query_share, rank_queries
 from dml.evaluation.items import Items, Positives, check_query_and_gallery
-from dml.evaluation.ranking import MOST_SEARCHED, SORT_FACTOR, Ranking
+from dml.evaluation.ranking import MOST_SEARCHED, Ranking
 from dml.retrieval.gallery import Gallery
+from dml.retrieval.search import BlockSearch, Search
 from dml.runtime.errors import InputError
 
 RANKING = ("recall", "ap", "map@r", "r_precision", "h_ap", "ndcg", "asi")
@@ -97,80 +99,62 @@ def ranking_of(
     return Ranking(query_items, gallery_items or query_items, positives, config, neighbors)
 
 
-@given(items(40, depth=3), st.none() | items(60, depth=3))
-@examples(60)
-def test_a_device_ranks_as_threads_do(queries: Any, gallery: Any) -> None:
-    """No GPU here: the same tensor functions on CPU."""
+def join(blocks: Any, part: str) -> torch.Tensor:
+    return torch.cat([block.scores[part] if part in block.scores else getattr(block, part) for block in blocks])
+
+
+@given(st.sampled_from([1, 3, 10]).flatmap(lambda depth: st.tuples(items(40, depth), st.none() | items(60, depth))))
+@examples(80)
+def test_a_device_ranks_as_threads_do(sides: Any) -> None:
+    """No GPU here: the same tensor functions on CPU; ten levels are more than a byte has bits."""
+    queries, gallery = sides
     ranking = ranking_of(queries, gallery, neighbors=1)
     threads, device = (
-        list(way(range(len(queries[0])), 32)) for way in (ranking._rank_by_threads, ranking._rank_by_sort)
+        list(way(range(len(queries[0])), 32)) for way in (ranking._rank_by_threads, ranking._rank_on_device)
     )
     for part in ("neighbors", "similarities"):
-        first, second = (torch.cat([getattr(block, part) for block in found]) for found in (threads, device))
-        assert torch.equal(first, second)
-    with_positives = {f"level{i}": ranking.positives.count(i) > 0 for i in range(3)}
-    with_positives[""] = np.logical_or.reduce(list(with_positives.values()))
+        assert torch.equal(join(threads, part), join(device, part))
+    has_positive = ranking.positives.find_queries_with_any(range(len(queries[0])))
     for name in threads[0].scores:
-        first, second = (torch.cat([block.scores[name] for block in found]) for found in (threads, device))
-        defined = torch.from_numpy(with_positives[name.rpartition("/")[0]])
-        torch.testing.assert_close(first[defined], second[defined], atol=1e-12, rtol=0)
+        defined = torch.from_numpy(has_positive[name.rpartition("/")[0]])
+        first, second = join(threads, name)[defined], join(device, name)[defined]
+        torch.testing.assert_close(first, second, atol=1e-12, rtol=0)
 
 
-def test_a_device_ranks_more_levels_than_a_byte_has_bits() -> None:
-    rng = np.random.default_rng(0)
-    queries = rng.choice([-1, 1], size=(30, 4)), rng.integers(0, 3, size=(30, 10))
-    ranking = ranking_of(queries, None, neighbors=1)
-    threads, device = (
-        [block.scores for block in way(range(30), 64)] for way in (ranking._rank_by_threads, ranking._rank_by_sort)
-    )
-    assert "level9/ap" in device[0]
-    for name in device[0]:
-        first, second = (torch.cat([scores[name] for scores in found]) for found in (threads, device))
-        torch.testing.assert_close(second, first, atol=1e-12, rtol=0, equal_nan=True)
-
-
-@given(items(40, depth=3), st.none() | items(60, depth=3), st.data())
+@given(items(40, depth=3), st.none() | items(60, depth=3), st.integers(0, 2**32 - 1), st.sampled_from([None, 0, 1, 2]))
 @examples(80)
-def test_a_device_finds_the_nearest_as_threads_do(queries: Any, gallery: Any, data: Any) -> None:
-    """No GPU here: the same tensor functions on CPU, with many ties, and with queries that exclude some items."""
-    count, size = len(queries[0]), len((gallery or queries)[0])
-    most = data.draw(st.integers(0, min(2, size - 1)))
-    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
-    excluded = np.array([rng.permutation(size)[:most] for _ in range(count)], dtype=np.int64)
-    excluded[rng.random(excluded.shape) < 0.3] = -1
-    ranking = ranking_of(
-        queries,
-        gallery,
-        min(5, size - most),
-        data.draw(st.sampled_from([["recall"], NEAREST])),
-        data.draw(st.sampled_from([None, excluded])),
-    )
-    at_once = data.draw(st.sampled_from([1, 40, 64 * SORT_FACTOR]))
-    threads, device = (list(way(range(count), at_once)) for way in (ranking._rank_by_threads, ranking._rank_by_top_k))
-    for part in ("neighbors", "similarities"):
-        first, second = (torch.cat([getattr(block, part) for block in found]) for found in (threads, device))
-        assert torch.equal(first, second)
-    assert threads[0].scores.keys() == device[0].scores.keys()
-    for name in threads[0].scores:
-        first, second = (torch.cat([block.scores[name] for block in found]) for found in (threads, device))
-        torch.testing.assert_close(first, second, atol=0, rtol=0, equal_nan=True)  # NaN: no positives
+def test_searches_find_what_threads_do(queries: Any, gallery: Any, seed: int, most: int | None) -> None:
+    """By FAISS, and by the tensor functions of a GPU, with many ties and with queries that exclude some items."""
+    count, size, excluded = len(queries[0]), len((gallery or queries)[0]), None
+    if most is not None:
+        rng = np.random.default_rng(seed)
+        excluded = np.array([rng.permutation(size)[: min(most, size - 1)] for _ in range(count)], dtype=np.int64)
+        excluded[rng.random(excluded.shape) < 0.3] = -1
+    ranking = ranking_of(queries, gallery, 1, NEAREST, excluded)
+    assume(ranking._needs_only_search)
+    expected = list(ranking._rank_by_threads(range(count), 32))
+    for search in (Search, BlockSearch):
+        with patch("dml.evaluation.ranking.Search", search):
+            found = list(ranking.rank_blocks(range(count), 64))
+        assert torch.equal(join(found, "neighbors"), join(expected, "neighbors"))
+        torch.testing.assert_close(join(found, "similarities"), join(expected, "similarities"), atol=1e-6, rtol=0)
+        for name in expected[0].scores:
+            assert torch.equal(join(found, name).nan_to_num(-1), join(expected, name).nan_to_num(-1)), name
 
 
 @pytest.mark.parametrize(
-    ("is_cuda", "metrics", "way"),
+    ("is_cuda", "metrics", "size", "way"),
     [
-        (True, ["recall"], "_rank_by_top_k"),  # as validations ask for: no sort of all distances
-        (True, [], "_rank_by_top_k"),
-        (True, NEAREST, "_rank_by_top_k"),
-        (True, ["recall", "ap"], "_rank_by_sort"),
-        (False, NEAREST, "_rank_by_search"),
-        (False, ["recall"], "_rank_by_search"),
-        (False, RANKING, "_rank_by_threads"),
+        (True, NEAREST, 40, "_rank_by_search"),  # as validations ask for: no sort of all distances
+        (False, ["recall"], 40, "_rank_by_search"),
+        (False, NEAREST, MOST_SEARCHED + 2, "_rank_by_threads"),
+        (False, RANKING, 40, "_rank_by_threads"),
+        (True, RANKING, 40, "_rank_on_device"),
     ],
 )
-def test_only_what_needs_whole_rankings_sorts_on_a_gpu(is_cuda: bool, metrics: Sequence[str], way: str) -> None:
+def test_only_what_needs_whole_rankings_ranks_all(is_cuda: bool, metrics: Sequence[str], size: int, way: str) -> None:
     device: Any = SimpleNamespace(is_cuda=is_cuda)
-    queries = Items(device, np.zeros((2, 1), dtype=int))
+    queries = Items(device, np.zeros((size, 1), dtype=int))
     config = MetricConfig(metrics, RECALL_AT)
     ranked: Any = Ranking(queries, queries, Positives(queries.labels, None), config, 1).rank_blocks(range(2), 2)
     assert ranked.__name__ == way
@@ -209,49 +193,33 @@ def test_all_shares_are_the_whole(thousand: Any, metrics: Sequence[str], world: 
     assert max(map(len, shares)) - min(map(len, shares)) <= 64 + 64
 
 
-def test_the_size_of_a_block_changes_nothing(thousand: Any) -> None:
-    once = rank_queries(*thousand, neighbors=5)
-    for memory in (1, 4 * 1000 * 192, 4 * 1000 * 640):
-        again = rank_queries(*thousand, neighbors=5, memory=memory)
-        for name, values in once.values.items():
-            assert np.array_equal(values, again.values[name], equal_nan=True), name
-        assert np.array_equal(once.neighbors, again.neighbors)
-
-
-def test_distances_take_the_memory_that_they_may(thousand: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_of_a_block_is_what_memory_allows_and_changes_nothing(
+    thousand: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows, distances = [], Gallery.distances
 
     def counted(self: Gallery, queries: torch.Tensor, *others: Any) -> torch.Tensor:
         rows.append(len(queries))
         return distances(self, queries, *others)
 
+    once = rank_queries(*thousand, neighbors=5)
     monkeypatch.setattr(Gallery, "distances", counted)
     for memory, most in ((1, 64), (4 * 1000 * 200, 192), (2**40, 1000)):
         rows.clear()
-        rank_queries(*thousand, memory=memory)
-        assert sum(rows) == 1000
-        assert max(rows) == most
-
-
-def test_a_search_finds_what_a_ranking_does(thousand: Any) -> None:
-    asked = {"recall_at": (1, 5, 2000), "neighbors": 7}
-    searched, ranked = (rank_queries(*thousand, metrics=metrics, **asked) for metrics in (["recall"], RANKING))
-    assert np.array_equal(searched.neighbors, ranked.neighbors)
-    np.testing.assert_allclose(searched.similarities, ranked.similarities, atol=1e-6)
-    for name, values in searched.values.items():
-        assert np.array_equal(values, ranked.values[name], equal_nan=True)
+        again = rank_queries(*thousand, neighbors=5, memory=memory)
+        assert (sum(rows), max(rows)) == (1000, most)
+        for name, values in once.values.items():
+            assert np.array_equal(values, again.values[name], equal_nan=True), name
+        assert np.array_equal(once.neighbors, again.neighbors)
 
 
 @pytest.mark.parametrize("metrics", [RANKING, ["recall"]])
 def test_threads_change_nothing(thousand: Any, metrics: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
     alone = rank_queries(*thousand, metrics=metrics)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    assert_same(rank_queries(*thousand, metrics=metrics), alone)
-
-
-def test_threads_are_left_as_they_were(thousand: Any) -> None:
     before = torch.get_num_threads()
-    rank_queries(*thousand)
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "get_num_threads", lambda: 4)
+        assert_same(rank_queries(*thousand, metrics=metrics), alone)
     assert torch.get_num_threads() == before
 
 
@@ -292,14 +260,6 @@ def test_a_search_gives_the_digits_of_whole_rankings(thousand: Any, monkeypatch:
         assert values.tobytes() == whole.values[name].tobytes() == ranked.values[name].tobytes(), name
 
 
-def test_a_search_is_left_if_it_would_have_to_find_too_many() -> None:
-    labels = np.zeros((MOST_SEARCHED + 2, 1), dtype=int)
-    queries = Items(torch.zeros(len(labels), 1), labels)
-    config = MetricConfig(NEAREST, RECALL_AT)
-    ranking = Ranking(queries, queries, Positives(labels, None), config, 1)
-    assert ranking.rank_blocks(range(2), 2).__name__ == "_rank_by_threads"  # type: ignore[attr-defined]
-
-
 def test_a_metric_without_a_value_leaves_the_count_and_the_other_means_as_they_are() -> None:
     """Only the coarser positives of query 2 count for it, and their weight is 0."""
     embeddings, labels = np.eye(4), np.array([[0, 0], [0, 0], [1, 0], [2, 0]])
@@ -315,27 +275,13 @@ def test_means_of_nothing_are_refused() -> None:
         ranked.compute_means()
 
 
-def without(name: str) -> Callable[[Any], Any]:
-    return lambda found: {key: value for key, value in found.items() if not key.startswith(name)}
-
-
 def test_a_level_that_is_the_same_for_all_is_perfect_and_changes_no_other(thousand: Any) -> None:
     embeddings, labels = thousand
     deeper = np.concatenate([labels, np.zeros((1000, 1), dtype=int)], axis=1)
     metrics = ["recall", "ap", "map@r", "r_precision"]
     found = rank_queries(embeddings, deeper, metrics=metrics).compute_means()
     assert all(value == 1 for name, value in found.items() if name.startswith("level2/") and "without" not in name)
-    assert without("level2/")(found) == pytest.approx(rank_queries(embeddings, labels, metrics=metrics).compute_means())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"share": (2, 2)}, r"share = \(2, 2\): expected \(rank, world\)"),
-        ({"share": (-1, 2)}, r"share = \(-1, 2\)"),
-        ({"metrics": ["AP"]}, "metrics = 'AP'"),
-    ],
-)
-def test_errors(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        rank_queries(np.eye(3), np.zeros(3, dtype=int), **arguments)
+    others = {name: value for name, value in found.items() if not name.startswith("level2/")}
+    assert others == pytest.approx(rank_queries(embeddings, labels, metrics=metrics).compute_means())
+    with pytest.raises(InputError, match=r"share = \(2, 2\)"):
+        rank_queries(embeddings, labels, share=(2, 2))

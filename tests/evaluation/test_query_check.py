@@ -20,17 +20,13 @@ def table(labels: Any, split: list[str], **columns: Any) -> ImageTable:
 
 def test_images_that_are_alone_in_their_class() -> None:
     check_queries(table([[0], [1], [1]], ["test"] * 3))
-    with pytest.raises(InputError) as error:
+    with pytest.raises(InputError, match=r"^mine\.csv: none of the 3 images in the test split has another"):
         check_queries(table([[0], [1], [2]], ["test"] * 3))
-    assert str(error.value) == (
-        "mine.csv: none of the 3 images in the test split has another image of its level0 there, so nothing can be "
-        "evaluated; a class needs two images or more in a split"
-    )
 
 
 def test_queries_without_their_class_in_the_gallery() -> None:
     check_queries(table([[0], [1], [1]], ["query", "query", "gallery"]))
-    with pytest.raises(InputError, match=r"none of the 2 queries has another image of its level0 in the gallery, so "):
+    with pytest.raises(InputError, match=r"none of the 2 queries has another image of its level0 in the gallery"):
         check_queries(table([[0], [1], [2]], ["query", "query", "gallery"]))
     copies = {"content": np.array([-1, 5, 5])}
     with pytest.raises(InputError, match="none of the 2 queries"):

@@ -43,12 +43,12 @@ def loop_recall(index: dml.Index, vectors: Any, queries: Any, own: Any, k: int) 
     return shares
 
 
-@pytest.mark.parametrize(("successes", "trials"), [(0, 7), (7, 7), (990, 1000), (1000, 1000), (3, 9)])
-def test_the_interval_is_that_of_the_binomial_distribution(successes: int, trials: int) -> None:
-    low, high = clopper_pearson(successes, trials)
-    assert low == pytest.approx(beta.ppf(0.025, successes, trials - successes + 1) if successes else 0, abs=1e-12)
-    high_end = beta.ppf(0.975, successes + 1, trials - successes) if successes < trials else 1
-    assert high == pytest.approx(high_end, abs=1e-12)
+def test_the_interval_is_that_of_the_binomial_distribution() -> None:
+    for successes, trials in [(0, 7), (7, 7), (990, 1000), (1000, 1000), (3, 9)]:
+        low, high = clopper_pearson(successes, trials)
+        assert low == pytest.approx(beta.ppf(0.025, successes, trials - successes + 1) if successes else 0, abs=1e-12)
+        high_end = beta.ppf(0.975, successes + 1, trials - successes) if successes < trials else 1
+        assert high == pytest.approx(high_end, abs=1e-12)
 
 
 @pytest.mark.parametrize("factory", ["Flat", "IVF16,Flat", "HNSW4", "IVF16,RaBitQ2,RFlat"])
@@ -156,44 +156,31 @@ def test_list_parameters_keeps_the_others() -> None:
     assert (both[0][0], both[-1][-1]) == ("k_factor_rf=1,nprobe=1", "k_factor_rf=64,nprobe=4")
 
 
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        ({"queries": 0}, "queries=0, k=10: there must be 1 or more, among 600 images"),
-        ({"k": COUNT}, "queries=600, k=600: there must be"),
+def test_what_cannot_be_measured_is_one_line() -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"queries": 0}, "queries=0, k=10"),
+        ({"k": COUNT}, "queries=600, k=600"),
+        ({"recall": 1}, "recall=1"),
         ({"vectors": np.ones((3, SIZE))}, r"vectors: of shape \(3, 16\), expected \(600, 16\)"),
         ({"queries": np.ones((3, 4), np.float32)}, r"vectors of shape \(3, 4\)"),
-    ],
-)
-def test_what_cannot_be_measured_is_one_line(options: dict[str, Any], line: str) -> None:
-    with pytest.raises(InputError, match=line):
-        build("Flat").check(**options)
+    ]
+    for options, line in cases:
+        with pytest.raises(InputError, match=line):
+            build("Flat").check(**options)
 
 
 @pytest.mark.pipeline
 def test_the_command_prints_and_keeps_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def refusal(*arguments: str) -> str:
-        with pytest.raises(SystemExit, match="2"):
-            dispatch(["index", *arguments])
-        return capsys.readouterr().err
-
-    labels = [f"class{number % 2}" for number in range(COUNT)]
-    path = build("IVF16,Flat", labels=labels).save(tmp_path / "index")
+    path = build("IVF16,Flat", labels=[f"class{number % 2}" for number in range(COUNT)]).save(tmp_path / "index")
     assert "- Checked: never" in (path / "README.md").read_text()
-    written = ("index.json", "README.md")
-    before = {entry.name: entry.stat().st_mtime_ns for entry in path.iterdir() if entry.name not in written}
+    before = {entry.name: entry.stat().st_mtime_ns for entry in path.glob("*-*")}
     dispatch(["index", str(path), "--check", "200", "--recall", "0.9"])
     lines = capsys.readouterr().out.splitlines()
     opened = dml.Index.load(path)
     assert opened.certificate is not None
-    assert lines[0] == f"{path}, {opened.vectors.parameters}: {describe(opened.certificate, opened.state)}"
     checked = describe(opened.certificate, opened.state)
+    assert lines[0] == f"{path}, {opened.vectors.parameters}: {checked}"
     card = f"- Kind: `IVF16,Flat` {opened.vectors.parameters}\n- Checked: {checked}\n"
     assert (path / "README.md").read_text().endswith(card)
     assert [line.rpartition(" of ")[2] for line in lines[1:]] == [row[0] for row in opened.certificate["labels"]]
-    assert {entry.name: entry.stat().st_mtime_ns for entry in path.iterdir() if entry.name in before} == before
-    assert "--factory: not with --check" in refusal(str(path), "--check", "9", "--factory", "Flat")
-    assert "--recall: only with --check" in refusal(str(path), "photos", "--recall", "0.9")
-    assert "required: IMAGES" in refusal(str(path))
-    assert "no index there" in refusal(str(tmp_path / "nowhere"), "--check", "9")
-    assert not (tmp_path / "nowhere").exists()
+    assert {entry.name: entry.stat().st_mtime_ns for entry in path.glob("*-*")} == before

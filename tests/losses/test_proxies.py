@@ -1,12 +1,11 @@
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from configurations import compose, settings_of
-from conftest import PLAIN, ROOT, Refused
+from conftest import ROOT
 from torch import nn
 
 from dml.losses.compose import AtLevel, WeightedSum
@@ -114,19 +113,3 @@ def test_proxies_of_ones_own_have_a_place_for_each_class(shape: tuple[int, ...],
         line = beginning + r"or of three dimensions with several of each class; use training.proxies=null$"
         with pytest.raises(InputError, match=line):
             check_beginning("class_means", {"H": loss}, [CLASSES, 2], {"H": SIZE})
-
-
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (["loss=cluster", "training.proxies=means"], "training.proxies=means: must be 'auto' or 'class_means'"),
-        (
-            ["loss=rll", "training.proxies=class_means"],
-            "training.proxies=class_means: RankedListLoss learns no proxies of the classes",
-        ),
-    ],
-)
-def test_what_cannot_begin_there_is_refused(
-    refused: Refused, tmp_path: Path, small_emoji: Path, arguments: list[str], line: str
-) -> None:
-    assert line in refused(*PLAIN, f"dataset.root={small_emoji}", f"hydra.run.dir={tmp_path}", *arguments)

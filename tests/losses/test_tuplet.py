@@ -6,7 +6,7 @@ import torch
 from examples import examples
 from hypothesis import example, given
 from hypothesis import strategies as st
-from loss_batches import draw_embeddings, published_cases
+from loss_batches import check_against_loop, draw_embeddings, published_cases
 from torch import Tensor
 
 from dml.losses.compose import WeightedSum, has_trait
@@ -64,21 +64,7 @@ def test_equals_a_loop_over_centers(form: Any, labels: list[int], seed: int, sca
     embeddings = scale * draw_embeddings(len(labels), 3, seed)
     if duplicates:
         embeddings[-1] = embeddings[0]
-    fast, slow = embeddings.clone().requires_grad_(), embeddings.clone().requires_grad_()
-    value, expected = TupletLoss(form)(fast, torch.tensor(labels)), by_hand(slow, labels, form)
-    torch.testing.assert_close(value, expected, atol=1e-9, rtol=1e-9)
-    value.backward()
-    if expected.requires_grad:
-        expected.backward()
-    its_gradient = torch.zeros_like(embeddings) if slow.grad is None else slow.grad
-    torch.testing.assert_close(fast.grad, its_gradient, atol=1e-9, rtol=1e-9)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_gradcheck(form: Any) -> None:
-    embeddings = draw_embeddings(8, 4).requires_grad_()
-    labels = torch.tensor([0, 0, 0, 1, 1, 2, 2, 3])
-    assert torch.autograd.gradcheck(lambda rows: TupletLoss(form)(rows, labels), embeddings)
+    check_against_loop(TupletLoss(form), lambda rows: by_hand(rows, labels, form), embeddings, torch.tensor(labels))
 
 
 def test_the_forms_are_one_for_one_positive() -> None:

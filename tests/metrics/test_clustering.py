@@ -108,13 +108,6 @@ def test_ami_of_many_classes_agrees_with_scikit_learn() -> None:
     assert ami(assignment, labels) == pytest.approx(expected, abs=1e-9)
 
 
-def test_ami_of_random_clusters_is_about_zero_where_nmi_is_not() -> None:
-    rng = np.random.default_rng(0)
-    assignment, labels = rng.integers(0, 60, 300), rng.integers(0, 60, 300)
-    assert abs(ami(assignment, labels)) < 0.05
-    assert nmi(assignment, labels) > 0.5
-
-
 def test_pair_f1_counts_billions_of_pairs() -> None:
     """100,000 items in one cluster, two classes: 1e10 ordered pairs are beyond 32 bits."""
     labels = np.arange(100_000) % 2

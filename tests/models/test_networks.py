@@ -127,7 +127,7 @@ def test_an_old_file_from_caffe_gives_its_outputs(tmp_path: Path, name: str) -> 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_file_of_another_network(tmp_path: Path, name: str) -> None:
     path = tmp_path / "file.pth"
-    torch.save(torchvision.models.resnet34(weights=None).state_dict(), path)
+    torch.save({"layer.weight": torch.zeros(2, 2)}, path)
     with pytest.raises(InputError, match=f"{path}: weights of another network"):
         FAMILIES[name][1](str(path))
 
@@ -199,11 +199,6 @@ def test_a_damaged_download_is_named(monkeypatch: pytest.MonkeyPatch, error: Exc
         FAMILIES["resnet18"][1]("download")
 
 
-def test_bn_inceptions_weights_are_nowhere_to_download() -> None:
-    with pytest.raises(InputError, match=r"weights=download: no library .* path of bn_inception-52deb4733\.pth"):
-        networks.bn_inception("download")
-
-
 @torch.inference_mode()
 @pytest.mark.parametrize("name", ["resnet18", "googlenet", "branched_googlenet"])
 def test_a_download_from_torchvision(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
@@ -272,11 +267,11 @@ def test_branches_that_were_never_trained_are_told(
         f"model.backbone.weights={tmp_path}/file.pth: the auxiliary branches of these weights were never trained; "
         "the branches that heads L and M tap begin with random weights"
     ]
-    caplog.clear()
-    torch.save(whole_network("googlenet").state_dict(), tmp_path / "file.pth")
-    networks.branched_googlenet(str(tmp_path / "file.pth"))
-    networks.branched_googlenet()
-    assert caplog.messages == []
+    if branches:
+        caplog.clear()
+        torch.save(whole_network("googlenet").state_dict(), tmp_path / "file.pth")
+        networks.branched_googlenet(str(tmp_path / "file.pth"))
+        assert caplog.messages == []
 
 
 def test_the_usual_file_of_bn_inception_is_pretrainedmodels(tmp_path: Path) -> None:

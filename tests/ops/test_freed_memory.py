@@ -1,16 +1,16 @@
 """Freed memory that the process keeps."""
 
 import platform
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 import torch
+from forks import run_forked
 
 from dml.ops.freed_memory import keep_freed_memory
 
 COUNT_FAULTS = """
-import resource, sys
+import resource
 import torch
 from dml.ops.freed_memory import keep_freed_memory
 def count_faults():
@@ -27,9 +27,9 @@ print(before, count_faults())
 
 @pytest.mark.pipeline
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has the setting")
-def test_the_next_allocation_finds_its_memory_ready() -> None:
-    done = subprocess.run([sys.executable, "-c", COUNT_FAULTS], check=True, stdout=subprocess.PIPE, text=True)
-    before, after = map(int, done.stdout.split())
+def test_the_next_allocation_finds_its_memory_ready(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(COUNT_FAULTS)
+    before, after = map(int, run_forked(str(tmp_path / "script.py")).stdout.split())
     assert before > 8 * 64 // 2  # a page has up to 2 MiB
     assert after < before / 8
 

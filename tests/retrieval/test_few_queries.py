@@ -6,33 +6,26 @@ import faiss
 import numpy as np
 import pytest
 
-from dml.retrieval import search as faiss_search
 from dml.retrieval.search import FEWEST, multiplying_few_queries, nearest_neighbors
 from dml.retrieval.vector_index import VectorIndex
 
 SETTINGS: Any = faiss.cvar
 
 
-def test_the_threshold_of_faiss_is_lowered_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = SETTINGS.distance_compute_blas_threshold
-    with multiplying_few_queries(16):
-        assert SETTINGS.distance_compute_blas_threshold == (FEWEST * 16 if faiss_search.COUNTS_COMPONENTS else before)
-    assert SETTINGS.distance_compute_blas_threshold == before
-    monkeypatch.setattr(faiss_search, "COUNTS_COMPONENTS", False)
-    with multiplying_few_queries(16):
-        assert SETTINGS.distance_compute_blas_threshold == before
-
-
 def test_searches_of_two_threads_leave_the_threshold_as_it_was() -> None:
-    before = SETTINGS.distance_compute_blas_threshold
-    first, second = multiplying_few_queries(16), multiplying_few_queries(8)
-    first.__enter__()
-    second.__enter__()
-    assert SETTINGS.distance_compute_blas_threshold == (FEWEST * 8 if faiss_search.COUNTS_COMPONENTS else before)
-    first.__exit__(None, None, None)
-    assert SETTINGS.distance_compute_blas_threshold == (FEWEST * 8 if faiss_search.COUNTS_COMPONENTS else before)
-    second.__exit__(None, None, None)
-    assert SETTINGS.distance_compute_blas_threshold == before
+    first, second, thresholds = multiplying_few_queries(16), multiplying_few_queries(8), []
+
+    def look(_: Any) -> None:
+        thresholds.append(SETTINGS.distance_compute_blas_threshold)
+
+    look(None)
+    for step in (first.__enter__, second.__enter__):
+        look(step())
+    for leave in (first.__exit__, second.__exit__):
+        look(leave(None, None, None))
+    before, *meanwhile, after = thresholds
+    assert meanwhile == [16 * FEWEST, 8 * FEWEST, 8 * FEWEST]
+    assert after == before
 
 
 @pytest.mark.parametrize("queries", [1, FEWEST - 1, FEWEST, 50])

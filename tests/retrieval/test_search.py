@@ -1,8 +1,5 @@
-import subprocess
-import sys
 import tracemalloc
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -126,27 +123,10 @@ def test_order_of_the_gallery_is_irrelevant_without_ties() -> None:
 
 def test_right_beside_torch() -> None:
     """Both bring an OpenMP of their own: products of each, in turns."""
-    products_in_turns()
-
-
-@pytest.mark.pipeline
-def test_right_with_torch_loaded_first() -> None:
-    here = Path(__file__)
-    program = f"""
-import torch, sys
-sys.path += {[str(here.parent), str(here.parents[1])]!r}
-from {here.stem} import products_in_turns
-products_in_turns()"""
-    command = [sys.executable, "-W", "error", "-c", program]
-    subprocess.run(command, check=True, timeout=120, cwd=here.parents[2])
-
-
-def products_in_turns() -> None:
     query = torch.from_numpy(np.random.default_rng(0).normal(size=(1500, 48)).astype(np.float32))
     for _ in range(3):
         scores, indices = nearest_neighbors(query, 5)
-        products = (query @ query.T).fill_diagonal_(-torch.inf)
-        expected, order = products.topk(5)
+        expected, order = (query @ query.T).fill_diagonal_(-torch.inf).topk(5)
         torch.testing.assert_close(scores, expected, atol=1e-4, rtol=0)
         assert (order == indices).double().mean() > 0.999
 
@@ -176,10 +156,6 @@ def test_any_real_dtype_and_layout(dtype: torch.dtype) -> None:
     assert torch.equal(nearest_neighbors(query.T.contiguous().T, 2)[1], expected)
 
 
-def test_embeddings_that_need_gradients_are_searched() -> None:
-    assert nearest_neighbors(torch.eye(3, requires_grad=True), 1)[1].shape == (3, 1)
-
-
 def test_read_only_arrays_are_searched_and_inputs_stay_as_they_were() -> None:
     query = np.eye(3, dtype=np.float32)
     query.setflags(write=False)
@@ -195,23 +171,20 @@ def broken(rows: int) -> np.ndarray[Any, Any]:
 
 @pytest.mark.usefixtures("device")
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "named"),
     [
-        ((broken(2), 1), "query: 2 of 5 embeddings hold NaN"),
-        ((torch.from_numpy(broken(3)), 1), "query: 3 of 5 embeddings hold NaN"),
-        ((np.ones((2, 3)), 1, broken(3)), "gallery: 3 of 5 embeddings hold NaN"),
-        ((np.ones((2, 3)), 1, np.ones((2, 4))), "3 dimensions, the gallery's 4"),
-        ((np.ones((2, 3)), 0), "k=0: must be a whole number"),
-        ((np.ones((2, 3)), 1.0), "k=1.0: must be a whole number"),
-        ((np.ones((1, 3)), 1), "no gallery"),
-        ((np.ones((0, 3)), 1), "shape"),
-        ((np.ones(3), 1), "shape"),
-        ((np.ones((2, 3)), 1, np.ones((0, 3))), "gallery: embeddings of shape"),
+        ((broken(2), 1), "query: 2 of 5"),
+        ((torch.from_numpy(broken(3)), 1), "query: 3 of 5"),
+        ((np.ones((2, 3)), 1, broken(3)), "gallery: 3 of 5"),
+        ((np.ones((2, 3)), 1, np.ones((2, 4))), "3 dimensions"),
+        *[((np.ones((2, 3)), k), "k=") for k in (0, 1.0)],
+        *[((np.ones(shape), 1), "query: ") for shape in ((1, 3), (0, 3), 3)],
+        ((np.ones((2, 3)), 1, np.ones((0, 3))), "gallery: "),
         ((np.array([[3e38, 3e38], [-3e38, -3e38], [3e38, -3e38]]), 2), "overflow"),
         ((np.full((3, 2), 1e20), 1), "overflow"),
         ((np.array([[1e20, 0], [0, 1], [2e20, 0], [3e20, 1]]), 2), "overflow"),
     ],
 )
-def test_errors(arguments: Any, message: str) -> None:
-    with pytest.raises(InputError, match=message):
+def test_errors(arguments: Any, named: str) -> None:
+    with pytest.raises(InputError, match=named):
         nearest_neighbors(*arguments)

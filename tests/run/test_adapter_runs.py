@@ -9,10 +9,9 @@ import pytest
 import timm
 import torch
 from conftest import SHORT_RUN, Here, Refused
-from runs import metrics
+from runs import metrics, train
 
 import dml
-from dml.commands import main
 from dml.runtime.errors import InputError
 from dml.training.checkpoints import read_checkpoint
 
@@ -33,11 +32,7 @@ def arguments(small_emoji: Path, tmp_path_factory: pytest.TempPathFactory) -> li
 
 @pytest.fixture(scope="module")
 def finished(arguments: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("adapter") / "finished"
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(sys, "argv", ["train.py", *arguments, f"hydra.run.dir={folder}"])
-        main("train")
-    return folder
+    return train(tmp_path_factory.mktemp("adapter") / "finished", *arguments)
 
 
 def test_checkpoints_hold_what_was_trained(finished: Path) -> None:

@@ -103,16 +103,6 @@ def test_every_key_of_a_command_is_declared(command: str):
     check_values(command, compose("dataset=folder", *given, command=command))
 
 
-@pytest.mark.pipeline
-@pytest.mark.parametrize("group", ["dataset", "transform", "model", "loss", "sampler", "optimizer", "scheduler"])
-def test_every_choice_passes(group: str):
-    for path in (CONF / group).glob("*.yaml"):
-        if path.stem == "base":  # what the others have in common
-            continue
-        named = ["model.backbone.name=resnet18"] if path.stem == "timm" else []
-        check_values("train", compose(f"{group}={path.stem}", *named))
-
-
 PML = "pytorch_metric_learning.losses.TripletMarginLoss"
 
 

@@ -1,7 +1,5 @@
 """The folders of evaluations: below the run that they judge, and never counted as runs."""
 
-import errno
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +8,7 @@ from conftest import Refused
 from omegaconf import OmegaConf
 
 from dml.report.comparison import find_runs, find_unfinished
-from dml.run import resolvers
-from dml.run.resolvers import evaluations_folder, new_folder
-from dml.runtime.errors import InputError
+from dml.run.resolvers import evaluations_folder
 from dml.runtime.run_folder import RunFolder, folders_below, newest_runs
 
 
@@ -73,17 +69,3 @@ def test_an_evaluation_is_not_resumed(refused: Refused, tmp_path: Path) -> None:
     assert refused(f"resume={tmp_path}") == (
         f"error: resume={tmp_path}: a test of a checkpoint, which has no training to go on with"
     )
-
-
-@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES])
-def test_a_folder_that_may_not_be_written_to_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
-    def refuse(self: Path, *_: object, **__: object) -> None:
-        raise OSError(code, os.strerror(code), str(self))
-
-    root = OmegaConf.create({"hydra": {"runtime": {"cwd": str(tmp_path)}}})
-    OmegaConf.get_cache(root)["new_folder"] = {}
-    monkeypatch.setattr(resolvers.Path, "mkdir", refuse)
-    with pytest.raises(InputError, match=rf"/run: {os.strerror(code)}; .*: hydra.run.dir=FOLDER names it"):
-        new_folder(str(tmp_path / "run"), _root_=root)

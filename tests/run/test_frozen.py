@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import SMALL, Here, Refused
-from runs import TWO, assert_same_run, kill_at, last, run_ranks
+from runs import TWO, assert_same_run, kill_at, last, run_ranks, train
 
 from dml.models.embedding import EmbeddingModel
 from dml.run import untrained_model
@@ -38,13 +38,10 @@ def arguments(small_emoji: Path, tmp_path_factory: pytest.TempPathFactory) -> li
     return [*FROZEN, f"dataset.root={small_emoji}", f"data.cache={tmp_path_factory.mktemp('features')}"]
 
 
-@pytest.fixture
-def whole(arguments: list[str], here: Here, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module")
+def whole(arguments: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished run."""
-    folder = tmp_path_factory.getbasetemp() / "frozen-whole"
-    if not folder.exists():
-        here("train", *arguments, f"hydra.run.dir={folder}")
-    return folder
+    return train(tmp_path_factory.mktemp("frozen") / "whole", *arguments)
 
 
 def read_history(folder: Path) -> dict[tuple[int, str], float]:
@@ -170,7 +167,6 @@ def test_crops_are_embedded_from_images(whole: Path, arguments: list[str], here:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("training.frozen=maybe", "training.frozen=maybe: must be a valid boolean"),
         ("training.compile=true", "training.frozen=true: training.compile needs the whole network in each step;"),
         ("recurrent=lstm", "recurrent: it finds neighbors by a trained network, and the run has none"),
         ("adapter=bitfit", "training.frozen=true: adapter needs the whole network in each step; adapter=none"),

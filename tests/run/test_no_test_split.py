@@ -2,7 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import PLAIN, SMALL, Here, Refused
+from conftest import ONE_HEAD, PLAIN, Here, Refused
 from PIL import Image
 
 UNDRAWN = ["evaluation.raw=false", "evaluation.clustering=false", "evaluation.sheet=null", "evaluation.report=null"]
@@ -20,8 +20,8 @@ def make_photos(folder: Path) -> Path:
 def test_a_run_on_all_classes_is_tested_on_its_validation_classes(tmp_path: Path, here: Here, refused: Refused):
     photos, run = make_photos(tmp_path / "photos"), tmp_path / "run"
     data = ["dataset=folder", f"dataset.root={photos}", "dataset.reader.test_fraction=0"]
-    small = [value for value in SMALL if not value.startswith("dataset.")]
-    here("train", *data, *small, f"hydra.run.dir={run}")
+    small = [value for value in ONE_HEAD if not value.startswith("dataset.")]
+    here("train", *data, *small, "evaluation.raw=true", f"hydra.run.dir={run}")
     metrics = json.loads((run / "metrics.json").read_text())
     assert metrics["split"] == "val"
     assert {"level0/recall@1", "raw/level0/recall@1"} <= {*metrics}
@@ -84,8 +84,8 @@ def test_a_training_of_a_search_looks_at_no_test_class(tmp_path: Path, here: Her
                 file.write_bytes(b"no image")
     (photos / "list.csv").write_text("\n".join(lines) + "\n")
     data = ["dataset=csv", f"dataset.root={photos / 'list.csv'}", "data.check_images=0", "evaluation.split=val"]
-    small = [value for value in SMALL if not value.startswith("dataset.")]
-    here("train", *data, *small, f"hydra.run.dir={run}")
+    small = [value for value in ONE_HEAD if not value.startswith("dataset.")]
+    here("train", *data, *small, "evaluation.raw=true", f"hydra.run.dir={run}")
     metrics = json.loads((run / "metrics.json").read_text())
     assert metrics["split"] == "val"
     assert {"level0/recall@1", "raw/level0/recall@1"} <= {*metrics}

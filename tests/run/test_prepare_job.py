@@ -1,4 +1,3 @@
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -129,13 +128,6 @@ def test_training_finds_the_cache(prepare: Prepare, sop: Path, capsys: pytest.Ca
         assert torch.equal(cached[0], read[0])
 
 
-@pytest.mark.parametrize(("mode", "shape"), [("shorter", (32, 48)), ("longer", (20, 32))])
-def test_the_mode_of_a_cache(prepare: Prepare, sop: Path, mode: str, shape: tuple[int, int]) -> None:
-    prepare("resize=32", f"mode={mode}")
-    (index,) = (sop / ".dml" / "sop").glob(f"{mode}-32.*.json")
-    assert tuple(json.loads(index.read_text())["shard"]["images"]["kind1_final/1_0.JPG"][-2:]) == shape
-
-
 def test_another_folder(prepare: Prepare, sop: Path, tmp_path: Path) -> None:
     prepare("resize=8", f"data.cache={tmp_path}/fast")
     (pixels,) = (tmp_path / "fast").glob("sop-*/warp-8.*.pixels")
@@ -164,9 +156,12 @@ def test_an_archive(small_emoji: Path, tmp_path: Path) -> None:
     assert [*(tmp_path / ".dml" / "mine").glob("warp-64.*.pixels")]
 
 
-def test_a_data_set_without_a_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_data_set_without_a_root(small_emoji: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    emoji = ["dataset=emoji", "processes=1", "sheet.classes=1"]
+    (tmp_path / "assets").mkdir()
+    shutil.copy(small_emoji, tmp_path / "assets" / "emoji.zip")
+    monkeypatch.setattr("dml.data.readers.emoji.resources.files", lambda _: tmp_path)
+    emoji = ["dataset=emoji", "dataset.counts=null", "processes=1", "sheet.classes=1"]
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("prepare", overrides=emoji)
         resizing = compose("prepare", overrides=[*emoji, "resize=64"])

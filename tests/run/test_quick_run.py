@@ -2,7 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import PLAIN, Here
+from conftest import ONE_HEAD, Here
 from omegaconf import OmegaConf
 
 from dml.run.stages import QUICK_CLASSES, QUICK_CLASSES_PER_BATCH, QUICK_STEPS, shorten
@@ -10,7 +10,7 @@ from dml.run.stages import QUICK_CLASSES, QUICK_CLASSES_PER_BATCH, QUICK_STEPS, 
 
 def test_a_quick_run_trains_tests_and_is_tested_again(tmp_path: Path, here: Here, capfd: pytest.CaptureFixture[str]):
     run = tmp_path / "run"
-    small = [value for value in PLAIN if not value.startswith("trainer.max_steps")]
+    small = [value for value in ONE_HEAD if not value.startswith("trainer.max_steps")]
     here("train", "quick=true", "trainer.max_epochs=500", *small, f"hydra.run.dir={run}")
     printed = capfd.readouterr().out
     assert "its metrics say nothing" in printed

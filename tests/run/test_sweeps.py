@@ -3,7 +3,6 @@
 import copy
 import json
 import multiprocessing
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,18 +16,15 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
-from hydra.errors import MissingConfigException
 from omegaconf import OmegaConf
 from runs import kill_at, last, metrics
 
 from dml.commands.compare import compare_runs
-from dml.commands.error_lines import explain
 from dml.report.comparison import find_unfinished
 from dml.run import sweeps
 from dml.run.config_folders import CONF
 from dml.run.resolvers import sweep_subfolder
 from dml.run.sweeps import read_objective
-from dml.runtime import signals
 from dml.runtime.errors import InputError
 from dml.runtime.run_folder import RunFolder
 
@@ -109,15 +105,12 @@ def test_a_killed_sweep_goes_on_where_it_stopped(
     with RunFolder(sweep / "0").hold():
         waiting = multiprocessing.get_context("fork").Process(target=here, args=("train", *again))
         waiting.start()
-        waiting.join(2)
+        waiting.join(1)
         assert waiting.is_alive()
     waiting.join(60)
     assert waiting.exitcode == 0
     assert sorted(told()) == [f"skipped  {sweep / run}: finished already" for run in "01"]
 
-    # in processes of their own
-    here("train", *again, "launcher=joblib")
-    assert sorted(told()) == [f"skipped  {sweep / run}: finished already" for run in "01"]
     assert sorted(path.name for path in sweep.iterdir() if path.is_dir()) == ["0", "1"]
 
     # a run that fails keeps the sweep from nothing; its number's folder is another run's
@@ -136,6 +129,16 @@ def test_a_killed_sweep_goes_on_where_it_stopped(
         "| trainer.max_steps=4, checkpoints.every_n_steps=100",
         "| trainer.max_steps=4, checkpoints.every_n_steps=200",
     ]
+
+
+@pytest.mark.thorough  # each process loads the libraries
+def test_a_sweep_in_processes_of_their_own_skips_what_is_finished(
+    here: Here, told: Lines, small_emoji: Path, tmp_path: Path
+) -> None:
+    sweep = ["-m", f"hydra.sweep.dir={tmp_path}", f"dataset.root={small_emoji}", *TINY, "seed=1,2", "launcher=joblib"]
+    here("train", *sweep)
+    here("train", *sweep)
+    assert sorted(told()) == [f"skipped  {tmp_path / run}: finished already" for run in "01"]
 
 
 def test_the_processes_of_a_run_get_its_folder_whatever_its_name(
@@ -263,7 +266,7 @@ def test_a_search_goes_on_after_a_run_that_fails(
         "hydra.sweeper.n_trials=4",
     ]
     short = ["trainer.max_steps=1", "trainer.val_check_interval=1", f"hydra.sweep.dir={tmp_path}"]
-    here("train", "-m", "sweep=optuna", f"dataset.root={small_emoji}", *PLAIN, *searched, *short)
+    here("train", "-m", "sweep=optuna", f"dataset.root={small_emoji}", *TINY, *searched, *short)
     failed = [line for line in capfd.readouterr().err.splitlines() if line.startswith("failed: ")]
     assert failed
     assert all("margin" in line for line in failed)
@@ -323,25 +326,3 @@ def test_sweeps_compose_with_launchers(launchers: None, sweep: str, launcher: st
     assert launcher in config.hydra.launcher._target_
     if sweep == "optuna":
         assert config.hydra.sweeper.direction == "minimize"
-
-
-@pytest.mark.parametrize(
-    ("missing", "line"),
-    [
-        ("hydra/sweeper/optuna", "sweep=optuna: not installed; pip install 'dml-retrieval[optuna]'"),
-        ("hydra/launcher/ray", "launcher=ray: not installed; pip install 'dml-retrieval[ray]'"),
-        ("hydra/launcher/submitit_slurm", "launcher=submitit: not installed; pip install 'dml-retrieval[submitit]'"),
-        ("hydra/launcher/slurm", "hydra/launcher=slurm: no such choice; nearest: basic"),
-    ],
-)
-def test_what_is_not_installed_is_one_line(missing: str, line: str) -> None:
-    assert explain(MissingConfigException("", missing, ["basic"])) == line
-
-
-def test_a_search_without_any_result_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    study = optuna.create_study()
-    with pytest.raises(ValueError, match="No trials") as none:
-        _ = study.best_trial
-    assert explain(none.value) == "sweep=optuna: no run has finished; the lines above say why"
-    monkeypatch.setattr(signals.state, "signum", signal.SIGTERM)
-    assert explain(none.value) is None  # the line is the signal's

@@ -3,15 +3,12 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dml.runtime.errors import InputError
 from dml.samplers.hard_class import HardClassSampler
-
-CONFIG = ROOT / "conf" / "sampler" / "hard_class.yaml"
 
 
 @st.composite
@@ -91,20 +88,6 @@ def test_a_class_counts_by_the_images_that_are_drawn_of_it():
     assert len(of_1) == pytest.approx(len(partners) / 4, rel=0.3)  # near image drawn: 1 of 2, and then chosen: 1 of 2
 
 
-@given(setups(), st.integers(0, 1000))
-def test_an_epoch_depends_on_settings_seed_embeddings_and_its_number_only(setup, number):
-    labels, c, k, embeddings = setup
-    sampler = HardClassSampler(labels, c, k, embeddings=embeddings, seed=3)
-    other = HardClassSampler(labels, c, k, seed=3)
-    sampler.set_epoch(number)
-    expected = list(sampler)
-    list(other)
-    other.set_epoch(number)
-    other.set_embeddings(embeddings.copy())
-    assert list(other) == list(sampler) == expected
-    assert all(type(row) is int for batch in expected for row in batch)
-
-
 def test_new_embeddings_count_from_the_next_iteration_on():
     labels, rng = np.arange(60) // 3, np.random.default_rng(0)
     first, second = rng.standard_normal((2, 60, 4))
@@ -162,8 +145,6 @@ def test_the_finest_level_of_hierarchical_labels_counts_and_small_classes_do_not
         ({"classes_per_batch": 0}, "sampler.classes_per_batch=0: must be auto, or a whole number, 1 or more"),
         ({"images_per_class": 0}, "sampler.images_per_class=0: must be a whole number, 1 or more"),
         ({"candidate_classes": 1}, "sampler.candidate_classes=1: must be a whole number, 2 or more"),
-        ({"batches_per_epoch": 0}, "sampler.batches_per_epoch=0: must be a whole number, 1 or more"),
-        ({"seed": -1}, "sampler.seed=-1: must be a whole number, 0 or more"),
         ({"embeddings": np.zeros((2, 4))}, "embeddings of shape (2, 4): must be (5, D) finite numbers"),
         ({"embeddings": np.full((5, 4), np.nan)}, "embeddings of shape (5, 4): must be (5, D) finite numbers"),
         ({"margin": -0.1}, "sampler.margin=-0.1: must be 0 or more, such as 0.2"),

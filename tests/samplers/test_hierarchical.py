@@ -5,15 +5,12 @@ from itertools import combinations, groupby
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
 from examples import examples
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dml.runtime.errors import InputError
 from dml.samplers.hierarchical import HierarchicalSampler
-
-CONFIG = ROOT / "conf" / "sampler" / "hierarchical.yaml"
 
 lenient = examples(50)
 
@@ -66,22 +63,6 @@ def setups(draw, short_classes=("repeat", "drop", "fill")):
         "seed": draw(st.integers(0, 2**70)),
     }
     return sizes, labels_of(sizes, draw(st.integers(0, 9))), c, k, keywords
-
-
-@lenient
-@given(setups(), st.integers(0, 10_000))
-def test_an_epoch_depends_on_settings_seed_and_its_number_only(setup, number):
-    _, labels, c, k, keywords = setup
-    sampler, other = (HierarchicalSampler(labels, 1, c, k, **keywords) for _ in range(2))
-    expected = epoch(sampler, number)
-    assert list(sampler) == expected
-    under_way = iter(sampler)
-    begun = [next(under_way)]
-    epoch(other, number + 1)
-    sampler.set_epoch(number + 1)
-    assert begun + list(under_way) == expected
-    assert epoch(other, number) == expected
-    assert all(type(row) is int for batch in expected for row in batch)
 
 
 @lenient
@@ -172,11 +153,6 @@ def test_short_super_classes_are_made_up_for_and_counted(caplog):
     assert found == {((0, 8), (1, 8)), ((0, 14), (2, 2))}
 
 
-def test_enough_classes_give_no_warning(caplog):
-    HierarchicalSampler(labels_of([[2] * 4] * 3), 1, 8, 2)
-    assert not caplog.records
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -188,9 +164,6 @@ def test_enough_classes_give_no_warning(caplog):
         ({"classes_per_batch": 8}, "sampler.classes_per_batch=8: no two super-classes of level 1 fill a batch, the"),
         ({"images_per_class": 9, "short_classes": "drop"}, "sampler.classes_per_batch=4: no two super-classes of"),
         ({"classes_per_batch": 0}, "sampler.classes_per_batch=0: must be a whole number, 2 or more"),
-        ({"images_per_class": 0}, "sampler.images_per_class=0: must be a whole number, 1 or more"),
-        ({"batches_per_pair": 0}, "sampler.batches_per_pair=0: must be a whole number, 1 or more"),
-        ({"seed": -1}, "sampler.seed=-1: must be a whole number, 0 or more"),
         ({"short_classes": "pad"}, "sampler.short_classes=pad: must be one of repeat, fill, drop"),
         ({"labels": np.zeros((0, 2), int)}, "sampler: no labels, the training split is empty"),
     ],

@@ -108,12 +108,6 @@ def test_classes_meet_in_consecutive_groups_as_in_the_release():
         assert set(met.values()) == {10}
 
 
-def test_the_finest_level_of_hierarchical_labels_counts():
-    labels = labels_of([4, 6, 8, 5])
-    levels = np.stack([labels, labels // 2], axis=1)
-    assert epoch(ImageBalancedSampler(levels, 2, 2), 3) == epoch(ImageBalancedSampler(labels, 2, 2), 3)
-
-
 @pytest.mark.parametrize(
     ("c", "k", "message"),
     [

@@ -5,8 +5,6 @@ from collections import Counter
 
 import numpy as np
 import pytest
-import torch
-from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,9 +12,6 @@ from dml.retrieval.search import nearest_neighbors
 from dml.runtime.errors import InputError
 from dml.samplers.class_balanced import ClassBalancedSampler
 from dml.samplers.local_neighborhood import LocalNeighborhoodSampler, hard_shares
-
-CONFIG = ROOT / "conf" / "sampler" / "local_neighborhood.yaml"
-
 
 Groups = list[tuple[int, list[int]]]
 
@@ -135,20 +130,6 @@ def test_batches_are_exact_and_without_duplicates_and_groups_are_mixed_where_pos
                 alike = labels[row] == labels[center]
                 assert not any((labels[m] == labels[center]) == alike for m in table[center] if m not in before)
             before |= {center, *members}
-
-
-@given(setups())
-def test_an_epoch_depends_on_settings_seed_table_and_its_number_only(setup):
-    labels, table, batch_size, seed, epoch = setup
-    sampler = LocalNeighborhoodSampler(labels, table, batch_size, seed=seed)
-    other = LocalNeighborhoodSampler(labels, batch_size=batch_size, seed=seed)
-    sampler.set_epoch(epoch)
-    expected = list(sampler)
-    other.set_neighbors(np.roll(np.arange(len(labels)), -1)[:, None])
-    list(other)
-    other.set_neighbors(table.copy())
-    other.set_epoch(epoch)
-    assert list(other) == list(sampler) == expected
 
 
 def test_a_new_table_counts_from_the_next_iteration_on():
@@ -322,17 +303,6 @@ def test_only_the_first_columns_of_a_wider_table_count():
     assert list(LocalNeighborhoodSampler(labels, table[:, :5], 32, num_neighbors=16)) == expected
 
 
-def test_the_finest_level_of_hierarchical_labels_counts():
-    labels, table = clustered(200, 20, 8)
-    levels = np.stack([1000 * labels - 7, labels // 2], axis=1)
-    expected = list(LocalNeighborhoodSampler(labels, table, 32))
-    assert list(LocalNeighborhoodSampler(levels, table, 32)) == expected
-    assert list(LocalNeighborhoodSampler(torch.from_numpy(levels), torch.from_numpy(table), 32)) == expected
-    assert list(LocalNeighborhoodSampler(labels.tolist(), table.tolist(), 32)) == expected
-    for dtype in (np.int32, np.uint64):
-        assert list(LocalNeighborhoodSampler(labels, table.astype(dtype), 32)) == expected
-
-
 def shares_by_counting(labels: np.ndarray, table: np.ndarray, batch: list[int]) -> tuple[float, float, float]:
     near: dict[bool, list[bool]] = {True: [], False: []}
     anchors = 0
@@ -372,8 +342,6 @@ def test_local_neighborhoods_are_harder_than_balanced_batches():
         ({"batch_size": 2}, "sampler.batch_size=2: must be a whole number, 3 or more"),
         ({"batch_size": 7}, "sampler.batch_size=7: the training split has only 6 images"),
         ({"num_neighbors": 0}, "sampler.num_neighbors=0: must be a whole number, 1 or more"),
-        ({"batches_per_epoch": 0}, "sampler.batches_per_epoch=0: must be a whole number, 1 or more"),
-        ({"seed": -1}, "sampler.seed=-1: must be a whole number, 0 or more"),
         ({"labels": []}, "sampler: no labels, the training split is empty"),
         ({"neighbors": np.ones((5, 2), int)}, "neighbors of shape (5, 2), int64: must be (6, K) integers, K >= 1"),
         ({"neighbors": np.ones(6, int)}, "neighbors of shape (6,), int64: must be (6, K) integers, K >= 1"),

@@ -14,7 +14,7 @@ from dml.runtime.errors import InputError
 from dml.runtime.run_folder import RunFolder
 from dml.studies import engine as study_engine
 from dml.studies.engine import Engine
-from dml.studies.results import SEARCH, TEST, Result, Results, merge_results, read_results, store_results
+from dml.studies.results import SEARCH, TEST, Result, group_rows, merge_results, read_results, store_results
 from dml.studies.runs import Plan, Run
 from dml.studies.study import Study, read_study
 from dml.studies.study_command import run_study
@@ -223,10 +223,9 @@ columns: {{loss: code, chosen: chosen, recall@1: interval recall@1, MAP@R: seeds
     assert not list(tmp_path.rglob("*.ckpt"))
     study = read_study(tmp_path / "mine.yaml")
     stored = read_results(tmp_path / "mine.parquet")
-    results = Results(stored)
+    rows = group_rows(stored, study)
     for cell in study.cells:
-        row = results.find_row(cell)
-        assert row is not None
+        row = rows[cell.key]
         assert [run.seed for run in row.runs] == [0, 1]
         assert sum(row.tested.counts) == 111
     tried = [result for result in stored if result.stage == SEARCH]

@@ -7,7 +7,6 @@ import pytest
 
 from dml.report.provenance import describe_configuration, join_facts, merge_facts
 from dml.runtime.run_folder import RunFolder
-from dml.studies.engine import describe_run
 from dml.studies.experiments import describe_training
 from dml.studies.paper_tables import read_tables
 from dml.studies.runs import Run
@@ -45,13 +44,15 @@ def test_what_finished_runs_stored_counts(tmp_path: Path) -> None:
     for run, metrics in zip(runs, stored, strict=False):
         run.folder.mkdir()
         RunFolder(run.folder).write_metrics(metrics)
-    facts = merge_facts(map(describe_run, runs[:2]))
+    facts = merge_facts(describe_training(training, metrics=run.metrics) for run in runs[:2])
     assert facts["vector"] == "256 dimensions, cosine or 192 to 320 dimensions as the validation chooses heads, cosine"
     assert facts["checkpoint"] == "the last one or the best on the validation split"
     assert facts["split"] == "test"
     assert facts["device"] == "CPU"
-    assert describe_run(runs[0], ("M", "H"))["vector"] == "256 dimensions, cosine"  # metrics of these heads alone
-    assert describe_run(runs[0], ("L",))["vector"] == "64 dimensions, cosine"
+    assert (
+        describe_training(training, ("M", "H"), runs[0].metrics)["vector"] == "256 dimensions, cosine"
+    )  # metrics of these heads alone
+    assert describe_training(training, ("L",), runs[0].metrics)["vector"] == "64 dimensions, cosine"
 
 
 def test_the_usual_value_comes_first_and_others_are_named() -> None:

@@ -1,6 +1,5 @@
 """The HTTP server, which runs in a thread while the main thread waits for signals."""
 
-import errno
 import socket
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,10 +11,10 @@ from starlette.types import ASGIApp
 from dml.runtime.errors import InputError
 from dml.runtime.text import printable
 
-MOST_CONNECTIONS = 128
-"""The number of connections from which on others are told to come back; idle ones count."""
-PATIENCE = 3
-"""Seconds that requests under way may take after a signal."""
+LIMITS = {"limit_concurrency": 128, "timeout_graceful_shutdown": 3}
+"""The connections, idle ones too, from which on others are told to come back, and the seconds that requests under way
+may take after a signal.
+"""
 
 
 def open_listener(host: str, port: int) -> socket.socket:
@@ -23,18 +22,10 @@ def open_listener(host: str, port: int) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.create_server(address, family=family)  # of IPv6 it has four parts
-    except (socket.gaierror, UnicodeError) as error:
-        raise InputError(f"--host {printable(host)}: no such name or address; 127.0.0.1 is this machine") from error
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise InputError(f"--port {port}: in use on {host}; give another one, or 0 for any that is free") from error
-        if error.errno == errno.EADDRNOTAVAIL:
-            raise InputError(f"--host {host}: not an address of this machine; 127.0.0.1 is one") from error
-        if error.errno == errno.EACCES:
-            raise InputError(f"--port {port}: only the administrator may use it; give one from 1024 on") from error
-        if error.errno in (errno.EINVAL, errno.EAFNOSUPPORT, errno.ENETUNREACH):
-            raise InputError(f"--host {printable(host)}: {error.strerror}; 127.0.0.1 is this machine") from error
-        raise
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "no name"
+        line = f"--host {printable(host)} --port {port}: {reason}"
+        raise InputError(f"{line}; 127.0.0.1 is this machine, and --port 0 takes any that is free") from error
     # Connections inherit it. asyncio sets it only where the protocol is named, which create_server doesn't, and an
     # answer of two packets would wait 40 ms for the client's acknowledgement of the first.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -47,21 +38,9 @@ def running_server(app: ASGIApp, listener: socket.socket) -> Iterator[Future[Non
 
     The future that it yields is done if the server ends by itself, with an error.
     """
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        log_level="warning",
-        access_log=False,
-        http="h11",
-        loop="asyncio",
-        ws="none",
-        lifespan="off",
-        server_header=False,
-        proxy_headers=False,
-        limit_concurrency=MOST_CONNECTIONS,
-        timeout_graceful_shutdown=PATIENCE,
-    )
-    server = uvicorn.Server(config)
+    quiet = {"log_config": None, "log_level": "warning", "access_log": False, "server_header": False}
+    plain = {"http": "h11", "loop": "asyncio", "ws": "none", "lifespan": "off", "proxy_headers": False}
+    server = uvicorn.Server(uvicorn.Config(app, **quiet, **plain, **LIMITS))  # type: ignore[arg-type]
     with ThreadPoolExecutor(1, "http") as executor:
         running = executor.submit(server.run, [listener])
         try:

@@ -1,7 +1,7 @@
 """Searches of an index for several clients at a time, by images that they upload and by items of the index."""
 
 import logging
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -12,6 +12,7 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from starlette.exceptions import HTTPException
 
 from dml.data.image_files.contents import read_stamps
 from dml.data.image_files.images import ImageFile, ImageMemoryError, UnreadableImageError, without_remedy
@@ -24,25 +25,12 @@ from dml.runtime.text import printable
 
 UPLOAD_LIMITS = ImageLimits(max_image_bytes=20 << 20, max_pixels=64_000_000)
 """The largest upload, unless the command says otherwise: the photographs of most cameras are smaller."""
-MOST_PROPORTIONS = 100
-"""The largest ratio of an upload's sides: scaled by its shorter side, an image of one row would take all memory."""
-MOST_SCANS = 200
-"""The largest number of scans in an uploaded JPEG, which has up to a dozen.
 
-A scan of a few bytes takes as long to decode as one of the whole image, so a small file could take hours.
-"""
-DEEPENING = 4
-"""The factor by which a search for a label looks at more neighbors if there were too few of the label."""
+MOST_PROPORTIONS = 100  # of an upload's sides: scaled by its shorter side, an image of one row would take all memory
+MOST_SCANS = 200  # of an upload's JPEG: one of a few bytes takes as long to decode as one of the whole image
+DEEPENING = 4  # by which a search for a label looks at more neighbors if there were too few of the label
 
 logger = logging.getLogger(__name__)
-
-
-class RefusedRequestError(Exception):
-    """An error for a request that can't be answered, with the HTTP status; its line names no path to the client."""
-
-    def __init__(self, status: int, line: str) -> None:
-        super().__init__(line)
-        self.status = status
 
 
 @dataclass(frozen=True)
@@ -64,41 +52,36 @@ class Neighbor(Item):
 
 
 class ImageSearch:
-    """An index that several threads search; only one at a time is in the network."""
+    """An index that several threads search; only one at a time is in the network.
+
+    A request that can't be answered raises an `HTTPException`, whose line names no path to the client.
+    """
 
     def __init__(self, index: Index, limits: ImageLimits = UPLOAD_LIMITS) -> None:
         self.index = index
-        trained = index.model.settings.limits
-        self.limits = replace(limits, background=trained.background)
-        codes: dict[str, int] = {}
-        self._codes = np.fromiter(
-            (codes.setdefault(label, len(codes)) for label in index.items.labels), np.int64, len(index)
-        )
-        self._codes_by_label = defaultdict[str, list[int]](list)
-        for label, code in codes.items():
-            self._codes_by_label[printable(label)].append(code)
-        counts, by_label = Counter(self._codes.tolist()), sorted(self._codes_by_label.items())
-        self.count_by_label = {label: sum(map(counts.__getitem__, part)) for label, part in by_label if label}
+        self.limits = replace(limits, background=index.model.settings.limits.background)
+        labels = [printable(label) for label in index.items.labels]
+        self._codes_by_label = {label: code for code, label in enumerate(sorted({*labels}))}
+        self._codes = np.fromiter(map(self._codes_by_label.__getitem__, labels), np.int64, len(labels))
+        counts = Counter(labels)
+        self.count_by_label = {label: counts[label] for label in self._codes_by_label if label}
 
     def find_similar(self, content: bytes, k: int, label: str | None = None) -> list[Neighbor]:
         """Find the images that are most similar to an uploaded image, best first."""
-        self._find_codes(label)  # before the image is decoded
+        code = self._find_code(label)  # before the image is decoded
         with _explained_upload():
-            self._check_upload(content)
-            file = ImageFile("upload", self.limits, content)
-            _check_sides(file)
-            return self._search(file, k, label)
+            return self._search(self._open_upload(content), k, code)
 
     def find_similar_to_item(self, item: int, k: int, label: str | None = None) -> list[Neighbor]:
         """Find the images that are most similar to an item; it finds itself first. See `find_similar`."""
-        self._find_codes(label)
-        with self._explained_item(item):
-            return self._search(self._open(item), k, label)
+        code = self._find_code(label)
+        with self._opened_item(item) as file:
+            return self._search(file, k, code)
 
     def list_items(self, offset: int, limit: int, label: str | None = None) -> tuple[int, list[Item]]:
         """List the items of the index in its order -> the number of all with the label, and those of one page."""
-        codes = self._find_codes(label)
-        positions = np.arange(len(self.index)) if codes is None else np.flatnonzero(np.isin(self._codes, codes))
+        code = self._find_code(label)
+        positions = np.arange(len(self.index)) if code is None else np.flatnonzero(self._codes == code)
         return len(positions), [self._describe(position) for position in positions[offset : offset + limit].tolist()]
 
     def get_item(self, item: int) -> Item:
@@ -111,14 +94,19 @@ class ImageSearch:
         The file itself is never sent: it may hold more than its pixels, such as the place where it was taken, and what
         lies at its path now may be no image any more.
         """
-        with self._explained_item(item):
-            return draw_picture(self._open(item), size)
+        with self._opened_item(item) as file:
+            scale = min(1.0, size / max(file.height, file.width))
+            pixels = file.pixels(at_least=(int(scale * file.height), int(scale * file.width)))
+        picture = Image.fromarray(pixels.permute(1, 2, 0).numpy())
+        picture.thumbnail((size, size))
+        content = BytesIO()
+        picture.save(content, "JPEG", quality=90, subsampling=0)
+        return content.getvalue()
 
-    def _search(self, file: ImageFile, k: int, label: str | None) -> list[Neighbor]:
-        pixels = self.index.model.preprocess(file, self.index.model.settings.views)
-        vectors = self.index.model.embed_batch(pixels[None])
-        scores, positions = self._find_nearest(vectors, k, self._find_codes(label))
-        threshold, calibration = self.index.threshold, self.index.calibration
+    def _search(self, file: ImageFile, k: int, code: int | None) -> list[Neighbor]:
+        model, threshold, calibration = self.index.model, self.index.threshold, self.index.calibration
+        vectors = model.embed_batch(model.preprocess(file, model.settings.views)[None])
+        scores, positions = self._find_nearest(vectors, k, code)
         return [
             Neighbor(
                 **vars(self._describe(position)),
@@ -130,38 +118,34 @@ class ImageSearch:
         ]
 
     def _find_nearest(
-        self, vectors: NDArray[np.float32], k: int, codes: list[int] | None
+        self, vectors: NDArray[np.float32], k: int, code: int | None
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Search with a vector (1, D) -> scores and positions of up to k neighbors with a label's codes, best first."""
+        """Search with a vector (1, D) -> scores and positions of up to k neighbors with a label's code, best first."""
         size = len(self.index)
-        count = size if codes is None else int(np.isin(self._codes, codes).sum())
+        count = size if code is None else int((self._codes == code).sum())
         if not count:
             return np.empty(0, np.float32), np.empty(0, np.int64)
-        depth = min(size, k if codes is None else 2 * k * size // count)
+        depth = min(size, k if code is None else 2 * k * size // count)
         while True:
             scores, positions = (rows[0] for rows in self.index.search_positions(vectors, depth))
             is_wanted = positions >= 0
             is_exhausted = depth == size or not is_wanted.all()
-            if codes is not None:
-                is_wanted &= np.isin(self._codes[positions], codes)
+            if code is not None:
+                is_wanted &= self._codes[positions] == code
             if is_exhausted or np.count_nonzero(is_wanted) >= min(k, count):
                 return scores[is_wanted][:k], positions[is_wanted][:k]
             depth = min(size, DEEPENING * depth)
 
-    def _find_codes(self, label: str | None) -> list[int] | None:
-        if label is None:
-            return None
-        if label not in self._codes_by_label:
-            raise RefusedRequestError(
-                404, f"label={printable(label)}: no image of the index has it; /api/labels lists all"
-            )
-        return self._codes_by_label[label]
+    def _find_code(self, label: str | None) -> int | None:
+        if label is None or label in self._codes_by_label:
+            return None if label is None else self._codes_by_label[label]
+        raise HTTPException(404, f"label={printable(label)}: no image of the index has it; /api/labels lists all")
 
     def _find_position(self, item: int) -> int:
         ids = self.index.items.ids
         position = int(np.searchsorted(ids, item))
         if position == len(ids) or ids[position] != item:
-            raise RefusedRequestError(404, f"item {item}: the index has no item of this number; /api/items lists them")
+            raise HTTPException(404, f"item {item}: the index has no item of this number; /api/items lists them")
         return position
 
     def _describe(self, position: int) -> Item:
@@ -169,46 +153,44 @@ class ImageSearch:
         name = items.paths[position].replace("\\", "/").rpartition("/")[2]
         return Item(int(items.ids[position]), printable(name), printable(items.labels[position]))
 
-    def _open(self, item: int) -> ImageFile:
-        path = self.index.items.paths[self._find_position(item)]
-        return ImageFile(path, self.index.model.settings.limits)
-
-    def _check_upload(self, content: bytes) -> None:
+    def _open_upload(self, content: bytes) -> ImageFile:
         most = self.limits.max_image_bytes
         if not content:
-            raise RefusedRequestError(400, "upload: empty; send the bytes of an image file as the body of the request")
+            raise HTTPException(400, "upload: empty; send the bytes of an image file as the body of the request")
         if len(content) > most:
-            raise RefusedRequestError(413, f"upload: more than {most:,} bytes; send a smaller image")
+            raise HTTPException(413, f"upload: more than {most:,} bytes; send a smaller image")
         if content.startswith(b"\xff\xd8") and content.count(b"\xff\xda") > MOST_SCANS:
-            raise RefusedRequestError(422, f"upload: a JPEG of more than {MOST_SCANS} scans; save it again")
+            raise HTTPException(422, f"upload: a JPEG of more than {MOST_SCANS} scans; save it again")
+        file = ImageFile("upload", self.limits, content)
+        if max(file.size) > MOST_PROPORTIONS * min(file.size):
+            line = (
+                f"{file.width:,} x {file.height:,} pixels; no side may be more than {MOST_PROPORTIONS} times the other"
+            )
+            raise HTTPException(422, f"upload: {line}")
+        return file
 
     @contextmanager
-    def _explained_item(self, item: int) -> Iterator[None]:
-        """Hide the path in errors of an item's file, which only the log names."""
+    def _opened_item(self, item: int) -> Iterator[ImageFile]:
+        """Open an item's file; of an error in the ``with`` body, the client isn't told the path, which is logged."""
+        path = self.index.items.paths[self._find_position(item)]
         try:
-            yield
+            yield ImageFile(path, self.index.model.settings.limits)
         except (UnreadableImageError, ImageMemoryError) as error:
             logger.warning("item %d: %s", item, without_remedy(error))
-            raise RefusedRequestError(410, f"item {item}: its image file can't be read any more") from error
+            raise HTTPException(410, f"item {item}: its image file can't be read any more") from error
 
 
-def _check_sides(file: ImageFile) -> None:
-    """Refuse a strip."""
-    sides = file.width, file.height
-    if max(sides) > MOST_PROPORTIONS * min(sides):
-        line = f"{sides[0]:,} x {sides[1]:,} pixels; no side may be more than {MOST_PROPORTIONS} times the other"
-        raise RefusedRequestError(422, f"upload: {line}")
-
-
-def draw_picture(file: ImageFile, size: int) -> bytes:
-    """Draw an image file as a JPEG file, scaled down to fit into ``size`` x ``size`` pixels."""
-    scale = min(1.0, size / max(file.height, file.width))
-    pixels = file.pixels(at_least=(int(scale * file.height), int(scale * file.width)))
-    picture = Image.fromarray(pixels.permute(1, 2, 0).numpy())
-    picture.thumbnail((size, size))
-    content = BytesIO()
-    picture.save(content, "JPEG", quality=90, subsampling=0)
-    return content.getvalue()
+@contextmanager
+def _explained_upload() -> Iterator[None]:
+    """Explain errors of an uploaded image to the client, who can't change the options that they name."""
+    try:
+        yield
+    except ImageMemoryError as error:
+        raise HTTPException(503, "upload: the memory ran out while it was decoded; send a smaller image") from error
+    except UnreadableImageError as error:
+        if isinstance(error.__cause__, RefusedFileError):
+            raise HTTPException(413, f"upload: {error.__cause__.reason}") from error
+        raise HTTPException(422, without_remedy(error).removeprefix("image ")) from error
 
 
 class ServedIndex:
@@ -231,18 +213,3 @@ class ServedIndex:
             finally:
                 self._opening.release()
         return self._search
-
-
-@contextmanager
-def _explained_upload() -> Iterator[None]:
-    """Explain errors of an uploaded image to the client, who can't change the options that they name."""
-    try:
-        yield
-    except ImageMemoryError as error:
-        raise RefusedRequestError(
-            503, "upload: the memory ran out while it was decoded; send a smaller image"
-        ) from error
-    except UnreadableImageError as error:
-        if isinstance(error.__cause__, RefusedFileError):
-            raise RefusedRequestError(413, f"upload: {error.__cause__.reason}") from error
-        raise RefusedRequestError(422, without_remedy(error).removeprefix("image ")) from error

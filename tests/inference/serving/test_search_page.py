@@ -31,7 +31,7 @@ DROP_THE_FILE = """() => document.body.dispatchEvent(
   new DragEvent("drop", { dataTransfer: window.kept, bubbles: true, cancelable: true }))"""
 
 
-def test_the_page_searches(browser: Any, address: str, index: Index, tmp_path: Path) -> None:
+def test_the_page_searches(browser: Any, address: str, index: Index) -> None:
     page = browser.new_page(viewport={"width": 1000, "height": 800})
     faults: list[str] = []
     page.on("console", lambda message: faults.append(message.text))
@@ -98,13 +98,6 @@ def test_the_page_searches(browser: Any, address: str, index: Index, tmp_path: P
     assert len(faults) == 1  # that of the unknown label
     assert "404" in faults[0]
 
-    broken, large = tmp_path / "broken.png", tmp_path / "large.png"
-    broken.write_bytes(b"none")
-    large.write_bytes(bytes(LIMITS.max_image_bytes + 1))
-    page.set_input_files("#file", broken)
-    wait_until(error).to_contain_text("upload: cannot be decoded")
-    page.set_input_files("#file", large)
-    wait_until(error).to_contain_text("large.png: more than 200,000")
     page.close()
 
 
@@ -163,14 +156,11 @@ def test_a_file_is_read_when_it_is_chosen(page: Any, index: Index, tmp_path: Pat
     wait_for_failure(page, "photo.png: can't be read any more; choose it again.")
 
 
-@pytest.mark.parametrize("width", [1280, 360])
-def test_the_page_fits_every_width(browser: Any, address: str, width: int) -> None:
-    page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme="dark")
+def test_the_page_fits_a_telephone(browser: Any, address: str) -> None:
+    page = browser.new_page(viewport={"width": 360, "height": 800}, color_scheme="dark")
     page.goto(f"{address}/#7")
     page.locator("#results .score").first.wait_for()
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    tick = page.evaluate("getComputedStyle(document.querySelector('#mark-same .stroke')).stroke")
-    assert tick == "rgb(29, 28, 26)"  # white on the light green of the dark page has a contrast of 2.5 alone
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
     page.close()
 
 
@@ -200,10 +190,3 @@ def test_an_emptied_label_filters_no_more(page: Any) -> None:
     page.locator("#label").press("Escape")  # empties a search field, which keeps the focus
     playwright.expect(page.locator("#results button")).to_have_count(12)
     playwright.expect(page.locator("#title")).to_have_text("Images of the index")
-
-
-def test_paper_holds_the_results_alone(page: Any) -> None:
-    page.emulate_media(media="print")
-    for name in (".controls", ".choose", "footer"):
-        assert not page.locator(name).is_visible()
-    assert page.locator("#results button").first.is_visible()

@@ -1,4 +1,4 @@
-"""Networks as they are, those of libraries and of one's own: their features embed images, without a training by dml."""
+"""Networks as they are, those of libraries and of one's own, whose features embed images without a training by dml."""
 
 from collections.abc import Sequence
 from copy import deepcopy
@@ -8,9 +8,8 @@ from hydra.errors import InstantiationException
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.model_settings import ModelSettings
-from dml.models.embedding import SIZE_ERRORS
+from dml.models.embedding import SIZE_ERRORS, EmbeddingModel
 from dml.run.building import build
 from dml.run.config_folders import compose_training, list_network_overrides
 from dml.run.given import giving
@@ -19,30 +18,21 @@ from dml.run.stages import resolve_parts
 from dml.runtime.errors import InputError
 
 
-def pretrained(name: str, *, image_size: int = 224, weights: str | None = None, device: str = "auto") -> ImageEmbedder:
-    """Open a pretrained network, whose pooled features embed images: no head, and no training.
-
-    >>> import dml
-    >>> dml.pretrained("tf_efficientnet_lite0").dimension  # doctest: +SKIP
-    1280
-
-    Args:
-        name: choice of ``conf/model``, or any other name of timm.
-        weights: file of the weights; None takes those that the choice names, of a package or a download.
-    """
+def build_pretrained(name: str, image_size: int, weights: str | None) -> tuple[EmbeddingModel, ModelSettings]:
+    """Build a pretrained network by a name of ``conf/model`` or timm, whose pooled features embed images."""
     words = [*list_network_overrides(name), *([] if weights is None else [f"model.backbone.weights={weights}"])]
     config = _compose(image_size, words)
     try:
         with torch.random.fork_rng(devices=()):
-            return _embed_by_features(config, count_features(config.model.backbone, image_size), name, device)
+            return _embed_by_features(config, count_features(config.model.backbone, image_size), name)
     except InstantiationException as error:
         raise InputError(str(error.__cause__ or error)) from error
 
 
 def wrap_module(
-    module: nn.Module, image_size: int, mean: Sequence[float], std: Sequence[float], name: str | None, device: str
-) -> ImageEmbedder:
-    """Do the work of `dml.inference.image_embedder.ImageEmbedder.from_module`."""
+    module: nn.Module, image_size: int, mean: Sequence[float], std: Sequence[float], name: str | None
+) -> tuple[EmbeddingModel, ModelSettings]:
+    """Copy a module of the user's own into a model, see `dml.ImageEmbedder.from_module`."""
     kind, size = type(module).__name__, (2, 3, image_size, image_size)
     network = deepcopy(module).float().cpu().eval()
     try:
@@ -63,16 +53,16 @@ def wrap_module(
         "channels_last": False,  # the digits of the module itself
     }
     with giving({"module": network}):
-        return _embed_by_features(config, embeddings.shape[1], name or kind, device)
+        return _embed_by_features(config, embeddings.shape[1], name or kind)
 
 
 def _compose(image_size: int, words: Sequence[str]) -> DictConfig:
     return compose_training(["transform=imagenet", f"transform.size={image_size}", *words])
 
 
-def _embed_by_features(config: DictConfig, dimension: int, name: str, device: str) -> ImageEmbedder:
+def _embed_by_features(config: DictConfig, dimension: int, name: str) -> tuple[EmbeddingModel, ModelSettings]:
     """Build a model whose one head returns the backbone's pooled features (B, dimension)."""
     use_features(config.model, dimension)
     # there was no training, so the settings say nothing of a data set, a loss or a test
     parts = resolve_parts(config, [str(key) for key in config if key not in ("model", "transform", "data")])
-    return ImageEmbedder(build(config.model), ModelSettings(parts, name), device=device)
+    return build(config.model), ModelSettings(parts, name)
