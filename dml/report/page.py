@@ -83,7 +83,7 @@ def search_report(
 
     Args:
         searches: "index", its name, and "size", the number of its images; "threshold", the similarity from which on
-            images are surely of the query's class, or None, and "choice", its meaning in words; "prior", the share of
+            images are probably of the query's class, or None, and "choice", its meaning in words; "prior", the share of
             pairs of one class in percent for which the probabilities are, which may be empty.
         results: queries with their neighbors, see `dml.report.sheets.make_search_results`.
         read: function that reads a picture.
