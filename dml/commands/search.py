@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Find the images of an index that are most similar to an image. The score is the
 cosine similarity, at most 1. An image that is in the index finds
-itself first. If the model has a threshold, "same" marks what is probably of the
-query's class; the others may be. The percentage is the probability of it."""
+itself first. If the model has a threshold, "same" marks what is probably of
+the query's class; the others may be. The percentage is the probability of it."""
 
 EXAMPLES = {
     "dml search my_index query.jpg": "prints a table of the ten most similar images",
