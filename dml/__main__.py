@@ -3,44 +3,28 @@
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NamedTuple
 
 from dml import __version__
 from dml.runtime.signals import handle_signals
 
-
-class Command(NamedTuple):
-    """A command of ``dml``.
-
-    Args:
-        module: name of the module with the command's function, which is imported when the command is run.
-        function: name of the function, which takes the arguments that follow the command's name.
-        summary: description of the command, one line of ``dml --help``.
-    """
-
-    module: str
-    function: str
-    summary: str
-
-
-JOB = "dml.commands.hydra_command"
-"""The module of the commands whose arguments Hydra composes."""
-ROOM = "dml.commands"
+JOB = "dml.commands.hydra_command:main"
+"""The function of the commands whose arguments Hydra composes."""
 
 COMMANDS = {
-    "train": Command(JOB, "main", "train a model, test it, and write its report"),
-    "evaluate": Command(JOB, "main", "test a checkpoint again, also on another data set"),
-    "prepare": Command(JOB, "main", "check a data set, and keep its images decoded"),
-    "inspect": Command(JOB, "main", "show what a data set holds, and what networks find"),
-    "compare": Command(f"{ROOM}.compare", "compare_runs", "print a table of finished runs"),
-    "embed": Command(f"{ROOM}.embed", "embed_images", "write the vectors of images to a file"),
-    "index": Command(f"{ROOM}.index", "index_images", "make an index of images, or extend one"),
-    "upgrade": Command(f"{ROOM}.upgrade", "upgrade", "give an index a better model, and keep it searchable"),
-    "search": Command(f"{ROOM}.search", "search_images", "find the images that are most similar to one"),
-    "export": Command(f"{ROOM}.export", "export_model", "write a model as ONNX or as a torch.export file"),
-    "serve": Command(f"{ROOM}.serve", "serve_index", "show an index as a page to search in a browser"),
-    "study": Command("dml.studies.study_command", "run_study", "reproduce the papers' tables, and compare losses"),
+    "train": (JOB, "train a model, test it, and write its report"),
+    "evaluate": (JOB, "test a checkpoint again, also on another data set"),
+    "prepare": (JOB, "check a data set, and keep its images decoded"),
+    "inspect": (JOB, "show what a data set holds, and what networks find"),
+    "compare": ("dml.commands.compare:compare_runs", "print a table of finished runs"),
+    "embed": ("dml.commands.embed:embed_images", "write the vectors of images to a file"),
+    "index": ("dml.commands.index:index_images", "make an index of images, or extend one"),
+    "upgrade": ("dml.commands.upgrade:upgrade", "give an index a better model, and keep it searchable"),
+    "search": ("dml.commands.search:search_images", "find the images that are most similar to one"),
+    "export": ("dml.commands.export:export_model", "write a model as ONNX or as a torch.export file"),
+    "serve": ("dml.commands.serve:serve_index", "show an index as a page to search in a browser"),
+    "study": ("dml.studies.study_command:run_study", "reproduce the papers' tables, and compare losses"),
 }
+"""The function of each command, whose module is imported when it is run, and the line about it in ``dml --help``."""
 
 HELP = """\
 usage: dml COMMAND ...
@@ -61,30 +45,23 @@ dml COMMAND --help lists what a command takes. For example:
 def run_command(*leading_arguments: str) -> None:
     """Run the command that the command line names; Ctrl-C ends it with one line and no trace from now on.
 
-    Args:
-        leading_arguments: arguments to put before those of the command line: the command's name in a script that has
-            one command only.
+    A script that has one command only puts its name before the arguments of the command line.
     """
     handle_signals()  # before a command's imports, which take seconds
     dispatch([*leading_arguments, *sys.argv[1:]])
 
 
 def dispatch(arguments: Sequence[str]) -> None:
-    """Run the command that the first argument names; an unknown name ends with one line and exit code 2.
-
-    Args:
-        arguments: name of the command and its arguments; ``--help`` or nothing lists the commands, and ``--version``
-            prints the version.
-    """
+    """Run the command that the first argument names, with those behind it; nothing or ``--help`` lists the commands."""
     name = arguments[0] if arguments else "--help"
     if "--version" in arguments[:2]:
         sys.stdout.write(f"dml {__version__}\n")
     elif name in ("-h", "--help"):
         sys.stdout.write(format_help())
     elif name in COMMANDS:
-        command = COMMANDS[name]
-        leading = [name] if command.module == JOB else []  # one function runs all jobs
-        getattr(import_module(command.module), command.function)(*leading, arguments[1:])
+        module, _, function = COMMANDS[name][0].partition(":")
+        leading = [name] if COMMANDS[name][0] == JOB else []  # one function runs all jobs
+        getattr(import_module(module), function)(*leading, arguments[1:])
     else:
         from dml.runtime.errors import suggest
         from dml.runtime.text import printable
@@ -96,7 +73,7 @@ def dispatch(arguments: Sequence[str]) -> None:
 def format_help() -> str:
     """Format what ``dml --help`` prints: every command with its summary, and examples."""
     width = max(map(len, COMMANDS))
-    return HELP.format(commands="\n".join(f"  {name:{width}}  {command.summary}" for name, command in COMMANDS.items()))
+    return HELP.format(commands="\n".join(f"  {name:{width}}  {summary}" for name, (_, summary) in COMMANDS.items()))
 
 
 if __name__ == "__main__":

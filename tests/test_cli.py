@@ -23,18 +23,11 @@ from hydra.errors import MissingConfigException
         ("loss=rll,nra", "loss=rll,nra: must be one choice; -m loss=rll,nra runs each in turn"),
         ("model=efficientnet_b0", "no such choice; model=timm model.backbone.name=efficientnet_b0 takes timm's"),
         (f"dataset.root={ROOT / 'tests'}", "the default; dataset=folder reads a folder of images"),
-        ("adapter=null", "adapter=null: must be the name of a choice, such as none, bitfit"),
+        ("adapter=null", "adapter=null: must be the name of a choice"),
     ],
 )
 def test_an_unknown_name_gets_the_nearest_ones(refused: Refused, override: str, expected: str) -> None:
     assert expected in refused(override)
-
-
-LOADED = """
-import atexit, runpy, sys
-atexit.register(lambda: print("loaded:", *{"torch", "faiss", "timm", "pytorch_lightning"} & sys.modules.keys()))
-runpy.run_path("train.py", run_name="__main__")
-"""
 
 
 @pytest.mark.parametrize(
@@ -152,7 +145,7 @@ def test_a_folder_is_no_checkpoint(refused: Refused, tmp_path: Path) -> None:
 def test_a_sweep_cannot_be_resumed_as_a_run(refused: Refused) -> None:
     for sweep in ("-m", "--multi", "hydra.mode=MULTIRUN"):
         assert "without --multirun" in refused(sweep, "resume=/some/run", "seed=1,2")
-    assert "--cfg: shows one configuration, and a sweep has many; leave out --multirun" in refused("-m", "--cfg", "job")
+    assert "--multirun, --cfg" in refused("-m", "--cfg", "job")
 
 
 def test_a_bug_keeps_its_trace(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:

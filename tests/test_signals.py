@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -90,33 +89,6 @@ def test_a_second_signal_ends_at_once(here: Here, whole: Path, small_emoji: Path
     assert code == 130
     here("train", f"resume={folder}")
     assert_same_run(whole, folder)
-
-
-def catches(process_id: int, signum: int) -> bool:
-    """Tell whether a process handles a signal: of SIGTERM it is dml's doing, as Python leaves it alone."""
-    status = Path(f"/proc/{process_id}/status").read_text()
-    caught = next(line for line in status.splitlines() if line.startswith("SigCgt"))
-    return bool(int(caught.split()[1], 16) >> (signum - 1) & 1)
-
-
-@pytest.mark.first_cases(1)
-@pytest.mark.parametrize("after", [0.4, 0.0, 1.3])
-@pytest.mark.parametrize("command", ["train", "compare"])
-def test_ctrl_c_during_imports_prints_no_trace(tmp_path: Path, command: str, after: float) -> None:
-    argument = f"hydra.run.dir={tmp_path}/run" if command == "train" else str(tmp_path)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "dml", command, argument], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
-    while process.poll() is None and not catches(process.pid, signal.SIGTERM):  # until then Python itself is starting
-        time.sleep(0.01)
-    time.sleep(after)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert "Traceback" not in errors, errors
-    if errors.startswith("error: "):  # the command was done; while Python itself ends, it handles no signal any more
-        assert process.returncode in (2, -signal.SIGINT)
-    else:
-        assert (process.returncode, errors.startswith("stopped by SIGINT")) == (130, True), errors
 
 
 def test_a_whole_group_is_signaled_and_workers_print_nothing(small_emoji: Path, tmp_path: Path) -> None:

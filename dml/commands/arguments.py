@@ -1,29 +1,24 @@
 """The arguments of a command that Hydra composes: what it would misread is quoted, or refused in one line."""
 
 import os
-import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from dml.run.config_folders import CONF, GROUPS, format_value
-from dml.runtime.errors import InputError
+from dml.runtime.errors import InputError, suggest
 from dml.runtime.paths import expand_home
 from dml.runtime.run_folder import RUN_KEYS, newest_runs
 from dml.runtime.text import printable
 
 MERGED = ("evaluation", "experiment", "logger")
 """The groups of which a run may have several choices, whose values join."""
-MULTIRUN = ("-m", "--multirun")
-OPTIONS = (
-    *("-h", "-c", "-p", "-r", "-cp", "-cn", "-cd", "-i", "-sc", *MULTIRUN),
-    *("--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--shell-completion"),
-    *("--config-path", "--config-name", "--config-dir", "--experimental-rerun", "--info"),
-)
-"""Hydra's options; it also takes the beginning of a name."""
+NO_CHOICE = ("null", "true", "false")
 PATHS = (
     *("data.cache", "dataset.root", "distill.teacher", "training.init", "resume", "checkpoint"),
     *("model.backbone.weights", "hydra.run.dir", "hydra.sweep.dir"),
@@ -32,12 +27,7 @@ PATHS = (
 
 
 def read_arguments(words: Sequence[str]) -> list[str]:
-    """Refuse what Hydra would misread, or answer with a trace -> the words with its options first.
-
-    Raises:
-        InputError: for the first word that can't be used.
-    """
-    is_sweep = asks_for_sweep(words)
+    """Refuse what Hydra would misread, or answer with a trace -> the words with its options first, as it wants them."""
     for word in (*words, os.getcwd()):
         try:
             word.encode()
@@ -45,62 +35,36 @@ def read_arguments(words: Sequence[str]) -> list[str]:
             raise InputError(
                 f"{printable(word)}: not UTF-8, as all that a run writes; rename the file or folder"
             ) from error
-    for word in words:
+    words = sorted(words, key=lambda word: word[:1] == "~" or (word[:1] != "-" and "=" in word))
+    options, unknown = get_args_parser().parse_known_args(words)
+    if unknown:
+        key, _, value = unknown[0].lstrip("-").replace("-", "_").partition("=")
+        raise InputError(f"{unknown[0]}: no such option; {key}={value or '...'}, without hyphens, sets a value")
+    for word in options.overrides:
         key, equals, value = word.partition("=")
-        if word.startswith("-"):
-            _check_option(word)
-        elif value.startswith("glob(") and "sweep=optuna" in words:
-            raise InputError(f"{word}: sweep=optuna takes choice(A,B), and no glob")
-        elif key in GROUPS:
-            _check_choice(key, value, is_sweep=is_sweep)
-        elif key in ("hydra.run.dir", "hydra.sweep.dir") and equals and value in ("", "''", '""', "null"):
+        if key in GROUPS and (value.lower() in NO_CHOICE or value.lstrip("+-").replace(".", "").isdigit()):
+            choices = [path.stem for path in (CONF / key).glob("*.yaml")]
+            raise InputError(f"{word}: must be the name of a choice{suggest(value, choices)}")
+        is_merged = value.startswith("[") and key not in MERGED  # Hydra would merge the files of the choices
+        if key in GROUPS and (is_merged or ("," in value and value[0] != "[" and not asks_for_sweep(words))):
+            raise InputError(f"{word}: must be one choice; -m {key}={value.strip('[]')} runs each in turn")
+        if key in ("hydra.run.dir", "hydra.sweep.dir") and equals and value in ("", "''", '""', "null"):
             raise InputError(
                 f"{word}: names no folder; {key}=. is the current one, and without {key} a new one is made"
             )
-    if is_sweep and (shown := {"--cfg", "-c", "--info", "-i"}.intersection(words)):
-        raise InputError(f"{min(shown)}: shows one configuration, and a sweep has many; leave out --multirun")
-    return put_options_first(words)
-
-
-def _check_option(word: str) -> None:
-    name, equals, value = word.partition("=")
-    if word == "--" or not any(option.startswith(name) for option in OPTIONS):
-        key = name.lstrip("-").replace("-", "_")
-        remedy = f"{key}={value}, without hyphens, sets a value" if equals else "values are given as KEY=VALUE"
-        raise InputError(f"{word}: no such option; {remedy}")
-
-
-def _check_choice(group: str, value: str, *, is_sweep: bool) -> None:
-    """Refuse null and numbers, for which Hydra raises an exception, and several choices, whose files it would merge."""
-    if re.fullmatch(r"null|true|false|[+-]?\d+(\.\d*)?|\{.*", value, re.IGNORECASE):
-        choices = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
-        shown = ", ".join(sorted(choices, key=lambda name: name != "none")[:3])
-        raise InputError(f"{printable(group)}={value}: must be the name of a choice, such as {shown or 'a file there'}")
-    names = value.strip("[]").replace(" ", "")
-    is_refused = group not in MERGED if value.startswith("[") else not is_sweep
-    if is_refused and re.fullmatch(r"[\w/-]+(,[\w/-]+)+", names):
-        raise InputError(f"{group}={value}: must be one choice; -m {group}={names} runs each in turn")
+    return words
 
 
 def asks_for_sweep(arguments: Iterable[str]) -> bool:
     """Tell whether the arguments ask Hydra for a sweep: by an option, the beginning of its name, or its mode."""
     return any(
-        argument in ("-m", "hydra.mode=MULTIRUN") or (len(argument) > 2 and MULTIRUN[1].startswith(argument))
+        argument in ("-m", "hydra.mode=MULTIRUN") or (len(argument) > 2 and "--multirun".startswith(argument))
         for argument in arguments
     )
 
 
-def put_options_first(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with Hydra's options, such as ``-m``, first: it refuses overrides on both sides of one."""
-    return sorted(arguments, key=lambda argument: argument[:1] == "~" or (argument[:1] != "-" and "=" in argument))
-
-
 def replace_latest(argument: str) -> str:
-    """Return an argument with the newest run below outputs/, or a checkpoint of it, in the place of ``latest``.
-
-    Raises:
-        InputError: if there is no run.
-    """
+    """Return an argument with the newest run below outputs/, or a checkpoint of it, in the place of ``latest``."""
     key, _, value = argument.partition("=")
     if value != "latest" or key not in ("resume", "checkpoint", "training.init"):
         return argument
@@ -127,7 +91,9 @@ def _quote_value(argument: str, is_sweep: bool) -> str:
     is_text = is_path or not (is_listed or value.isascii())
     if not equals or not is_text or key[:1] in "-~" or "${" in value or value == "null":
         return argument
-    override = _parse(argument)
+    override: Override | None = None
+    with suppress(HydraException):
+        override = OverridesParser.create().parse_override(argument)
     is_users = value[:1] in ("'", '"') or (is_sweep and override is not None and override.is_sweep_override())
     if override is not None and (is_users or not is_path):
         return argument
@@ -138,20 +104,8 @@ def _quote_value(argument: str, is_sweep: bool) -> str:
     return f"{key}={','.join(map(format_value, texts))}"
 
 
-def _parse(argument: str) -> Override | None:
-    """Return an argument as Hydra reads it; None if it can't."""
-    try:
-        return OverridesParser.create().parse_override(argument)
-    except HydraException:
-        return None
-
-
 def find_path(arguments: Sequence[str], key: str) -> Path | None:
-    """Return the path behind the last ``key=`` among the arguments, such as "resume="; None without one, or for null.
-
-    Raises:
-        HydraException: if its quotes are never closed.
-    """
+    """Return the path behind the last ``key=`` among the arguments; None without one, or for null."""
     overrides = [argument for argument in arguments if argument.partition("=")[0] == key]
     value = overrides[-1].partition("=")[2] if overrides else ""
     if value[:1] in ("'", '"'):

@@ -1,10 +1,8 @@
-"""What backbones find in a data set before any training, and whether one pays.
-
-It is above `dml.run`, beside the other commands that compose configurations of their own: one for each backbone.
-"""
+"""What backbones find in a data set before any training, and whether one pays."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import torch
@@ -46,19 +44,13 @@ def compose_models(settings: InspectSettings, overrides: list[str]) -> dict[str,
     """Compose the model of each entry of ``backbones`` -> {name: configuration of the model}.
 
     The chosen model keeps its own values, such as ``model.backbone.weights``; the others are as in conf/model.
-
-    Raises:
-        InputError: if an entry isn't the name of a file in conf/model.
     """
     chosen = HydraConfig.get().runtime.choices.get("model")
     other_overrides = [
         override for override in overrides if key_of(override).split(".")[0] not in ("model", "backbones")
     ]
-    names = [chosen] if settings.backbones is None else settings.backbones
-    if not names:
-        raise InputError(f"backbones={names}: a list of models, such as [tf_efficientnet_lite0,resnet18], or null")
     model_configs = {}
-    for name in map(str, names):
+    for name in settings.backbones or [str(chosen)]:
         try:
             composed = settings if name == chosen else compose("inspect", overrides=[*other_overrides, f"model={name}"])
         except MissingConfigException as error:
@@ -74,7 +66,11 @@ def evaluate_backbones(
     """Print the metrics of each backbone that has weights, and what they mean -> these, and the first's features."""
     tested = table.select_evaluated(split := choose_final_split(table))
     check_queries(tested)
-    evaluator = _make_evaluator(settings, tested)
+    # what a ranking excludes is as in a test
+    shown = replace(
+        build_metric_config(settings, tested), metrics=("recall", "map@r"), recall_at=(1,), clustering=False
+    )
+    evaluator = Evaluator(tested, shown)
     parts = [rows for splits in (["train"], ["val"], TEST_SPLITS) if len(rows := table.rows(*splits))]
     tested_rows = table.rows(*TEST_SPLITS) if split == "test" else table.rows(split)
     learning_rows = table.rows(*TRAINING_SPLITS)
@@ -117,24 +113,16 @@ def _build_seeded_model(model_config: DictConfig, seed: int) -> EmbeddingModel:
     """Build a model, whose random weights are the same each time."""
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)
-        model: EmbeddingModel = build(model_config)
-    return model
+        return cast(EmbeddingModel, build(model_config))
 
 
 def describe_gains(gains: Sequence[float]) -> str:
     """Describe whether a training pays, by the gains in MAP@R of classes that a linear map doesn't know."""
     gain = mean_interval([100 * value for value in gains])
-    measured = (
-        f"a linear map that was learned from other classes changes MAP@R by {gain.mean:+.1f} ± {gain.half_width:.1f} "
-        f"points, by {gain.runs} classes of the training."
-    )
+    advice = "That can't tell whether a training pays: training.frozen=true tries it with the heads alone."
     if gain.mean > gain.half_width:
-        return f"{measured} Train the whole network, the default: in our tests that gained 2 to 6 times as much."
-    return f"{measured} That can't tell whether a training pays: training.frozen=true tries it with the heads alone."
-
-
-def _make_evaluator(settings: InspectSettings, tested: ImageTable) -> Evaluator:
-    """Make the evaluator of recall@1 and MAP@R by cosine; what a ranking excludes is as in a test."""
-    metric_config = build_metric_config(settings, tested)
-    shown = replace(metric_config, metrics=("recall", "map@r"), recall_at=(1,), clustering=False)
-    return Evaluator(tested, shown)
+        advice = "Train the whole network, the default: in our tests that gained 2 to 6 times as much."
+    return (
+        f"a linear map that was learned from other classes changes MAP@R by {gain.mean:+.1f} ± {gain.half_width:.1f} "
+        f"points, by {gain.runs} classes of the training. {advice}"
+    )

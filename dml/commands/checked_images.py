@@ -22,43 +22,27 @@ from dml.training.frozen import FeatureCache
 
 
 def read_part(settings: InspectSettings) -> tuple[ImageTable, ImageTable]:
-    """Read the data set -> the table, with ``max_images`` of a part of each class, and the table of the whole.
-
-    Raises:
-        InputError: if the data set has a fault, or ``max_images`` isn't a number above 0.
-    """
+    """Read the data set -> the table, with ``max_images`` of a part of each class, and the table of the whole."""
     whole_table = build_table(settings)
     table = draw_share_of_classes(whole_table, settings.max_images, settings.seed)
     if len(table) < len(whole_table):
-        number, total = len(table), len(whole_table)
-        console.print(
-            f"[bold]part[/]     {number:,} of {total:,} images, the same share of each class, at least 2 (max_images)"
-        )
+        part = f"{len(table):,} of {len(whole_table):,} images"
+        console.print(f"[bold]part[/]     {part}, the same share of each class, at least 2 (max_images)")
     return table, whole_table
 
 
 def check_and_summarize(
-    settings: InspectSettings,
-    table: ImageTable,
-    folder: CacheFolder,
-    whole_table: ImageTable,
+    settings: InspectSettings, table: ImageTable, folder: CacheFolder, whole_table: ImageTable
 ) -> dict[str, CheckedImage]:
     """Read and decode each image once, and print what the splits hold; ``dml prepare`` and later calls use the results.
 
     The caller holds the lock of the folder. Only a table of the whole data set can be written to ``table.parquet``.
     """
     with progress_bar("verified", len({*table.paths.tolist()})) as advance:
-        images = check_images(
-            table,
-            folder,
-            processes=settings.processes,
-            advance=advance,
-            warn=warn,
-            limits=settings.data.limits,
-        )
-    is_whole = len(table) == len(whole_table) and not settings.quick
+        limits, processes = settings.data.limits, settings.processes
+        images = check_images(table, folder, processes=processes, advance=advance, warn=warn, limits=limits)
     dataset = settings.dataset
-    if is_whole:
+    if len(table) == len(whole_table) and not settings.quick:
         # with folds, the splits that its lists give, as dml prepare writes them
         listed = build_table(replace(settings, dataset=replace(dataset, folds=None))) if dataset.folds else table
         write_table(folder, listed, images)
@@ -67,11 +51,7 @@ def check_and_summarize(
 
 
 def take_readable(table: ImageTable, images: dict[str, CheckedImage]) -> ImageTable:
-    """Return a table of the images that can be read.
-
-    Raises:
-        InputError: if none can.
-    """
+    """Return a table of the images that can be read."""
     readable = [not images[path].error for path in table.paths.tolist()]
     if not any(readable):
         first = str(table.paths[0])

@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 class CommandParser(argparse.ArgumentParser):
     """A parser of a command's arguments; a mistake ends with one line and exit code 2.
 
-    Args:
-        command: name of the command, such as "compare".
-        description: sentences on what the command does.
-        examples: {command line: what it does}, shown below the list of arguments.
+    The examples, {command line: what it does}, are shown below the list of arguments.
     """
 
     def __init__(self, command: str, description: str, examples: Mapping[str, str]) -> None:
@@ -64,11 +61,9 @@ class CommandParser(argparse.ArgumentParser):
         )
         self.add_trust()
 
-    def parse_args(  # type: ignore[override]
-        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
-    ) -> argparse.Namespace:
+    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Parse the arguments; with ``--trust`` the model's classes may be modules in the working folder."""
-        options = super().parse_args(args, namespace)
+        options = self.parse_args(arguments)
         if getattr(options, "trust", False):
             import_from_working_folder()
         return options
@@ -92,11 +87,7 @@ def embedding_options(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def load_for_many_images(options: argparse.Namespace) -> "ImageEmbedder":
-    """Open the model that the options name as `dml.load` does, and keep the memory of each batch for the next one.
-
-    Raises:
-        InputError: if there is no such model.
-    """
+    """Open the model that the options name as `dml.load` does, and keep the memory of each batch for the next one."""
     with quick_imports():
         from dml.inference import load
         from dml.ops.freed_memory import keep_freed_memory

@@ -30,45 +30,27 @@ EXAMPLES = {
 
 def compare_runs(arguments: Sequence[str]) -> None:
     """Print the table of runs that the arguments of ``dml compare`` describe, and write it to files."""
-    options = _parser().parse_args(arguments)
-    from dml.evaluation.names import full_metric_name
-    from dml.report.comparison import (
-        compare,
-        csv_lines,
-        describe_differences,
-        describe_facts,
-        find_runs,
-        find_unfinished,
-        markdown,
-    )
-
+    parser = CommandParser("compare", DESCRIPTION, EXAMPLES)
+    parser.add_argument("runs", nargs="+", type=expand_home, metavar="RUNS", help="folders of runs or of sweeps")
+    metrics, columns = ["level0/recall@1"], "columns of the table (default: level0/recall@1)"
+    parser.add_argument("--metrics", nargs="+", default=metrics, metavar="METRIC", help=columns)
+    parser.add_argument("--markdown", type=expand_home, metavar="FILE", help="file to write the table to")
+    csv = "file to write every metric to, as fractions in full"
+    parser.add_argument("--csv", type=expand_home, metavar="FILE", help=csv)
+    options = parser.parse(arguments)
     with one_line_errors():
-        rows = compare(find_runs(options.runs))
+        from dml.evaluation.names import full_metric_name
+        from dml.report import comparison
+
+        rows = comparison.compare(comparison.find_runs(options.runs))
         custom = {name.removeprefix("level0/") for row in rows for name in row.metrics if name.startswith("level0/")}
         metrics = [full_metric_name(name, custom) for name in options.metrics]
-        notes = (describe_facts(rows), describe_differences(rows, metrics[0]))
-        table = "\n".join(part for part in (markdown(rows, metrics), *notes) if part)
+        notes = (comparison.describe_facts(rows), comparison.describe_differences(rows, metrics[0]))
+        table = "\n".join(part for part in (comparison.markdown(rows, metrics), *notes) if part)
         sys.stdout.write(table)
-        for folder in find_unfinished(options.runs):
+        for folder in comparison.find_unfinished(options.runs):
             sys.stderr.write(f"unfinished: {printable(folder)}\n")
         if options.markdown:
             write_text(options.markdown, table)
         if options.csv:
-            write_csv(options.csv, csv_lines(rows))
-
-
-def _parser() -> CommandParser:
-    parser = CommandParser("compare", DESCRIPTION, EXAMPLES)
-    parser.add_argument("runs", nargs="+", type=expand_home, metavar="RUNS", help="folders of runs or of sweeps")
-    parser.add_argument(
-        "--metrics",
-        nargs="+",
-        default=["level0/recall@1"],
-        metavar="METRIC",
-        help="columns of the table (default: level0/recall@1)",
-    )
-    parser.add_argument("--markdown", type=expand_home, metavar="FILE", help="file to write the table to")
-    parser.add_argument(
-        "--csv", type=expand_home, metavar="FILE", help="file to write every metric to, as fractions in full"
-    )
-    return parser
+            write_csv(options.csv, comparison.csv_lines(rows))

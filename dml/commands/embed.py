@@ -33,19 +33,14 @@ def embed_images(arguments: Sequence[str]) -> None:
     parser = CommandParser("embed", DESCRIPTION, EXAMPLES)
     parser.add_model()
     parser.add_argument("images", metavar="IMAGES", help="folder of images, .csv file of images, or one image")
-    parser.add_argument(
-        "--output", type=expand_home, required=True, metavar="FILE", help="file to write or replace: .parquet or .npz"
-    )
-    parser.add_argument(
-        "--ray",
-        action="store_true",
-        help="embed on the Ray cluster that RAY_ADDRESS names, or on all CPUs or GPUs of this machine",
-    )
-    parser.add_argument(
-        "--root", metavar="FOLDER", help="folder that the written paths are relative to, which is written"
-    )
+    file = "file to write or replace: .parquet or .npz"
+    parser.add_argument("--output", type=expand_home, required=True, metavar="FILE", help=file)
+    cluster = "embed on the Ray cluster that RAY_ADDRESS names, or on all CPUs or GPUs of this machine"
+    parser.add_argument("--ray", action="store_true", help=cluster)
+    root = "folder that the written paths are relative to, which is written"
+    parser.add_argument("--root", metavar="FOLDER", help=root)
     parser.add_embedding()
-    options = parser.parse_args(arguments)
+    options = parser.parse(arguments)
     with one_line_errors():
         from dml.inference.embedding_files import check_names, check_output, make_tables, name_images, write_embeddings
         from dml.inference.image_inputs import list_source
@@ -55,11 +50,11 @@ def embed_images(arguments: Sequence[str]) -> None:
         if options.ray:
             check_installed("ray", "pandas", extra="ray")
         paths, labels = list_source(options.images)
-        root = {"root": absolute_path(expand_home(options.root))} if options.root else {}
-        names = name_images(paths, root.get("root"))
+        place = {"root": absolute_path(expand_home(options.root))} if options.root else {}
+        names = name_images(paths, place.get("root"))
         check_names(names, labels)
         model = load_for_many_images(options)
-        facts = {"fingerprint": model.fingerprint, **root}
+        facts = {"fingerprint": model.fingerprint, **place}
         tables = make_tables(names, labels, _embed(options, model, paths))
         write_embeddings(options.output, tables, facts, len(paths))
         print_line(printable(options.output))

@@ -6,7 +6,7 @@ import re
 import select
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from traceback import format_exc
@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from hydra.errors import HydraException, InstantiationException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException
-from yaml import MarkedYAMLError, YAMLError
+from yaml import YAMLError
 
 from dml.run.config_folders import CONF, GROUPS
 from dml.runtime import ranks, signals
@@ -50,8 +50,7 @@ OTHER_NAMES = {
 
 @contextmanager
 def one_line_errors(debug: bool = False, *, raises: bool = False) -> Iterator[None]:
-    """End with one line on stderr and exit code 2 at a user's error, unless ``debug`` or ``raises``; a bug keeps its
-    trace.
+    """End with one line on stderr and exit code 2 at a user's error, unless ``debug`` or ``raises``.
 
     A deferred signal ends it with a line, too, and exit code 128 + the signal. Of several processes that train together
     one prints the line for all.
@@ -66,7 +65,7 @@ def one_line_errors(debug: bool = False, *, raises: bool = False) -> Iterator[No
                 ranks.fail(CLOSED_PIPE_CODE, "")
             os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)  # Python writes the rest of its buffer when it exits
             sys.exit(CLOSED_PIPE_CODE)
-        line = _explained(error)
+        line = _explain_printably(error)
         if line is None and signals.is_requested():
             _end_by_signal()  # or a process that was waited for has ended as well
         if debug or raises or line is None:
@@ -91,7 +90,7 @@ def told_errors(folder: Path, debug: bool) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        line = _explained(error)
+        line = _explain_printably(error)
         if line is None:
             signals.check()
         sys.stderr.write(f"failed: {printable(folder)}: {line or printable(repr(error))}\n")
@@ -106,7 +105,7 @@ def print_line(line: str) -> None:
     sys.stdout.flush()
 
 
-def _explained(error: BaseException) -> str | None:
+def _explain_printably(error: BaseException) -> str | None:
     """Return the line as a terminal may show it: names out of files and arguments are in it."""
     line = explain(error)
     return None if line is None else printable(line)
@@ -117,25 +116,16 @@ def explain(error: BaseException) -> str | None:
 
     The type of the error decides, or that of an error which it was raised from: libraries wrap some in their own.
     """
-    for cause in _list_causes(error):
+    cause: BaseException | None = error
+    while cause is not None:
         if isinstance(cause, InputError):
             return _join_lines(cause)
         if line := _explain_machine(cause):
             return line
-    for kinds, describe in DESCRIBED:
-        if isinstance(error, kinds):
-            return describe(error)
-    return None
-
-
-def _list_causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error, the error that it was raised from, and so on."""
-    cause: BaseException | None = error
-    while cause is not None:
-        yield cause
         # OmegaConf drops the cause of what a resolver raised
         before = cause.__context__ if isinstance(cause, OmegaConfBaseException) else None
         cause = cause.__cause__ or before
+    return _explain_hydra(error)
 
 
 def _join_lines(error: BaseException) -> str:
@@ -147,14 +137,13 @@ def _join_lines(error: BaseException) -> str:
 
 def _explain_machine(error: BaseException) -> str | None:
     """Return the line about a disk that refuses a file, short memory, or another process that died."""
-    text, rest = str(error), _describe_rest()
+    text, rest = str(error), signals.describe_rest()
     if isinstance(error, OSError) and error.errno in DISK_ERRORS:
         is_of_path = error.errno in PATH_ERRORS
         if is_of_path and error.filename is None:
             return None
         name = "a file" if error.filename is None else os.fsdecode(error.filename)
-        line = f"{name}: {os.strerror(error.errno)}; {DISK_ERRORS[error.errno]}"
-        return line if is_of_path else f"{line}{rest}"
+        return f"{name}: {os.strerror(error.errno)}; {DISK_ERRORS[error.errno]}{'' if is_of_path else rest}"
     if isinstance(error, RuntimeError) and (lost := LOST_WORKER.search(text)):
         memory = "shared memory (/dev/shm)" if "shared memory" in text else "memory"
         return f"process {lost[1]}, which loads images, {lost[2]}: most often {memory} is short; {FEWER_WORKERS}{rest}"
@@ -165,17 +154,33 @@ def _explain_machine(error: BaseException) -> str | None:
     return None
 
 
-def _describe_rest() -> str:
-    """Return how the command goes on, as after a signal; empty for one that begins anew."""
-    hint = signals.state.hint()
-    return f"; what was saved is kept, and {hint}" if hint else ""
+def _explain_hydra(error: BaseException) -> str | None:
+    """Return the line about what Hydra, OmegaConf, YAML or Optuna refuse."""
+    if isinstance(error, InstantiationException):
+        return _explain_target(error)
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        return _explain_choice(error.missing_cfg_file, list(error.options or ()))
+    if isinstance(error, OverrideParseException):
+        example = "a text with spaces or brackets takes two pairs of quotes, such as 'dataset.root=\"my photos (1)\"'"
+        is_pair = "=" in error.override
+        reason = f"Hydra can't read this value; {example}" if is_pair else "no KEY=VALUE, such as dataset.root=photos"
+        return f"{error.override}: {reason}"
+    if isinstance(error, YAMLError):
+        place = getattr(error, "problem_mark", None)
+        fault = getattr(error, "problem", None) or getattr(error, "context", None)
+        return f"{place.name}:{place.line + 1}:{place.column + 1}: {fault}" if place else _join_lines(error)
+    if isinstance(error, MissingMandatoryValue | InterpolationToMissingValueError):
+        return f"{error.full_key}: no value; give {error.full_key}=..."
+    if isinstance(error, HydraException | OmegaConfBaseException):
+        return _explain_key(error)
+    if str(error).startswith("No trials are completed") and not signals.is_requested():
+        return "sweep=optuna: no run has finished; the lines above say why"
+    return str(error) if str(error).startswith("Only one of --run, --multirun") else None
 
 
-def _explain_choice(error: MissingConfigException) -> str:
+def _explain_choice(place: str, options: list[str]) -> str:
     """Return the line about a choice that doesn't exist: what installs it, timm's model of its name, or the nearest."""
-    if not error.missing_cfg_file:
-        return _join_lines(error)
-    group, _, name = error.missing_cfg_file.rpartition("/")
+    group, _, name = place.rpartition("/")
     dml_group, choice = {"hydra/sweeper": "sweep", "hydra/launcher": "launcher"}.get(group), name.partition("_")[0]
     if dml_group and (CONF / dml_group / f"{choice}.yaml").exists():
         return f"{dml_group}={choice}: not installed; pip install 'dml-retrieval[{choice}]'"
@@ -184,7 +189,7 @@ def _explain_choice(error: MissingConfigException) -> str:
         from dml.models.networks import describe_timm_model  # late: it imports torch
 
         remedy = describe_timm_model(name)
-    return f"{group}={name}: no such choice{remedy or suggest(name, list(error.options or ()))}"
+    return f"{group}={name}: no such choice{remedy or suggest(name, options)}"
 
 
 def _explain_target(error: InstantiationException) -> str | None:
@@ -196,27 +201,8 @@ def _explain_target(error: InstantiationException) -> str | None:
         return _join_lines(error)
     is_refusal = isinstance(cause, ValueError | TypeError | ImportError | AttributeError)
     if is_refusal or type(cause).__name__ == "MisconfigurationException":  # Lightning's, whose import takes a second
-        return f"{key}: {' '.join(str(cause).split())}; debug=true shows where"
+        return f"{key}: {_join_lines(cause)}; debug=true shows where"
     return None
-
-
-def _explain_grammar(error: OverrideParseException) -> str:
-    if "=" not in error.override:
-        return f"{error.override}: no KEY=VALUE, such as dataset.root=photos"
-    example = "a text with spaces or brackets takes two pairs of quotes, such as 'dataset.root=\"my photos (1)\"'"
-    return f"{error.override}: Hydra can't read this value; {example}"
-
-
-def _explain_yaml(error: YAMLError) -> str:
-    """Return the line about a YAML file that can't be read: the file, the line and the column, counted from 1."""
-    mark = error.problem_mark if isinstance(error, MarkedYAMLError) else None
-    if mark is None:
-        return " ".join(str(error).split())
-    return f"{mark.name}:{mark.line + 1}:{mark.column + 1}: {error.problem or error.context}"
-
-
-def _explain_missing(error: OmegaConfBaseException) -> str:
-    return f"{error.full_key}: no value; give {error.full_key}=..."
 
 
 def _explain_key(error: HydraException | OmegaConfBaseException) -> str:
@@ -234,24 +220,6 @@ def _explain_key(error: HydraException | OmegaConfBaseException) -> str:
         return f"{cause.full_key}: no such key; is it {meant}?"
     beside = {str(name) for name in parent} | (set() if path else GROUPS)
     return f"{cause.full_key}: no such key{suggest(key, beside)}"
-
-
-def _explain_search(error: ValueError) -> str | None:
-    """Return the line about a search with Optuna that has no result, unless a signal is the reason."""
-    has_none = str(error).startswith("No trials are completed") and not signals.is_requested()
-    return "sweep=optuna: no run has finished; the lines above say why" if has_none else None
-
-
-DESCRIBED: tuple[tuple[Any, Callable[[Any], str | None]], ...] = (
-    (InstantiationException, _explain_target),
-    (MissingConfigException, _explain_choice),
-    (OverrideParseException, _explain_grammar),
-    (YAMLError, _explain_yaml),
-    ((MissingMandatoryValue, InterpolationToMissingValueError), _explain_missing),
-    ((HydraException, OmegaConfBaseException), _explain_key),
-    (ValueError, _explain_search),
-)
-"""What describes an error, by its type; the first that fits."""
 
 
 def _is_output_closed() -> bool:

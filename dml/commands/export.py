@@ -30,19 +30,14 @@ def export_model(arguments: Sequence[str]) -> None:
     parser = CommandParser("export", DESCRIPTION, EXAMPLES)
     parser.add_model()
     parser.add_argument("--output", required=True, metavar="FILE", help="file to write: .onnx or .pt2")
-    parser.add_argument(
-        "--heads",
-        nargs="+",
-        metavar="HEAD",
-        help="heads whose embeddings are concatenated (default: those that the training chose, or all)",
-    )
-    parser.add_argument(
-        "--probe", metavar="IMAGES", help="folder or .csv file of images to compare on (default: the run's test)"
-    )
+    heads = "heads whose embeddings are concatenated (default: those that the training chose, or all)"
+    parser.add_argument("--heads", nargs="+", metavar="HEAD", help=heads)
+    images = "folder or .csv file of images to compare on (default: the run's test)"
+    parser.add_argument("--probe", metavar="IMAGES", help=images)
     parser.add_argument("--quantize", choices=("int8",), help="write a second file, with weights of 8 bits")
     parser.add_number("--batch-size", default=32, meaning="images at a time")
     parser.add_trust()
-    options = parser.parse_args(arguments)
+    options = parser.parse(arguments)
     with one_line_errors():
         with quick_imports():
             from dml.inference import exporting, load  # after --help: it takes seconds

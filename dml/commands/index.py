@@ -34,7 +34,7 @@ EXAMPLES = {
 
 
 def index_images(arguments: Sequence[str]) -> None:
-    """Make, extend or upload the index that the arguments of ``dml index`` describe, and print where it is."""
+    """Make, extend, measure or upload the index that the arguments of ``dml index`` describe."""
     parser = CommandParser("index", DESCRIPTION, EXAMPLES)
     parser.add_model("; or an index to extend")
     parser.add_argument("images", metavar="IMAGES", nargs="?", help="folder of images, list of them, or one image")
@@ -43,43 +43,34 @@ def index_images(arguments: Sequence[str]) -> None:
     parser.add_argument("--parameters", help="search parameters of an approximate index, such as nprobe=32")
     parser.add_argument("--check", type=int, metavar="N", help="measure an index by N of its images, or N of IMAGES")
     parser.add_argument("--recall", type=float, metavar="R", help="recall to choose the search parameters by")
-    _add_store_options(parser)
-    parser.add_embedding()
-    options = parser.parse_args(arguments)
-    if options.check is not None:
-        with one_line_errors():
-            names = ("output", "factory", "parameters", "to", "root", "prune")
-            _refuse(options, names, "not with --check")
-            _check(options)
-    elif options.images is None:
-        parser.error("the following arguments are required: IMAGES")
-    elif options.to is None:
-        with one_line_errors():
-            _refuse(options, ("root", "prune"), "only with --to")
-            _refuse(options, ("recall",), "only with --check")
-            _write_index(options)
-    else:
-        signals.state.hint = lambda: "the same command goes on"
-        with one_line_errors():
-            _refuse(options, ("output", "factory", "parameters"), "not with --to")
-            _upload(options)
-
-
-def _add_store_options(parser: CommandParser) -> None:
-    parser.add_argument(
-        "--to",
-        metavar="KIND:PLACE",
-        help="database to upload to: qdrant:, lancedb: or milvus: and its address, folder or file",
-    )
+    place = "qdrant:, lancedb: or milvus: and its address, folder or file"
+    parser.add_argument("--to", metavar="KIND:PLACE", help=f"database to upload to: {place}")
     parser.add_argument("--root", metavar="FOLDER", help="folder that the paths in the database are relative to")
     parser.add_argument(
         "--prune", action="store_true", default=None, help="delete images below the folder, or --root, that it lacks"
     )
+    parser.add_embedding()
+    options = parser.parse(arguments)
+    if options.check is None and options.images is None:
+        parser.error("the following arguments are required: IMAGES")
+    with one_line_errors():
+        if options.check is not None:
+            _refuse(options, "not with --check", "output", "factory", "parameters", "to", "root", "prune")
+            _check(options)
+        elif options.to is not None:
+            signals.state.hint = lambda: "the same command goes on"
+            _refuse(options, "not with --to", "output", "factory", "parameters")
+            _upload(options)
+        else:
+            _refuse(options, "only with --to", "root", "prune")
+            _refuse(options, "only with --check", "recall")
+            _write_index(options)
 
 
-def _refuse(options: argparse.Namespace, names: Sequence[str], reason: str) -> None:
-    if unfit_options := [name for name in names if getattr(options, name) is not None]:
-        raise InputError(f"--{unfit_options[0]}: {reason}")
+def _refuse(options: argparse.Namespace, reason: str, *names: str) -> None:
+    for name in names:
+        if getattr(options, name) is not None:
+            raise InputError(f"--{name}: {reason}")
 
 
 def _write_index(options: argparse.Namespace) -> None:
@@ -92,16 +83,12 @@ def _write_index(options: argparse.Namespace) -> None:
     embedding = embedding_options(options) | {"progress": True}
     is_extended = is_index(options.model)
     if is_extended:
-        reason = "not for an index to extend, which keeps its own; build a new one"
-        _refuse(options, ("factory", "parameters"), reason)
-    elif options.output is None:
+        _refuse(options, "not for an index to extend, which keeps its own; build a new one", "factory", "parameters")
+    folder = options.output or (options.model if is_extended else None)
+    if folder is None:
         raise InputError("--output FOLDER: the folder of the index is missing")
-    folder = options.output or options.model
     if is_index(folder) and expand_home(folder).resolve() != expand_home(options.model).resolve():
-        raise InputError(
-            f"--output {printable(folder)}: an index is there; dml index {printable(folder)} IMAGES adds to it, a new "
-            "one needs a new folder"
-        )
+        raise InputError(f"--output {folder}: an index is there, which dml index {folder} IMAGES extends")
     list_source(options.images)  # before the model is loaded: mistakes are told at once
     with hold_folder(folder) as path:
         if is_extended:
@@ -109,13 +96,8 @@ def _write_index(options: argparse.Namespace) -> None:
             keep_freed_memory(index.model.device)
             count = index.upsert(options.images, **embedding)
         else:
-            index = Index.build(
-                load_for_many_images(options),
-                options.images,
-                factory=options.factory or EXACT,
-                parameters=options.parameters or "",
-                **embedding,
-            )
+            kind = {"factory": options.factory or EXACT, "parameters": options.parameters or ""}
+            index = Index.build(load_for_many_images(options), options.images, **kind, **embedding)
             count = len(index)
         index.write(path)
     print_line(f"{printable(folder)}: {count:,} images embedded, {len(index):,} in the index")

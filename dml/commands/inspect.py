@@ -37,10 +37,6 @@ def inspect(config: DictConfig, _folder: RunFolder, overrides: list[str]) -> dic
 
     Returns:
         The metrics on the split that a training is tested on at its end, by backbone and projection.
-
-    Raises:
-        InputError: if an option can't be used, a backbone is unknown or none has weights, the data set has a fault, no
-            query has a positive, or another process prepares the data set.
     """
     settings = read_settings(config, InspectSettings)
     model_configs = compose_models(settings, overrides)

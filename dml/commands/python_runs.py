@@ -29,15 +29,10 @@ class _Report(type(Path())):  # type: ignore[misc]  # of the system's kind of pa
 
 @dataclass(frozen=True)
 class Run:
-    """A training, finished or stopped.
-
-    Args:
-        folder: folder of the run, as ``python train.py`` writes it.
-        given_objects: the objects and the table that it was trained with, which `resume` needs again.
-    """
+    """A training, finished or stopped, with its folder, as ``python train.py`` writes it."""
 
     folder: Path
-    given_objects: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    given_objects: Mapping[str, Any] = field(default_factory=dict, repr=False)  # and the table, as `resume` needs them
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -54,11 +49,7 @@ class Run:
             return load(self.folder, **arguments)
 
     def report(self) -> Path:
-        """Return the path of report.html, which a notebook shows as the page.
-
-        Raises:
-            InputError: if the run was stopped before its test, or tested with ``evaluation.report=null``.
-        """
+        """Return the path of report.html, which a notebook shows as the page."""
         path = RunFolder(self.folder).report_file
         if not path.is_file():
             raise InputError(f"{path}: not there; a finished run with evaluation.report has one")
@@ -71,13 +62,12 @@ class Run:
     def _repr_html_(self) -> str:
         from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES
 
-        metrics = self.metrics
-        rows = "".join(
+        rows = [
             f"<tr><td>{escape(name)}</td><td>{value:.4f}</td></tr>"
-            for name, value in metrics.items()
+            for name, value in self.metrics.items()
             if name.startswith("level0/") and not name.endswith(QUERIES_WITHOUT_POSITIVES)
-        )
-        result = f"<table>{rows}</table>" if metrics else "<p>stopped before its test; run.resume() goes on</p>"
+        ]
+        result = f"<table>{''.join(rows)}</table>" if rows else "<p>stopped before its test; run.resume() goes on</p>"
         return f"<p>{escape(str(self.folder))}</p>{result}"
 
 
@@ -106,9 +96,6 @@ def train(
             head gets a copy.
         folder: folder of the run; None takes the one that ``dml train`` would.
         quiet: whether to print nothing.
-
-    Raises:
-        InputError: if an override, the table or the data can't be used.
     """
     given_objects = {**(objects or {}), **({} if table is None else {"table": table})}
     if unknown := given_objects.keys() - {*PARTS, "table"}:

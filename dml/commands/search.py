@@ -1,8 +1,6 @@
 """The command ``dml search``."""
 
 import json
-import re
-from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,8 +20,8 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Find the images of an index that are most similar to an image. The score is the
 cosine similarity, at most 1. An image that is in the index finds
-itself first. If the model has a threshold, "same" marks what is surely of the
-query's class; the others may be. The percentage is the probability of it."""
+itself first. If the model has a threshold, "same" marks what is probably of
+the query's class; the others may be. The percentage is the probability of it."""
 
 EXAMPLES = {
     "dml search my_index query.jpg": "prints a table of the ten most similar images",
@@ -45,12 +43,13 @@ def search_images(arguments: Sequence[str]) -> None:
     parser.add_argument("--picture", type=expand_home, metavar="FILE", help="file to draw the neighbors to, a PNG")
     parser.add_argument("--html", type=expand_home, metavar="FILE", help="file to write a page of the neighbors to")
     parser.add_trust()
-    options = parser.parse_args(arguments)
+    options = parser.parse(arguments)
     with one_line_errors():
         with quick_imports():
             from dml.inference import Index, load  # after --help: it takes seconds
 
-        _check_outputs(options)
+        _check_output("--picture", options.picture, ".png")
+        _check_output("--html", options.html, ".html")
         model = None if options.model is None else load(options.model, trust=options.trust)
         index = Index.load(options.index, model, trust=options.trust)
         scores, positions = index.search_positions(options.images, min(options.k, len(index)))
@@ -58,33 +57,27 @@ def search_images(arguments: Sequence[str]) -> None:
             {"query": query, "neighbors": _list_neighbors(index, *row)}
             for query, *row in zip(options.images, scores.tolist(), positions.tolist(), strict=True)
         ]
-        print_line(_to_json(results) if options.json else "\n".join([*_format(results), *_describe(index)]))
+        print_line(json.dumps(results, indent=1) if options.json else "\n".join([*_format(results), *_describe(index)]))
         if options.picture:
             _draw(index, results, options.picture)
         if options.html:
             _write_page(index, Path(options.index).absolute().name, results, options.html)
 
 
-def _check_outputs(options: Namespace) -> None:
-    """Make sure that ``--picture`` and ``--html`` name files to write, and no image that was meant as a query."""
+def _check_output(option: str, path: Path | None, suffix: str) -> None:
+    """Make sure that an option names a file to write, and no image that was meant as a query."""
     from dml.report.pictures import is_sheet
 
-    for option, path, suffix in (("--picture", options.picture, ".png"), ("--html", options.html, ".html")):
-        if path is None:
-            continue
-        if path.suffix.lower() != suffix:
-            raise InputError(f"{option} {printable(path)}: the name of the file to write must end with {suffix}")
-        if path.is_dir() or (suffix == ".png" and path.exists() and not is_sheet(path)):
-            raise InputError(
-                f"{option} {printable(path)}: is there, and isn't marked as written by dml search; give the name of a "
-                "new file"
-            )
+    if path is None:
+        return
+    if path.suffix.lower() != suffix or (suffix == ".png" and path.exists() and not is_sheet(path)):
+        raise InputError(f"{option} {path}: must be a new {suffix} file, or one that dml search wrote")
 
 
 def _list_neighbors(index: "Index", scores: list[float], positions: list[int]) -> list[dict[str, Any]]:
     """Return score, path and label of each neighbor of a query; an approximate index may find fewer than asked.
 
-    ``same`` tells whether the score is at least the index's threshold, so that the image is surely of the query's
+    ``same`` tells whether the score is at least the index's threshold, so that the image is probably of the query's
     class, ``probability`` how probable that is; they are missing if the index has none.
     """
     threshold, calibration = index.threshold, index.calibration
@@ -109,12 +102,6 @@ def _describe(index: "Index") -> Iterator[str]:
         yield describe(index.certificate, index.state)
 
 
-def _to_json(results: Sequence[dict[str, Any]]) -> str:
-    """Return the results as JSON, in which the bytes of names that aren't UTF-8 are escaped."""
-    text = json.dumps(results, indent=1, ensure_ascii=False)
-    return re.sub("[\ud800-\udfff]", lambda byte: f"\\u{ord(byte[0]):04x}", text)
-
-
 def _format(results: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yield the lines of the table, without the columns that the index lacks."""
     for result in results:
@@ -136,7 +123,7 @@ def _draw(index: "Index", results: Sequence[dict[str, Any]], path: Path) -> None
     for result in results:
         neighbors = [(neighbor["path"], SAME if neighbor.get("same") else "") for neighbor in result["neighbors"]]
         rows.append((str(result["query"]), [(result["query"], QUERY), *neighbors]))
-    legend = None if index.threshold is None else {SAME: "surely of the query's class"}
+    legend = None if index.threshold is None else {SAME: "probably of the query's class"}
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as partial:
         draw_sheet(rows, partial, lambda image: _read(index, image), legend=legend)

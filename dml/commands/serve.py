@@ -36,24 +36,16 @@ def serve_index(arguments: Sequence[str]) -> None:
     parser = CommandParser("serve", DESCRIPTION, EXAMPLES)
     parser.add_argument("index", metavar="INDEX", help="folder of an index, which dml index wrote")
     parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="address to serve (default: 127.0.0.1)")
-    parser.add_argument(
-        "--port", type=_read_port, default=8000, metavar="N", help="port; 0 is any free (default: 8000)"
-    )
-    parser.add_argument(
-        "--allow-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="name or address by which other machines may call this one",
-    )
-    parser.add_argument(
-        "--model", metavar="MODEL", help="run, saved model or checkpoint to embed with (default: the one in the index)"
-    )
+    parser.add_argument("--port", type=_read_port, default=8000, metavar="N", help="port; 0: any (default: 8000)")
+    others = "name or address by which other machines may call this one"
+    parser.add_argument("--allow-host", action="append", default=[], metavar="NAME", help=others)
+    embeds = "run, saved model or checkpoint to embed with (default: the one in the index)"
+    parser.add_argument("--model", metavar="MODEL", help=embeds)
     parser.add_device()
     parser.add_number("--max-megabytes", default=20, meaning="largest upload")
     parser.add_number("--max-megapixels", default=64, meaning="largest image")
     parser.add_trust()
-    options = parser.parse_args(arguments)
+    options = parser.parse(arguments)
     with one_line_errors():
         check_installed("fastapi", "uvicorn", extra="serve")
         with quick_imports():
@@ -83,22 +75,14 @@ def serve_index(arguments: Sequence[str]) -> None:
 
 
 def _list_names(host: str, address: str, allowed: Sequence[str]) -> list[str]:
-    """List the names by which browsers open the page that is served at an address, which ``host`` stands for.
-
-    Raises:
-        InputError: if the address stands for all of the machine, and nothing says how others call it; or for what is
-            no name or address.
-    """
+    """List the names by which browsers open the page that is served at an address, which ``host`` stands for."""
     for name in allowed:
         if "*" in name or "/" in name or name.count(":") == 1:
-            raise InputError(f"--allow-host {printable(name)}: give one name or address, without http:// and the port")
+            raise InputError(f"--allow-host {name}: give one name or address, without http:// and the port")
     if not ip_address(address).is_unspecified:
         return [_bracket(address)]
     if not allowed:
-        raise InputError(
-            f"--host {host}: all addresses of this machine; --allow-host NAME says by which name or address others "
-            "may call it"
-        )
+        raise InputError(f"--host {host}: all addresses of this machine; --allow-host NAME says how others may call it")
     return ["[::1]" if ":" in address else "127.0.0.1", *map(_bracket, allowed)]
 
 

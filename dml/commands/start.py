@@ -49,18 +49,15 @@ def follow(arguments: Sequence[str]) -> list[str]:
 
     Processes that torchrun, srun or `ranks.launch` started side by side would otherwise each compose a folder of their
     own, with their own clock in its name.
-
-    Raises:
-        InputError: if rank 0 names no folder, or for a sweep.
     """
     rank, world_size = _find_rank(arguments)
     if world_size == 1:
-        return list(arguments)
+        return [*arguments]
     if asks_for_sweep(arguments):
         raise InputError("--multirun: torchrun and srun start the processes of one run")
     ranks.join(rank, world_size)
     if rank == 0:
-        return list(arguments)
+        return [*arguments]
     typed = find_path(arguments, "hydra.run.dir")
     folder = ranks.wait_for_folder() if typed is None or "${" in str(typed) else str(typed)
     return [*arguments, f"hydra.run.dir={quote(folder)}", f"hydra.job.name=process_{rank}"]  # a log of its own

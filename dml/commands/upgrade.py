@@ -8,7 +8,6 @@ from pathlib import Path
 from dml.commands.command_parser import CommandParser, embedding_options, load_for_many_images
 from dml.commands.error_lines import one_line_errors, print_line
 from dml.runtime import signals
-from dml.runtime.errors import InputError
 from dml.runtime.paths import expand_home
 from dml.runtime.quick_imports import quick_imports
 from dml.runtime.text import printable
@@ -33,16 +32,14 @@ def upgrade(arguments: Sequence[str]) -> None:
     parser = CommandParser("upgrade", DESCRIPTION, EXAMPLES)
     parser.add_argument("index", metavar="INDEX", help="folder of an index")
     parser.add_argument("model", metavar="NEW_MODEL", nargs="?", help="new model, as dml index takes it")
-    parser.add_argument(
-        "--adapter",
-        default="auto",
-        choices=("auto", "procrustes", "affine", "none"),
-        help="map from new queries to old vectors; none: the old model answers until all is embedded again; auto "
-        "takes the better one if it finds more than the old model, and else none (default: auto)",
+    adapter = (
+        "map from new queries to old vectors; none: the old model answers until all is embedded again; auto takes the "
+        "better one if it finds more than the old model, and else none (default: auto)"
     )
+    parser.add_argument("--adapter", default="auto", choices=("auto", "procrustes", "affine", "none"), help=adapter)
     parser.add_argument("--dry-run", action="store_true", help="print the table alone")
     parser.add_embedding()
-    options = parser.parse_args(arguments)
+    options = parser.parse(arguments)
     signals.state.hint = lambda: "the same command goes on"
     with one_line_errors():
         from dml.inference.index_folder import hold_folder, read_description
@@ -60,8 +57,6 @@ def _upgrade(options: Namespace, path: Path) -> None:
 
     index = Index.load(path, device=options.device, trust=options.trust)
     name, embedding = printable(options.index), embedding_options(options) | {"progress": True}
-    if options.model is None and not index.adapter:
-        raise InputError(f"NEW_MODEL: missing; {name} has no upgrade with an adapter that could go on")
     model = load_for_many_images(options) if options.model else index.model
     is_same = index.model.fingerprint == model.fingerprint
     if is_same and not index.adapter:

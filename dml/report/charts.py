@@ -34,41 +34,24 @@ class Tick(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """A curve in a box of 100 x 100.
-
-    Args:
-        name: what the curve is of.
-        path: SVG path of the curve.
-        dots: SVG path of single points: those of a short curve, or that of the chosen threshold; may be empty.
-        last: last logged value, as text; empty for a curve that isn't over steps.
-    """
+    """A curve in a box of 100 x 100, with its last value as text."""
 
     name: str
-    path: str
-    dots: str = ""
+    path: str  # of SVG
+    dots: str = ""  # the SVG path of single points: those of a short curve, or that of the chosen threshold
     last: str = ""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """Curves in one box, which share the axes.
-
-    Args:
-        title: what the chart shows, and the unit.
-        x: ticks from left to right.
-        y: ticks from top to bottom, in percent from the top.
-        curves: curves of the chart, the first of the finest level, or of the whole loss.
-        x_name: name of the horizontal axis.
-        marked: percent of the width from the left to the step that was tested; None if it isn't on the axis.
-        has_diagonal: whether the diagonal is drawn, from the lower left to the upper right.
-    """
+    """Curves in one box, which share the axes; ticks are in percent from the left and from the top."""
 
     title: str
     x: Sequence[Tick]
     y: Sequence[Tick]
     curves: Sequence[Curve]
     x_name: str = "step"
-    marked: float | None = None
+    marked: float | None = None  # percent from the left to the step that was tested
     has_diagonal: bool = False
 
 
@@ -80,14 +63,8 @@ def make_charts(
 ) -> list[Chart]:
     """Make a chart of the loss, and of each metric of the validations; charts without a point are left out.
 
-    Of recall at several k the first is drawn, and no metric of a single head.
-
-    Args:
-        history: rows of metrics.csv with the keys "step", "loss", "loss/HEAD", "val/METRIC", and "test/METRIC" of a
-            run that is validated on the test split.
-        levels: names of the levels, the finest first.
-        tested: step of the checkpoint that was tested.
-        custom: custom metrics of the run.
+    Of recall at several k the first is drawn, and no metric of a single head. ``history`` are the rows of metrics.csv,
+    and ``tested`` is the step of the checkpoint that was tested.
     """
     columns = dict.fromkeys(name for row in history for name in row)
     losses = [name for name in columns if name == "loss" or name.startswith("loss/")]
@@ -110,7 +87,7 @@ def make_charts(
 def _make_chart(
     history: Sequence[Mapping[str, float]], title: str, series: Mapping[str, str], tested: int | None
 ) -> Chart | None:
-    """Make a chart of some metrics, {name in the history: name of the curve}; None if the history has none of them."""
+    """Make a chart of {name in the history: name of the curve}; None if the history has none of them."""
     scale = 100 if title.endswith("%") else 1
     points, lasts = {}, {}
     for metric, name in series.items():
@@ -182,14 +159,7 @@ PERCENTS = range(0, 101, 20)
 
 
 def make_threshold_section(run: ReportedRun) -> dict[str, Any] | None:
-    """Make the section of the threshold; None if the run has none.
-
-    Returns:
-        "similarity", the threshold as text, and "choice", the end of a sentence on its aim; "charts" of FNMR over FMR
-        and of the reliability of probabilities; "rows" {name: (FMR, FNMR)} in percent; "facts" {label: metric of the
-        tested split}; "prior", the share of pairs of one class, in percent, for which probabilities are. Texts may be
-        empty.
-    """
+    """Make the section of the threshold, as run.html.j2 takes it; None if the run has none."""
     metrics = select_prefix(run.metrics, THRESHOLD_PREFIX)
     if not run.threshold_curves or not metrics:
         return None
@@ -211,9 +181,9 @@ def make_threshold_section(run: ReportedRun) -> dict[str, Any] | None:
     described = {name: describe_metric(THRESHOLD_PREFIX + name) for name in FACTS if name in metrics}
     return {
         "similarity": f"{metrics['similarity']:.4f}" if "similarity" in metrics else "",
-        "choice": describe_choice(metrics),
+        "choice": describe_choice(metrics),  # the end of a sentence
         "charts": charts,
-        "rows": {
+        "rows": {  # FMR and FNMR in percent
             row: (format_percent(metrics[fmr]), f"{100 * metrics[fnmr]:.1f}")
             for row, (fmr, fnmr) in rates.items()
             if fmr in metrics

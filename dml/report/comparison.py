@@ -30,23 +30,12 @@ NOT_METRICS = ("epoch", "step")
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A finished run.
-
-    Args:
-        folder: folder of the run.
-        config: configuration by dotted key, in which values that follow from the seed are interpolations, equal for
-            all seeds.
-        named: choices of the configuration groups, and overridden values, by key: the words in which users tell
-            configurations apart.
-        metrics: numbers in metrics.json.
-        custom_metrics: metrics that the user has defined.
-        facts: vector, first weights, checkpoint, split and device of the test, as `describe_measurement` returns them.
-    """
+    """A finished run, with the facts of `describe_measurement`."""
 
     folder: Path
-    config: dict[str, Any]
-    named: dict[str, Any]
-    metrics: dict[str, float]
+    config: dict[str, Any]  # by dotted key; values that follow from the seed are interpolations
+    named: dict[str, Any]  # choices of the groups and overridden values by key, by which users tell runs apart
+    metrics: dict[str, float]  # the numbers in metrics.json
     custom_metrics: tuple[MetricDescription, ...] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
 
@@ -58,17 +47,9 @@ class FinishedRun:
 
 @dataclass(frozen=True)
 class ConfigurationResult:
-    """The metrics of one configuration over its seeds.
+    """The metrics of one configuration over its seeds, {name in metrics.json: mean}."""
 
-    Args:
-        name: settings that tell the configuration from the others, such as "loss=rll".
-        metrics: {name in metrics.json: mean over the seeds}.
-        custom_metrics: metrics that the user has defined.
-        facts: facts of `describe_measurement`.
-        folders: folders of the runs.
-    """
-
-    name: str
+    name: str  # the settings that tell the configuration from the others, such as "loss=rll"
     metrics: dict[str, Interval]
     custom_metrics: tuple[MetricDescription, ...] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
@@ -81,14 +62,7 @@ class ConfigurationResult:
 
 
 def find_runs(folders: Iterable[Path]) -> list[FinishedRun]:
-    """Read the finished runs in some folders, at any depth.
-
-    Args:
-        folders: folders of runs, or folders that hold those of runs, such as a sweep's.
-
-    Raises:
-        InputError: if a folder holds no run, or none is finished.
-    """
+    """Read the finished runs in some folders, at any depth; a folder without any raises InputError."""
     paths = list(folders)
     runs_by_folder = {path: folders_below(path) for path in paths if not path.is_file()}  # a glob matches files, too
     if paths and not runs_by_folder:
@@ -150,8 +124,7 @@ def _read(folder: RunFolder) -> FinishedRun:
 def compare(runs: Sequence[FinishedRun]) -> list[ConfigurationResult]:
     """Return a result for each configuration: runs that differ in nothing but the seed are one configuration.
 
-    Raises:
-        InputError: if two runs have the same configuration and seed: they are no independent measurements.
+    Two runs of one configuration and one seed raise InputError: they are no independent measurements.
     """
     groups: dict[str, list[FinishedRun]] = {}
     for run in runs:
@@ -194,10 +167,7 @@ def markdown(rows: Sequence[ConfigurationResult], metrics: Sequence[str]) -> str
     """Format a Markdown table of some metrics, the best configuration by the first metric on top.
 
     Fractions are in percent, counts and other values as they are. A cell is the mean over the seeds ± half the 95 %
-    interval (standard deviation of one run).
-
-    Raises:
-        InputError: if no configuration has one of the metrics.
+    interval (standard deviation of one run). A metric that no configuration has raises InputError.
     """
     known = {name for row in rows for name in row.metrics}
     for metric in metrics:
@@ -216,10 +186,12 @@ def markdown(rows: Sequence[ConfigurationResult], metrics: Sequence[str]) -> str
 def sort_results(rows: Sequence[ConfigurationResult], name: str) -> list[ConfigurationResult]:
     """Sort results by a metric, the best first and those without a value of it last."""
     metric = describe_metric(name, [metric for row in rows for metric in row.custom_metrics])
-    sign = -1 if metric.higher_is_better else 1
-    with_value = [row for row in rows if name in row.metrics and not math.isnan(row.metrics[name].mean)]
-    without_value = [row for row in rows if row not in with_value]
-    return sorted(with_value, key=lambda row: sign * row.metrics[name].mean) + without_value
+
+    def rank(row: ConfigurationResult) -> float:
+        value = row.metrics[name].mean if name in row.metrics else math.nan
+        return math.inf if math.isnan(value) else -value if metric.higher_is_better else value
+
+    return sorted(rows, key=rank)
 
 
 def _name_column(name: str, custom: Sequence[MetricDescription]) -> str:
@@ -263,21 +235,19 @@ def describe_differences(rows: Sequence[ConfigurationResult], metric: str) -> st
     """Return a Markdown table of the differences to the best configuration, with intervals over the test classes.
 
     The interval holds 95 % of the means of `RESAMPLES` draws of whole classes with replacement, the same classes for
-    both configurations: queries of one class are easy or hard together. The metrics are means over the seeds.
-
-    Returns:
-        The table and a sentence; "" for one configuration, or if a run has no value of the metric for each query.
+    both configurations. The metrics are means over the seeds. For one configuration, or if a run has no value of the
+    metric for each query, it is "".
     """
-    best, *other_rows = sort_results(rows, metric)
-    tested = [test for row in (best, *other_rows) if (test := _read_tests(row, metric))]
-    if not other_rows or len(tested) <= len(other_rows):
+    best, *others = sort_results(rows, metric)
+    tested = [_read_tests(row, metric) for row in (best, *others)]
+    if not others or None in tested:
         return ""
-    (classes, best_sums), *other_tests = tested
+    (classes, best_sums), *other_tests = [test for test in tested if test]
     if any((names, sums.counts) != (classes, best_sums.counts) for names, sums in other_tests):
         return f"{metric}: no differences over the test classes, whose queries aren't the same for all runs\n"
     description = describe_metric(metric, best.custom_metrics)
     lines = []
-    for row, (_, sums) in zip(other_rows, other_tests, strict=True):
+    for row, (_, sums) in zip(others, other_tests, strict=True):
         numbers = (sums.mean(metric) - best_sums.mean(metric), *sums.interval(metric, best_sums))
         difference, low, high = (format_value(number, description) for number in numbers)
         lines.append([row.escaped_name, f"{difference} [{low}, {high}]"])

@@ -11,7 +11,6 @@ from dml.evaluation.per_query import QueryTable
 from dml.report.charts import draw_dots
 from dml.report.pictures import choose_queries
 from dml.retrieval.rows import Embeddings
-from dml.runtime.errors import InputError
 
 POINTS = 1000
 """The largest number of points on a map: t-SNE places them in about 4 seconds on one core."""
@@ -28,14 +27,9 @@ def embedding_map(
 
     ``points`` rows are drawn at random; the others are NaN, as are all of fewer than 5. The same input gives the same
     places on the same machine. Source: van der Maaten and Hinton, 2008; scikit-learn's Barnes-Hut approximation.
-
-    Raises:
-        InputError: if points is below 5, or an embedding is not finite.
     """
     from sklearn.manifold import TSNE  # late: it takes seconds, and most evaluations draw no map
 
-    if points < FEWEST:
-        raise InputError(f"points = {points}: at least {FEWEST} make a map")
     rows = UnitEmbeddings.normalize(embeddings).rows.cpu().numpy()
     places = np.full((len(rows), 2), np.nan, dtype=np.float32)
     if len(rows) < FEWEST:
@@ -65,12 +59,7 @@ class MapDots(NamedTuple):
 
 
 def draw_map(table: QueryTable) -> dict[str, Any] | None:
-    """Draw the map; None if the table has no places.
-
-    Returns:
-        "points", their number; "height" of the map, which is 100 wide; "dots" of each finest class; "level", that of
-        the colors, the finest with at most `FEW` classes; "colors" {class of that level: color}, empty if no level has.
-    """
+    """Draw the map, 100 wide, with the colors of the finest level with at most `FEW` classes; None without places."""
     if table.positions is None:
         return None
     rows = np.flatnonzero(~np.isnan(table.positions).any(axis=1))

@@ -18,21 +18,15 @@ HEADLINES = ("level0/recall@1", "level0/map@r", "h_ap", "level0/nmi")
 
 @dataclass(frozen=True)
 class MetricTable:
-    """A table of metrics, whose rows are grouped by level.
-
-    Args:
-        columns: labels of the metrics.
-        groups: {name of the level, or "" for all levels together: {name of the row: cells}}.
-        notes: sentences below the table.
-    """
+    """A table of metrics, whose rows are grouped by level, with sentences below it."""
 
     columns: Sequence[str]
-    groups: Mapping[str, Mapping[str, Sequence[str]]]
+    groups: Mapping[str, Mapping[str, Sequence[str]]]  # {level, or "" for all together: {name of the row: cells}}
     notes: Sequence[str] = ()
 
 
 def make_metric_tables(run: ReportedRun) -> list[MetricTable]:
-    """Make a table of the metrics of each level, and one of the metrics of all levels together, such as H-AP."""
+    """Make a table of the metrics of each level, and one of those of all levels together, such as H-AP, if several."""
     trained = "after training" if run.is_trained else "the vectors"
     whole = "all heads" if any(MetricName.parse(name).heads for name in run.metrics) else trained
     rows = {
@@ -46,6 +40,8 @@ def make_metric_tables(run: ReportedRun) -> list[MetricTable]:
         for scope, group in (scopes | {"": ""}).items()
     }
     joint = groups.pop("")
+    if len(run.queries.levels) == 1 and any(groups.values()):  # H-AP is then AP, and ASI and NDCG say nothing more
+        joint = []
     tables = [_make_table(rows, groups, run, _note_skipped_queries(run)), _make_table(rows, {"": joint}, run)]
     return [table for table in tables if table.columns]
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from dml.data.image_files.images import read_image
 from dml.data.image_files.limits import ImageLimits
@@ -32,11 +31,7 @@ from dml.runtime.text import printable
 
 
 def run_report(run: ReportedRun) -> str:
-    """Make the report of a run: one HTML file that needs no other. The same run gives the same text.
-
-    Raises:
-        InputError: if a picture can't be read.
-    """
+    """Make the report of a run: one HTML file that needs no other. The same run gives the same text."""
     tiles, table = Tiles(), run.queries
     content = {
         "run": run,
@@ -57,7 +52,7 @@ def run_report(run: ReportedRun) -> str:
 def report(vectors: Embeddings, table: ImageTable, folder: str | Path, *, neighbors: int = 10) -> Path:
     """Write the report of any vectors of images, and return the path of report.html; ``dml.report`` is this function.
 
-    The metrics are those of `dml.evaluation.evaluate`.
+    The metrics are those of `dml.evaluation.evaluate`. What can't be compared or read raises `InputError`.
 
     Args:
         vectors: (N, D) vectors of the rows of the table, in their order, which are L2-normalized.
@@ -65,9 +60,6 @@ def report(vectors: Embeddings, table: ImageTable, folder: str | Path, *, neighb
             "gallery".
         folder: folder to write to; it is made, and a report in it is replaced.
         neighbors: number of neighbors of each query.
-
-    Raises:
-        InputError: if the vectors aren't those of the table, can't be compared, or a picture can't be read.
     """
     path, unit = expand_home(folder).absolute(), UnitEmbeddings.normalize(vectors, "vectors")
     lists, metrics = Evaluator(table).evaluate(unit, neighbors=neighbors)
@@ -91,13 +83,10 @@ def search_report(
 
     Args:
         searches: "index", its name, and "size", the number of its images; "threshold", the similarity from which on
-            images are surely of the query's class, or None, and "choice", its meaning in words; "prior", the share of
+            images are probably of the query's class, or None, and "choice", its meaning in words; "prior", the share of
             pairs of one class in percent for which the probabilities are, which may be empty.
         results: queries with their neighbors, see `dml.report.sheets.make_search_results`.
         read: function that reads a picture.
-
-    Raises:
-        InputError: if a picture can't be read, or the pictures are too many for one page.
     """
     tiles = Tiles()
     content = {"searches": searches, "results": make_search_results(results, tiles)}
@@ -124,8 +113,8 @@ def write_pictures(
         embeddings: embeddings (N, D) of the table's rows.
         lists: queries of each benchmark list.
         limits: largest image files that are read.
-        sheet: ``evaluation.sheet``; None writes no retrieval.png.
-        report: ``evaluation.report``; None writes neither of the others.
+        sheet: ``evaluation.sheet``, of retrieval.png; None writes none.
+        report: ``evaluation.report``, of the other files; None writes none.
     """
     # Files of an earlier test would be taken for those of this one.
     for file in (folder.picture_file, folder.queries_file, folder.report_file):
@@ -165,11 +154,11 @@ def _render(template: str, content: Mapping[str, Any], tiles: Tiles, read: ReadP
     )
     style = (resources.files("dml.report") / "assets" / "report.css").read_text(encoding="utf-8")
     sheet = {"uri": tiles.encode_sheet(read), "columns": COLUMNS, "rows": tiles.rows} if tiles else None
-    return environment.get_template(template).render(content, style=Markup(style), sheet=sheet)  # noqa: S704
+    return environment.get_template(template).render(content, style=style, sheet=sheet)
 
 
 def _make_printable(value: Any) -> Any:
     """Escape what a page can't show in a string: control characters, and bytes that aren't UTF-8."""
-    if not isinstance(value, str) or isinstance(value, Markup):
+    if type(value) is not str:  # what the templates have escaped, and call safe, is of a class of its own
         return value
     return "\n".join(map(printable, value.split("\n")))

@@ -27,9 +27,9 @@ Row = tuple[str, Sequence[tuple[str, str]]]
 
 # Okabe and Ito's green and Tol's red differ for every color vision: their CIELAB distance is at least 33 in simulated
 # protanopia and deuteranopia, where it is 20 for common greens and reds. Every such frame has a mark as well.
-QUERY, SAME, OTHER = "query", "same", "other"
+QUERY, SAME, OTHER = "query", "same", "other"  # the relation of a picture: it has the query's class, or another one
 COLORS = {"": "#C4C4C4", QUERY: "#4A4A4A", SAME: "#009E73", OTHER: "#CC3311"}
-"""The color of a frame by the relation of its picture: it has the query's class, or another one."""
+"""The color of a frame by the relation of its picture."""
 STROKES: Mapping[str, Sequence[Sequence[tuple[float, float]]]] = {
     SAME: [((0.27, 0.52), (0.44, 0.68), (0.74, 0.34))],
     OTHER: [((0.33, 0.33), (0.67, 0.67)), ((0.67, 0.33), (0.33, 0.67))],
@@ -57,13 +57,10 @@ def draw_sheet(
     width: int = 800,
     legend: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a PNG with titled rows of pictures. The same input gives the same file.
+    """Write a PNG with titled rows of pictures, with a legend {relation: meaning}. The same input gives the same file.
 
     Each picture is fitted into a square tile. So many pictures that they would be too small to see make the sheet wider
-    than ``width`` pixels. One picture is in memory at a time. ``legend`` is {relation: meaning} of the marks.
-
-    Raises:
-        InputError: if there is no picture, or one can't be read.
+    than ``width`` pixels. One picture is in memory at a time.
     """
     longest = max((len(pictures) for _, pictures in rows), default=0)
     if longest < 1:

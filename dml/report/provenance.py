@@ -12,15 +12,13 @@ SELECTIONS = {
 }
 """How a checkpoint was chosen, by the entry "selection" of metrics.json."""
 UNKNOWN = "not stated"
-OWN_IMAGES = ("folder", "csv")
-"""The names of the data sets that are images of the user's own."""
 
 
 def name_dataset(config: Mapping[str, Any]) -> str:
     """Return the name of a run's data set; for images of the user's own it is that of their folder or list."""
     dataset = config.get("dataset") or {}
     name = str(dataset.get("name"))
-    return (Path(dataset.get("root") or "").name if name in OWN_IMAGES else "") or name
+    return (Path(dataset.get("root") or "").name if name in ("folder", "csv") else "") or name
 
 
 def describe_vector(sizes: Mapping[str, int], heads: Sequence[str]) -> str:
@@ -32,30 +30,22 @@ def describe_vector(sizes: Mapping[str, int], heads: Sequence[str]) -> str:
     return f"{sum(sizes[head] for head in heads):,} dimensions, cosine"
 
 
-def describe_weights(config: Mapping[str, Any]) -> str:
-    """Return the name of the data that the first weights of a network were trained on.
-
-    >>> describe_weights({"model": {"backbone": {"weights": None}}})
-    'random'
-    """
+def _describe_weights(config: Mapping[str, Any]) -> str:
+    """Return the name of the data that the first weights of a network were trained on."""
     if init := (config.get("training") or {}).get("init"):
         return f"the checkpoint {init}"
     model = config.get("model") or {}
     weights = (model.get("backbone") or {}).get("weights")
-    if weights is None:
-        return "random"
-    if weights == "packaged":
-        return "ImageNet-1k, packaged"
     if weights == "download":
         return str((model.get("pretraining") or {}).get("data", "as the library offers them"))
-    return Path(weights).name
+    return {"None": "random", "packaged": "ImageNet-1k, packaged"}.get(str(weights)) or Path(str(weights)).name
 
 
 def describe_measurement(metrics: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, str]:
     """Return what the metrics of a run are of, by the name of the fact."""
     return {
         "vector": str(metrics.get("vector", UNKNOWN)),
-        "first weights": describe_weights(config),
+        "first weights": _describe_weights(config),
         "checkpoint": SELECTIONS.get(str(metrics.get("selection")), UNKNOWN),
         "split": str(metrics.get("split", UNKNOWN)),
         "device": str(metrics.get("device", UNKNOWN)),
@@ -73,12 +63,10 @@ def describe_configuration(config: Mapping[str, Any]) -> dict[str, str]:
     chooses = (config.get("heads") or {}).get("choose") and len(heads) > 1 and evaluation.get("selection") == "val"
     least = f"{dims[-1]:,} to " if chooses else ""
     dimensions = f"{least}{sum(dims):,} dimensions" + (" as the validation chooses heads" if chooses else "")
-    return {
-        "vector": f"{dimensions}, cosine",
-        "first weights": describe_weights(config),
-        "checkpoint": SELECTIONS.get(str(evaluation.get("selection")), UNKNOWN),
-        "split": str(evaluation.get("split") or "test"),
-    }
+    known = {"selection": evaluation.get("selection"), "split": evaluation.get("split") or "test"}
+    facts = describe_measurement(known | {"vector": f"{dimensions}, cosine"}, config)
+    del facts["device"]
+    return facts
 
 
 def merge_facts(facts_of_runs: Iterable[Mapping[str, str]]) -> dict[str, str]:
@@ -99,16 +87,14 @@ def join_facts(facts_by_name: Mapping[str, Mapping[str, str]]) -> str:
 
     >>> join_facts({"rll": {"split": "test"}, "nra": {"split": "test"}, "arcface": {"split": "val"}})
     'Split: test (arcface: val).'
-
-    Args:
-        facts_by_name: {name of a row: {name of a fact: value}}; what a row lacks is "not stated".
     """
     sentences = []
     for fact in dict.fromkeys(fact for facts in facts_by_name.values() for fact in facts):
-        names_by_value: dict[str, list[str]] = {}
-        for name, facts in facts_by_name.items():
-            names_by_value.setdefault(facts.get(fact, UNKNOWN), []).append(name)
-        (usual, _), *rarer = Counter({value: len(names) for value, names in names_by_value.items()}).most_common()
-        notes = "; ".join(f"{', '.join(names_by_value[value])}: {value}" for value, _ in rarer)
+        value_by_name = {name: facts.get(fact, UNKNOWN) for name, facts in facts_by_name.items()}
+        (usual, _), *rarer = Counter(value_by_name.values()).most_common()
+        notes = "; ".join(
+            f"{', '.join(name for name, other in value_by_name.items() if other == value)}: {value}"
+            for value, _ in rarer
+        )
         sentences.append(f"{fact.capitalize()}: {usual}" + (f" ({notes})." if notes else "."))
     return " ".join(sentences)

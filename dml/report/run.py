@@ -17,7 +17,7 @@ from dml.data.image_files.limits import ImageLimits
 from dml.data.readability import find_missing
 from dml.evaluation.names import MetricDescription, describe_stored_metrics, split_head_names
 from dml.evaluation.per_query import QueryTable, read_queries
-from dml.report.console import list_remarks
+from dml.report.console import describe_weights, list_remarks
 from dml.report.provenance import SELECTIONS, name_dataset
 from dml.retrieval.search import FAISS_VERSION
 from dml.runtime.errors import InputError
@@ -27,29 +27,17 @@ from dml.runtime.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """A run that has been tested, with everything that a report shows of it.
+    """A run that has been tested, with everything that a report shows of it: the contents of its folder's files."""
 
-    Args:
-        name: last two parts of the path of the run's folder.
-        metrics: contents of metrics.json: metrics by name, and the step, the split and the like.
-        queries: contents of per_query.parquet.
-        config: configuration of the run, as YAML.
-        history: rows of metrics.csv, each a dictionary with the key "step".
-        choices: choice of each configuration group, {"loss": "rll", ...}.
-        threshold_curves: {split: (2, P) FMR and FNMR} of thresholds on the similarity.
-        start_folder: working folder in which the run was started; empty if it is unknown.
-        is_trained: whether the vectors are of a training: neither a network as it is, nor `dml.report`, has a step.
-    """
-
-    name: str
+    name: str  # the last two parts of the folder's path
     metrics: Mapping[str, Any]
     queries: QueryTable
     config: str
     history: Sequence[Mapping[str, float]] = ()
-    choices: Mapping[str, str] = field(default_factory=dict)
-    threshold_curves: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
-    start_folder: str = ""
-    is_trained: bool = True
+    choices: Mapping[str, str] = field(default_factory=dict)  # of the configuration groups: {"loss": "rll", ...}
+    threshold_curves: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)  # {split: FMR and FNMR}
+    start_folder: str = ""  # the working folder in which the run was started, if it is known
+    is_trained: bool = True  # neither a network as it is, nor vectors of the user's own, are
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -77,22 +65,14 @@ class ReportedRun:
         """What a reader of the metrics has to know of the run."""
         return list_remarks(self.metrics, self.settings)
 
-    @property
-    def limits(self) -> ImageLimits:
-        """The largest image files that the run was allowed to read."""
-        return ImageLimits.from_settings(self.settings.get("data") or {})
-
     def read_picture(self, path: str) -> Tensor:
         """Read the picture of a path in ``queries`` -> (3, H, W) uint8, with the limits that the run had.
 
         A relative path that doesn't exist begins in the folder in which the run was started.
-
-        Raises:
-            InputError: if the picture can't be read.
         """
         full_path = os.path.join(self.start_folder, path) if self.start_folder and find_missing([path]) else path
         try:
-            return read_image(full_path, self.limits)
+            return read_image(full_path, ImageLimits.from_settings(self.settings.get("data") or {}))
         except UnreadableImageError as error:
             raise InputError(
                 f"{without_remedy(error)}; a report shows the images of its run, and dml evaluate checkpoint=BEST.CKPT "
@@ -111,7 +91,7 @@ class ReportedRun:
             "weights trained on": _describe_pretraining(model),
             "heads": ", ".join(split_head_names(chosen_heads) if chosen_heads else model.get("heads", [])),
             "vector": self.metrics.get("vector"),
-            "step": f"{self.metrics['step']:,}" if "step" in self.metrics else None,
+            "weights": describe_weights(self.metrics) if "step" in self.metrics else None,
             "ended early": self.metrics.get("ended_early"),
             "seed": self.settings.get("seed"),
             "checkpoint": SELECTIONS.get(self.metrics.get("selection", "")),
@@ -136,9 +116,6 @@ def read_run(path: Path, metrics: Mapping[str, Any] | None = None) -> ReportedRu
     """Read a run from metrics.json, per_query.parquet, .hydra/config.yaml, and what it has of the other files.
 
     ``metrics`` is the future metrics.json, for a report that is made before the file is written; None reads it.
-
-    Raises:
-        InputError: if one of the files is missing, or is not the one that the run wrote.
     """
     folder = RunFolder(path)
     needed = [*([folder.metrics_file] if metrics is None else []), folder.queries_file, folder.config_file]

@@ -4,7 +4,7 @@ from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -60,30 +60,20 @@ class Tiles:
 
 @dataclass(frozen=True)
 class CaptionedPicture:
-    """A picture with the name of its class below it.
+    """A picture with the name of its class below it, and its relation to the query."""
 
-    Args:
-        tile: column and row of the picture on the sheet.
-        name: name of the class.
-        relation: `SAME`, `COARSER` or `OTHER`, the relation to the query; "" for a query.
-        remark: which level the picture shares with the query, and how similar it is.
-    """
-
-    tile: tuple[int, int]
+    tile: tuple[int, int]  # column and row on the sheet
     name: str
-    relation: str = ""
+    relation: str = ""  # `SAME`, `COARSER` or `OTHER`; "" for a query
     remark: str = ""
 
 
 @dataclass(frozen=True)
 class QueryResult:
-    """A query and its nearest neighbors, nearest first.
-
-    ``superclasses`` are the names of the query's coarser classes, the coarsest first.
-    """
+    """A query and its nearest neighbors, nearest first."""
 
     query: CaptionedPicture
-    superclasses: str
+    superclasses: str  # the names of the query's coarser classes, the coarsest first
     remarks: Sequence[str]
     neighbors: Sequence[CaptionedPicture]
 
@@ -105,8 +95,7 @@ def make_sheets(table: QueryTable, tiles: Tiles, count: int = 6) -> dict[str, li
 
 
 def _show_query(table: QueryTable, row: int, tiles: Tiles, remarks: Sequence[str]) -> QueryResult:
-    labels = table.labels[row].tolist()
-    superclasses = [table.class_name(label, level) for level, label in enumerate(labels) if level]
+    coarser = [table.class_name(label, level) for level, label in enumerate(table.labels[row].tolist()) if level]
     relations = [SAME, *[COARSER] * (len(table.levels) - 1), OTHER]
     words = [*(f"same {level}" for level in table.levels), f"other {table.levels[-1]}"]
     levels = table.find_shared_levels(NEIGHBORS_SHOWN)[row].tolist()
@@ -114,7 +103,7 @@ def _show_query(table: QueryTable, row: int, tiles: Tiles, remarks: Sequence[str
     for number, level in enumerate(levels):
         remark = f"{words[level]}, similarity {table.similarities[row, number]:.2f}"
         neighbors.append(_show_neighbor(table, row, number, tiles, relations[level], remark))
-    return QueryResult(_show_class(table, row, tiles), " › ".join(reversed(superclasses)), remarks, neighbors)
+    return QueryResult(_show_class(table, row, tiles), " › ".join(reversed(coarser)), remarks, neighbors)
 
 
 def _show_class(table: QueryTable, row: int, tiles: Tiles) -> CaptionedPicture:
@@ -128,26 +117,16 @@ def _show_neighbor(
     return CaptionedPicture(tiles.place(table.neighbors[row, number]), name, relation, remark)
 
 
-@dataclass(frozen=True)
-class Confusion:
-    """Two classes, with the queries of either class whose nearest neighbor is in the other.
+class Confusion(NamedTuple):
+    """Two classes, with the number of their queries that have a positive, and of those that are mixed up.
 
-    Args:
-        names: names of the two classes.
-        mixed_up: number of queries whose nearest neighbor is in the other class.
-        queries: number of queries of both classes that have a positive.
-        examples: some of the queries that are mixed up, each with its nearest neighbor.
+    These have their nearest neighbor in the other class; ``examples`` are some of them with that neighbor.
     """
 
     names: tuple[str, str]
     mixed_up: int
     queries: int
     examples: Sequence[tuple[CaptionedPicture, CaptionedPicture]]
-
-    @property
-    def share(self) -> float:
-        """The share of the two classes' queries that are mixed up."""
-        return self.mixed_up / self.queries
 
 
 def find_confusions(table: QueryTable, tiles: Tiles, count: int = 12, examples: int = 3) -> list[Confusion]:
@@ -184,9 +163,6 @@ def make_search_results(results: Sequence[Mapping[str, Any]], tiles: Tiles) -> l
         results: "query", the path of a query, and its "neighbors", best first: "path", "label", "score" and, if the
             model has a threshold and probabilities, "same" and "probability" of each, as in ``dml search --json``.
         tiles: sheet of the pictures.
-
-    Raises:
-        InputError: if the pictures are too many for one sheet.
     """
     shown = []
     for result in results:

@@ -28,50 +28,39 @@ DIGITS = 3
 
 
 class Difference(NamedTuple):
-    """The mean difference of a metric at some queries, second run less first, and its 95 % confidence interval."""
+    """The mean difference of a metric at the queries of some classes, second run less first, and its 95 % interval."""
 
     mean: float
     low: float
     high: float
     classes: int
-    """The number of classes of these queries."""
 
 
-def mean_difference(
-    first: Values, second: Values, labels: npt.NDArray[np.int64], *, resamples: int = RESAMPLES, seed: int = SEED
-) -> Difference:
+def mean_difference(first: Values, second: Values, labels: npt.NDArray[np.int64]) -> Difference:
     """Compute the mean difference of two runs at the same queries (Q,), with a paired bootstrap interval.
 
     The interval holds the middle of the means of resamples (percentile interval; Efron, 1979). A resample is C classes,
     drawn with replacement, each with all its queries and their values in both runs (cluster bootstrap; Davison and
     Hinkley, 1997, section 3.8): queries of one class are easy or hard together, and an interval that takes them for
     independent is too short. It covers the choice of the classes, not the choice of the seeds; of a single class its
-    ends are NaN. Queries that are NaN in both runs are skipped.
-
-    Raises:
-        InputError: if a query has a value in one run alone, or no query has a value.
+    ends are NaN. Queries that are NaN in both runs are skipped; one that is NaN in one run alone raises InputError.
     """
     differences = second - first
     has_value = ~np.isnan(differences)
     if (np.isnan(first) & np.isnan(second) != ~has_value).any() or not has_value.any():
         raise InputError(f"comparison: {has_value.sum()} of {len(first)} queries have a value in both runs")
     counts, sums = sum_by_class(labels, {"difference": differences})
-    means = _resample_means(np.array(sums["difference"]), np.array(counts), resamples, seed)
+    means = _resample_means(np.array(sums["difference"]), np.array(counts))
     low, high = np.quantile(means, ENDS) if len(counts) > 1 else (np.nan, np.nan)
     return Difference(float(differences[has_value].mean()), float(low), float(high), len(counts))
 
 
 @dataclass(frozen=True)
 class ClassSums:
-    """The metrics of some runs that were tested on the same queries.
+    """The metrics of some runs that were tested on the same queries."""
 
-    Args:
-        counts: number of queries of each test class.
-        sums: {metric: for each run, the sum of the metric over the queries of each test class}.
-    """
-
-    counts: list[int]
-    sums: dict[str, list[list[float]]]
+    counts: list[int]  # queries of each test class
+    sums: dict[str, list[list[float]]]  # {metric: for each run, its sum over the queries of each test class}
 
     def run_means(self, metric: str) -> list[float]:
         """Return the mean of a metric over all queries, for each run."""
@@ -82,31 +71,24 @@ class ClassSums:
         return float(np.mean(self.run_means(metric)))
 
     def interval(self, metric: str, less: "ClassSums | None" = None) -> tuple[float, float]:
-        """Compute the 95 % interval of a metric, or its difference to other runs, over 2,000 draws of the test classes.
-
-        Raises:
-            InputError: if the other runs were tested on other classes.
-        """
+        """Compute the 95 % interval of a metric, or of its difference to other runs with the same test classes."""
         sums = np.mean(self.sums[metric], axis=0)
         if less is not None:
             if less.counts != self.counts:
                 raise InputError("results to be compared: tested on different classes")
             sums = sums - np.mean(less.sums[metric], axis=0)
-        low, high = np.quantile(_resample_means(sums, np.asarray(self.counts), RESAMPLES, SEED), ENDS)
+        low, high = np.quantile(_resample_means(sums, np.asarray(self.counts)), ENDS)
         return float(low), float(high)
 
 
-def _resample_means(sums: npt.NDArray[Any], counts: npt.NDArray[Any], resamples: int, seed: int) -> Values:
-    """Draw groups of values with replacement, as many as there are, again and again -> (R,) mean value of each draw.
-
-    The groups have ``counts`` (C,) values, whose sums are ``sums`` (C,).
-    """
-    generator = np.random.default_rng(seed)
-    means = np.empty(resamples)
+def _resample_means(sums: npt.NDArray[Any], counts: npt.NDArray[Any]) -> Values:
+    """Draw groups of ``counts`` (C,) values with sums (C,), with replacement -> (RESAMPLES,) mean of each draw."""
+    generator = np.random.default_rng(SEED)
+    means = np.empty(RESAMPLES)
     groups = len(sums)
     size = max(1, LARGEST_DRAW // groups)
-    for start in range(0, resamples, size):
-        positions = generator.integers(groups, size=(min(size, resamples - start), groups))
+    for start in range(0, RESAMPLES, size):
+        positions = generator.integers(groups, size=(min(size, RESAMPLES - start), groups))
         means[start : start + size] = sums[positions].sum(axis=1) / counts[positions].sum(axis=1)
     return means
 
@@ -161,39 +143,24 @@ def sum_test_by_class(folder: RunFolder) -> ClassSums:
 
 
 class Interval(NamedTuple):
-    """A mean over runs, with its confidence interval.
-
-    Args:
-        runs: number of runs.
-        mean: mean over the runs.
-        deviation: standard deviation of one run, with n - 1 in the denominator; NaN for a single run.
-        half_width: half the width of the confidence interval of the mean; NaN for a single run.
-    """
+    """The mean of independent runs with Student's t interval; without a deviation and a width for a single run."""
 
     runs: int
     mean: float
-    deviation: float
-    half_width: float
+    deviation: float  # of one run, with n - 1 in the denominator
+    half_width: float  # half the 95 % confidence interval of the mean
 
 
-def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
-    """Compute the mean of independent runs with Student's t interval.
+def mean_interval(values: Sequence[float]) -> Interval:
+    """Compute the mean of independent runs, of which there is at least one, with its confidence interval.
 
     >>> mean_interval([1.0, 2.0, 3.0]).mean
     2.0
-
-    Raises:
-        InputError: if there is no value, or the confidence is not between 0 and 1.
     """
-    if not len(values):
-        raise InputError("mean_interval: no values")
-    if not 0 < confidence < 1:
-        raise InputError(f"confidence = {confidence}: expected a number between 0 and 1")
     runs, mean = len(values), float(np.mean(values))
     if runs == 1:
         return Interval(1, mean, float("nan"), float("nan"))
     from scipy.stats import t  # late: it takes most of a second, and most commands need none
 
     deviation = float(np.std(values, ddof=1))
-    half_width = float(t.ppf((1 + confidence) / 2, runs - 1)) * deviation / runs**0.5
-    return Interval(runs, mean, deviation, half_width)
+    return Interval(runs, mean, deviation, float(t.ppf(ENDS[1], runs - 1)) * deviation / runs**0.5)

@@ -36,13 +36,7 @@ def _checksum(values: Any) -> str:
 
 
 def write_manifest(path: Path, values: Mapping[str, Any], checksums: Mapping[str, str]) -> None:
-    """Write the JSON file that describes a folder, and wait until the disk has it.
-
-    Args:
-        path: path of the file.
-        values: what the file says: plain values, lists and dictionaries.
-        checksums: `file_checksum` of each other file of the folder that is read back, by name.
-    """
+    """Write the JSON file that describes a folder: plain values, and `file_checksum` of its other files by name."""
     own = _checksum({**values, CHECKSUMS: dict(checksums)})
     text = json.dumps({**values, CHECKSUMS: {**checksums, path.name: own}}, indent=2)
     with replacing(path, on_disk=True) as partial:
@@ -50,12 +44,7 @@ def write_manifest(path: Path, values: Mapping[str, Any], checksums: Mapping[str
 
 
 def read_manifest(path: Path, file_format: int) -> tuple[dict[str, Any], dict[str, str]]:
-    """Read the values and the checksums of the other files that `write_manifest` wrote.
-
-    Raises:
-        ValueError: if the file isn't as it was written, or its value of "format" isn't ``file_format``.
-        OSError: if there is no such file.
-    """
+    """Read the values, of this "format", and the checksums of the other files that `write_manifest` wrote."""
     values = parse_json(read_bounded(path))
     try:
         if (found := values.get("format")) != file_format:
@@ -70,11 +59,7 @@ def read_manifest(path: Path, file_format: int) -> tuple[dict[str, Any], dict[st
 
 
 def check_files(folder: Path, names: Iterable[str], checksums: Mapping[str, str]) -> None:
-    """Compare files of a folder with the checksums that its description holds.
-
-    Raises:
-        DamageError: if a file is missing, or has changed since it was written.
-    """
+    """Compare files of a folder with the checksums that its description holds."""
     for name in names:
         if not (folder / name).is_file() or file_checksum(folder / name) != checksums.get(name):
             raise DamageError(f"{name} is missing, or not as it was written")
@@ -87,12 +72,9 @@ def is_zip(path: Path) -> bool:
 
 
 def check_zip(path: Path) -> None:
-    """Compare the content of a zip archive that PyTorch or NumPy wrote with the checksums (CRC-32) in the archive.
+    """Compare a zip archive of PyTorch or NumPy, which don't compress here, with the checksums (CRC-32) in it.
 
     PyTorch doesn't compare them when it loads an archive. An archive that was written without checksums passes.
-
-    Raises:
-        DamageError: if the archive is damaged, or is compressed, since PyTorch and NumPy don't compress here.
     """
     try:
         with ZipFile(path) as archive:
@@ -104,7 +86,5 @@ def check_zip(path: Path) -> None:
         raise
     except Exception as error:  # zipfile doesn't document which exceptions a damaged archive raises
         raise DamageError(f"{type(error).__name__}: {error}") from error
-    if packed:
-        raise DamageError(f"{packed[0]} is compressed")
-    if damaged:
-        raise DamageError(f"the content of {damaged} doesn't have its checksum")
+    if packed or damaged:
+        raise DamageError(f"{packed[0]} is compressed" if packed else f"{damaged} doesn't have its checksum")

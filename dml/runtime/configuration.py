@@ -39,11 +39,7 @@ def is_below(key: str, names: Iterable[str]) -> bool:
 
 
 def check_parts(config: Mapping[str, Any]) -> None:
-    """Make sure that the parts of a stored configuration are of the kinds with which they can be read.
-
-    Raises:
-        ValueError: if a part isn't a mapping, or ``model.heads`` isn't a list of names.
-    """
+    """Make sure that the parts of a stored configuration can be read; a ValueError names the one that can't."""
     for path in PARTS:
         part: Any = config
         for key in path.split("."):
@@ -61,16 +57,7 @@ def key_of(override: str) -> str:
 
 
 def check_set_elsewhere(overrides: Iterable[str], setters: Mapping[str, str], below: Container[str] = ()) -> None:
-    """Make sure that no ``--set`` sets what something else sets.
-
-    Args:
-        overrides: values of ``--set``.
-        setters: the setter of each key instead, such as {"seed": "--seeds"}.
-        below: keys of ``setters`` whose nested keys may not be set either: ``loss`` stands for ``loss.margin`` too.
-
-    Raises:
-        InputError: if one does.
-    """
+    """Refuse a ``--set`` of a key of ``setters``, {"seed": "--seeds"}, or of one nested in a key of ``below``."""
     for override in overrides:
         key = key_of(override)
         for set_key, setter in setters.items():

@@ -68,14 +68,9 @@ def warn(line: str) -> None:
 
 @contextmanager
 def progress_bar(action: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show how far a number of items is processed; where output goes into a file or a pipe, print lines instead.
+    """Show how many items are done of a task such as "verified", by a bar, or by lines in a file or a pipe.
 
-    Args:
-        action: a verb such as "verified".
-        total: number of all items.
-
-    Yields:
-        The function that gets the number of items that were processed since its last call.
+    It yields the function that gets the number of items that were done since its last call.
     """
     columns = (TextColumn(f"[bold]{action:9}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:

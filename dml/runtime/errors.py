@@ -13,21 +13,13 @@ class InputError(ValueError):
 
 
 def check_whole(key: str, value: object, least: int) -> None:
-    """Check that the setting of a key is a whole number.
-
-    Raises:
-        InputError: if the value isn't a whole number, or is below ``least``.
-    """
+    """Check that the setting of a key is a whole number, not below ``least``."""
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
         raise InputError(f"{key}={value}: must be a whole number, {least} or more")
 
 
 def check_number(key: str, value: object, least: float = -inf, *, above: float = -inf) -> None:
-    """Check that the setting of a key is a finite number.
-
-    Raises:
-        InputError: if the value isn't a finite number, is below ``least``, or isn't above ``above``.
-    """
+    """Check that the setting of a key is a finite number, not below ``least``, and above ``above``."""
     number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else nan
     if not isfinite(number) or number < least or number <= above:
         range_text = f", {least:g} or more" if isfinite(least) else f" above {above:g}" if isfinite(above) else ""
@@ -35,24 +27,17 @@ def check_number(key: str, value: object, least: float = -inf, *, above: float =
 
 
 def suggest(name: str, options: Collection[str]) -> str:
-    """Format the end of an error line about an unknown name: the options that are most similar to it.
+    """Format the end of an error line about an unknown name: four similar options, or else the first twelve, if any.
 
     >>> suggest("recal", ["recall", "map", "ndcg"])
     '; nearest: recall'
-
-    Returns:
-        Up to four options that are similar to the name, or else the first twelve; an empty string without options.
     """
     similar = get_close_matches(name, sorted(options), n=4, cutoff=0.4) or sorted(options)
     return f"; nearest: {', '.join(similar[:12])}" if similar else ""
 
 
 def check_installed(*libraries: str, extra: str) -> None:
-    """Check that the libraries of an optional extra are installed.
-
-    Raises:
-        InputError: if one isn't installed; the line says how to install it.
-    """
+    """Check that the libraries of an optional extra are installed."""
     for library in libraries:
         if find_spec(library) is None:
             raise InputError(f"{library}: not installed; pip install 'dml-retrieval[{extra}]'")

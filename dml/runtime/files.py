@@ -50,16 +50,10 @@ def in_one_line(path: str | Path) -> Iterator[None]:
 def replacing(path: Path, *, on_disk: bool = False) -> Iterator[Path]:
     """Yield the path of an empty file to write to, which replaces ``path`` after the body of the ``with`` statement.
 
-    The file at ``path`` is therefore complete or missing at any time. The partial file is created exclusively, so that
-    no other process and no link can lead to it, and it is deleted if the body raises an exception.
-
-    Args:
-        path: file to write or to replace.
-        on_disk: whether to wait until the disk has the new file, so that even a power failure leaves one of the two.
-
-    Raises:
-        OSError: if the disk refuses the file. The error names ``path``, even if the library that writes the file raised
-            an error without the number or the path.
+    The partial file is created exclusively, so that no other process and no link can lead to it, and it is deleted if
+    the body raises an exception. An OSError names ``path``, even if the library that writes the file raised an error
+    without the number or the path. With ``on_disk`` the disk has the file before, so that even a power failure leaves
+    the old or the new one.
     """
     if path.is_dir():  # also "." and "/", which have no name to derive one from
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -77,9 +71,6 @@ def replacing_folder(path: Path) -> Iterator[Path]:
 
     A process that is killed between the two renamings leaves the old folder under another name; `clean_up`, which a
     reader calls first, puts it back.
-
-    Raises:
-        OSError: if the disk refuses the folder. The error names ``path``.
     """
     with _writing(path) as partial:
         partial.mkdir(parents=True)
@@ -99,29 +90,21 @@ def _writing(path: Path) -> Iterator[Path]:
     try:
         yield partial
     except (OSError, RuntimeError) as error:  # the second is what torch makes of the first
-        refusal = _find_refusal(error)
-        if refusal is None or not str(refusal.filename or partial).startswith(str(partial)):
+        cause: BaseException | None = error
+        while cause and not (isinstance(cause, OSError) and cause.errno in (errno.ENOENT, *DISK_ERRORS)):
+            cause = cause.__cause__ or cause.__context__
+        if not isinstance(cause, OSError) or not str(cause.filename or partial).startswith(str(partial)):
             raise
-        raise OSError(refusal.errno, os.strerror(refusal.errno or 0), str(path)) from error
+        raise OSError(cause.errno, os.strerror(cause.errno or 0), str(path)) from error
     finally:
         _partial_files.discard(partial)
         clean_up(path.parent, path.name)
 
 
-def _find_refusal(error: BaseException) -> OSError | None:
-    """Return the error of the disk that an exception is or was caused by."""
-    cause: BaseException | None = error
-    while cause is not None and not (isinstance(cause, OSError) and cause.errno in (errno.ENOENT, *DISK_ERRORS)):
-        cause = cause.__cause__ or cause.__context__
-    return cause
-
-
 def clean_up(folder: Path, name: str = "") -> None:
     """Remove what processes were writing into a folder when they ended, and put back a folder that they replaced.
 
-    Args:
-        folder: folder, which needn't exist.
-        name: name of the one file or folder whose remains are meant; empty for all.
+    The folder needn't exist; with a name, only the remains of this file or folder are meant.
     """
     for left in [*folder.iterdir()] if folder.is_dir() else ():
         match = LEFT.fullmatch(left.name)
@@ -138,14 +121,11 @@ def _is_at_work(process: int, left: Path) -> bool:
     """Tell whether the process still writes that has given a partial file, or an old folder, its name."""
     if process == os.getpid():
         return left.with_suffix(PARTIAL) in _partial_files
-    if not hasattr(os, "fork"):  # on Windows os.kill would end the process
-        return True
     try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # it lives, and is another user's
-        return True
+        if hasattr(os, "fork"):  # on Windows os.kill would end the process
+            os.kill(process, 0)
+    except OSError as error:
+        return error.errno != errno.ESRCH  # a process of another user's may not be asked
     return True
 
 
@@ -168,12 +148,11 @@ def write_text(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
 
 
-def remove_partial_files_of_this_process() -> None:
-    """Delete the files that this process is writing; it is called before a process ends without other clean-up."""
-    for partial in list(_partial_files):
+def _remove_partial_files() -> None:
+    for partial in [*_partial_files]:
         _delete(partial)
 
 
-signals.before_end.append(remove_partial_files_of_this_process)
+signals.before_end.append(_remove_partial_files)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_partial_files.clear)

@@ -29,10 +29,7 @@ def holding(path: Path, *, name: object = None, does: str = AT_WORK, wait: bool 
         path: path of the file, which is created if it is missing. Only a process that holds the lock may delete it.
         name: beginning of the error line, such as the folder that is locked; None for the path.
         does: end of the error line, behind the name of the other process.
-        wait: whether to wait until another process that holds the lock ends, instead of raising an exception.
-
-    Raises:
-        InputError: if another process holds the lock.
+        wait: whether to wait until another process that holds the lock ends, instead of raising an `InputError`.
     """
     lock = filelock.FileLock(path, timeout=-1 if wait else GRACE_PERIOD, poll_interval=0.02, fallback_to_soft=False)
     try:

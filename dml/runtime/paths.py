@@ -13,9 +13,6 @@ def expand_home(path: str | Path) -> Path:
     """Return a path that a user gave with ``~`` or ``~name`` replaced by the home folder.
 
     A shell does so where the path is a word of its own, but not in ``dataset.root=~/images``.
-
-    Raises:
-        InputError: if it is no path, is empty, or is a URL.
     """
     if not isinstance(path, str | os.PathLike):
         raise InputError(f"{printable(type(path).__name__)}: no path; give a path, as a text or a pathlib.Path")

@@ -1,7 +1,6 @@
 """The processes that a command starts, and settings of the whole process that several threads change for a while."""
 
 import atexit
-import multiprocessing
 import multiprocessing.util
 import os
 import signal
@@ -9,21 +8,19 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from multiprocessing import parent_process
 from pathlib import Path
 from threading import Lock, Thread
+from time import sleep
 from typing import Any, Generic, TypeVar
 
 from dml.runtime import signals
 
 PACKAGE = Path(__file__).resolve().parents[1]
-"""The folder of the package."""
 
 IS_INSTALLED = (PACKAGE / "conf").is_dir()
 """Whether the package was built into a wheel, which holds its configurations (setup.py)."""
 
 _started: list["subprocess.Popen[Any]"] = []
-"""The programs that this process has started."""
 
 
 def python_command(command: str) -> list[str]:
@@ -38,8 +35,7 @@ def python_environment(**variables: str) -> dict[str, str]:
     """
     environment = os.environ | variables
     if not IS_INSTALLED:
-        python_path = environment.get("PYTHONPATH")
-        environment["PYTHONPATH"] = os.pathsep.join([str(PACKAGE.parent), *([python_path] if python_path else [])])
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PACKAGE.parent), environment.get("PYTHONPATH")]))
     return environment
 
 
@@ -71,20 +67,22 @@ def stop_processes() -> None:
         child.terminate()
 
 
-def follow_parent(_worker: int = 0) -> None:
-    """Let this worker end with its parent alone: the parent receives Ctrl-C and SIGTERM too, and ends the worker.
+def end_with(parent: int) -> None:
+    """End this process as soon as its parent, which has this id, has ended: a killed one can't end it."""
 
-    A killed parent can't end it, and it would wait for ever.
-    """
+    def wait() -> None:
+        while os.getppid() == parent:
+            sleep(1)
+        os._exit(128 + signal.SIGKILL)
+
+    Thread(target=wait, daemon=True).start()
+
+
+def follow_parent(_worker: int = 0) -> None:
+    """Let this worker end with its parent alone, which receives Ctrl-C and SIGTERM too, and ends the worker."""
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)
-    Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    if (parent := parent_process()) is not None:
-        parent.join()
-        os._exit(1)
+    end_with(os.getppid())
 
 
 def _end_workers() -> None:
@@ -103,17 +101,13 @@ class SharedSetting(Generic[T]):
     """A setting of the process that threads change while they need another value, and its former value afterwards.
 
     A thread that restored the value which it had read could restore that of another thread, and leave it for good.
-
-    Args:
-        read: function that returns the setting.
-        write: function that changes the setting.
-        choose: function of the former value and those that threads need now; it returns the one that suits all.
+    ``choose`` takes the former value and those that threads need now, and returns the one that suits all.
     """
 
     def __init__(self, read: Callable[[], T], write: Callable[[T], None], choose: Callable[[Sequence[T]], T]) -> None:
         self.read, self.write, self.choose = read, write, choose
         self._lock = Lock()
-        self._values: list[T] = []  # the former value, and those that threads need now
+        self._values: list[T] = []
 
     @contextmanager
     def hold(self, value: T) -> Iterator[None]:
@@ -127,7 +121,5 @@ class SharedSetting(Generic[T]):
             yield
         finally:
             with self._lock:
-                former, *needed = self._values
-                needed.remove(value)
-                self._values = [former, *needed]
+                del self._values[self._values.index(value, 1)]
                 self.write(self.choose(self._values))

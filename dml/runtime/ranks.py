@@ -1,6 +1,7 @@
 """The processes of a job that train together, one a device, which the user, torchrun, srun or `launch` starts.
 
-Rank 0 names the run folder and tells the user what all have to tell.
+`launch` starts them itself: torch's ``elastic_launch`` replaces the handlers of signals, and loses those that come
+while the Python of a process starts. Rank 0 names the run folder and tells the user what all have to tell.
 """
 
 import os
@@ -10,13 +11,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from subprocess import Popen
-from threading import Thread
 from time import monotonic, sleep
 from typing import Any, NoReturn
 
 from dml.runtime import signals
 from dml.runtime.errors import InputError
-from dml.runtime.processes import python_environment, start_process, stop_processes
+from dml.runtime.processes import end_with, python_environment, start_process, stop_processes
 
 LAUNCHER = "DML_LAUNCHER"
 """The environment variable with the id of the process that called `launch`."""
@@ -24,14 +24,12 @@ FOLDER = "dml/folder"
 """The key under which rank 0 stores the path of the run folder."""
 FOLDER_WITHIN = 120.0
 """Seconds within which rank 0 has to store it."""
-TOLD = "dml/told"
-"""The key under which the processes count who has told of an error."""
 TOLD_WITHIN = 3.0
 """Seconds for which a process leaves it to another to tell of an error, after which a launcher ends the rest."""
 STOPPED_WITHIN = 20.0
 """Seconds that processes have to end after a signal has ended the first of them."""
 
-_store: Any = None  # it lives in rank 0 under srun, so it is held until the end
+_store: Any = None  # it lives in rank 0, so it is held until the end
 _rank: int | None = None  # None for a process alone
 
 
@@ -59,11 +57,8 @@ def is_launched(trainer: Mapping[str, Any]) -> bool:
 def launch(command: Sequence[str], count: int, **variables: str) -> int:
     """Run a dml program in several processes on this machine, in the environment that torchrun makes -> exit code.
 
-    When one has failed, the others are ended, and its exit code is returned. Signals are passed on. The variables are
-    added to the environment.
-
-    Raises:
-        Stopped: if a signal has come, to this process or to one of them.
+    When one has failed, the others are ended, and its exit code is returned. Signals are passed on: `signals.Stopped`
+    is raised if one has come, to this process or to one of them. The variables are added to the environment.
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -76,8 +71,7 @@ def launch(command: Sequence[str], count: int, **variables: str) -> int:
         was_silent, signals.state.is_silent = signals.state.is_silent, signals.state.is_silent or ranks_tell
         numbers = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
         processes = [start_process(command, env=environment | number) for number in numbers]
-        failed_rank = _wait(processes)
-        code = 0 if failed_rank is None else processes[failed_rank].returncode
+        failed_rank, code = _wait(processes)
         if code - 128 in signals.list_handled():
             signals.request(code - 128)
             was_silent |= ranks_tell and processes[0].returncode == code
@@ -85,22 +79,21 @@ def launch(command: Sequence[str], count: int, **variables: str) -> int:
     if code >= 0:
         return code
     reason = ": most often memory is short" if code == -signal.SIGKILL else ""
-    rest = f"; what was saved is kept, and {hint}" if (hint := signals.state.hint()) else ""
-    name = signal.Signals(-code).name
+    name, rest = signal.Signals(-code).name, signals.describe_rest()
     sys.stderr.write(f"error: process {failed_rank} of {count} was killed by {name}{reason}{rest}\n")
     return 128 - code
 
 
-def _wait(processes: Sequence["Popen[Any]"]) -> int | None:
-    """Wait for processes, and end those that one has left behind which failed -> the rank of that one."""
-    failed_rank, deadline = None, float("inf")
+def _wait(processes: Sequence["Popen[Any]"]) -> tuple[int, int]:
+    """Wait for processes, and end those that one has left behind which failed -> its rank and exit code, or (0, 0)."""
+    failed_rank, failed_code, deadline = 0, 0, float("inf")
     while True:
         codes = [process.poll() for process in processes]
-        if failed_rank is None and any(codes):
-            failed_rank, code = next((rank, code) for rank, code in enumerate(codes) if code)
-            deadline = monotonic() + (STOPPED_WITHIN if code - 128 in signals.list_handled() else 0)
+        if not failed_code and any(codes):
+            failed_rank, failed_code = next((rank, code) for rank, code in enumerate(codes) if code)
+            deadline = monotonic() + (STOPPED_WITHIN if failed_code - 128 in signals.list_handled() else 0)
         if None not in codes:
-            return failed_rank
+            return failed_rank, failed_code
         if monotonic() >= deadline:
             for process in processes:
                 process.kill()
@@ -113,17 +106,11 @@ def join(rank: int, world_size: int) -> None:
     _rank = rank
     signals.state.is_silent |= rank > 0
     if launcher := os.environ.get(LAUNCHER):
-        Thread(target=_end_with_launcher, args=(int(launcher),), daemon=True).start()
+        end_with(int(launcher))
     else:
         from torch.distributed.rendezvous import rendezvous
 
         _store, _, _ = next(rendezvous("env://", rank, world_size))
-
-
-def _end_with_launcher(launcher: int) -> None:
-    while os.getppid() == launcher:
-        sleep(1)
-    signals.exit_at_once(128 + signal.SIGKILL)
 
 
 def is_joined() -> bool:
@@ -143,11 +130,7 @@ def name_folder(folder: str) -> None:
 
 
 def wait_for_folder() -> str:
-    """Return the folder that rank 0 names.
-
-    Raises:
-        InputError: if it names none in time.
-    """
+    """Return the folder that rank 0 names."""
     deadline = monotonic() + FOLDER_WITHIN
     with suppress(RuntimeError):  # rank 0 had the store, and has ended
         while monotonic() < deadline:  # the store's own `wait` lets no signal through
@@ -160,15 +143,14 @@ def wait_for_folder() -> str:
 def fail(code: int, text: str, *, is_explained: bool = True) -> NoReturn:
     """Tell of an error, and end this process at once, whatever the others of its job wait for.
 
-    Args:
-        code: exit code of this process.
-        text: lines about the error.
-        is_explained: whether the error is the user's, which all may have: then rank 0 tells of it. Any other may
-            follow from the end of another process, of which that process or the launcher tells.
+    All processes may have made the user's mistake, so rank 0 tells of it, and the launcher ends the others before they
+    do. An error that is no mistake may follow from the end of another process, of which that or the launcher tells.
     """
     signals.state.is_silent = True
     sleep(TOLD_WITHIN * (bool(_rank) + (not is_explained)))
-    with suppress(RuntimeError):  # rank 0 had the store, and has ended
-        if _store is None or _store.add(TOLD, 1) == 1:
+    with suppress(RuntimeError):  # rank 0 had the store, and has told of the error
+        if _store is not None:
+            _store.check([FOLDER])
+        if not (_rank and signals.is_requested()):
             sys.stderr.write(text)
     signals.exit_at_once(code)

@@ -32,30 +32,17 @@ LONGEST_NUMBER = 1_000  # characters of a number in a YAML text: one such as 1:5
 
 
 class RefusedFileError(Exception):
-    """An error for a file that isn't regular or is larger than a limit.
-
-    Args:
-        reason: reason for the refusal, without the name of the file.
-        remedy: option that raises the limit, and the value to give; empty if there is none.
-    """
+    """An error for a file that isn't regular, or larger than a limit; the remedy is an option that raises the limit."""
 
     def __init__(self, reason: str, remedy: str = "") -> None:
-        super().__init__(reason, remedy)
+        super().__init__(f"{reason}; {remedy}" if remedy else reason)
         self.reason, self.remedy = reason, remedy
-
-    def __str__(self) -> str:
-        """Return the reason and the remedy in one line."""
-        return f"{self.reason}; {self.remedy}" if self.remedy else self.reason
 
 
 def check_regular(path: str | Path) -> os.stat_result:
-    """Make sure that a path, after following links, leads to a regular file, and return what the system knows of it.
+    """Refuse what isn't a regular file, after following links -> what the system knows of it.
 
     The file isn't opened, because opening a pipe would wait for its other end.
-
-    Raises:
-        RefusedFileError: if the path leads to a folder, a pipe, a socket or a device, or holds a NUL byte.
-        OSError: if there is no such file, or the path can't be followed.
     """
     if "\0" in str(path):
         raise RefusedFileError("a NUL byte, which no file's name holds")
@@ -69,16 +56,11 @@ def _check_kind(state: os.stat_result) -> os.stat_result:
 
 
 def read_regular(path: str | Path, max_bytes: int, option: str) -> bytes:
-    """Read the bytes of a regular file; ``option`` is the key of the configuration that sets ``max_bytes``.
-
-    Raises:
-        RefusedFileError: if the path doesn't lead to a regular file, or the file is larger than ``max_bytes``.
-        OSError: if there is no such file, or it can't be read.
-    """
+    """Read a regular file of at most ``max_bytes``, which the key ``option`` sets; a larger one is refused."""
     check_regular(path)
     descriptor = os.open(path, FLAGS)
     try:  # reading through a file object would take twice as long
-        size = _check_kind(os.fstat(descriptor)).st_size
+        size = _check_kind(os.fstat(descriptor)).st_size  # another file may have replaced the one above
         check_size(size, max_bytes, option)
         parts, size = [os.read(descriptor, size + 1)], 0
         while parts[-1]:  # a file may be growing, hold more than it says, as in /proc, or be delivered in parts
@@ -91,11 +73,7 @@ def read_regular(path: str | Path, max_bytes: int, option: str) -> bytes:
 
 
 def check_size(size: int, max_bytes: int, option: str) -> None:
-    """Make sure that a content of ``size`` bytes may be read; ``option`` is the key that sets ``max_bytes``.
-
-    Raises:
-        RefusedFileError: if the content is larger; the message names the option and the value that it needs.
-    """
+    """Refuse a content of more than ``max_bytes``, which the key ``option`` sets."""
     if size > max_bytes:
         raise RefusedFileError(f"{size:,} bytes, at most {max_bytes:,} are read", f"{option}={size} reads it")
 
@@ -107,11 +85,7 @@ def check_unpacked(size: int, max_bytes: int, option: str) -> None:
 
 
 def read_bounded(path: Path) -> bytes:
-    """Read a file whose content is a YAML or JSON text.
-
-    Raises:
-        ValueError: if it is no regular file, or larger than `MOST_BYTES`.
-    """
+    """Read a file whose content is a YAML or JSON text; a ValueError tells that it isn't regular, or too large."""
     try:
         return read_regular(path, MOST_BYTES, "")
     except RefusedFileError as error:
@@ -122,13 +96,9 @@ def parse_yaml(text: str, *, with_aliases: bool = False) -> Any:
     """Return the content of a YAML text: plain values, lists and dictionaries.
 
     Args:
-        text: the text.
-        with_aliases: whether it may hold aliases and merge keys, as the project's own files do; never for a stranger's.
-
-    Raises:
-        yaml.YAMLError: if the text is no YAML.
-        ValueError: if it holds a date that doesn't exist, such as 2000-13-01, or an alias or a merge key, with which a
-            short text becomes any number of values, or is larger than the limits above.
+        text: text within the limits above; others, and dates that don't exist, raise a ValueError.
+        with_aliases: whether it may hold aliases and merge keys, with which a short text becomes any number of values:
+            the project's own files do, a stranger's never.
     """
     if len(text) > MOST_CHARACTERS:
         raise ValueError(f"more than {MOST_CHARACTERS:,} characters")
@@ -146,11 +116,7 @@ def parse_yaml(text: str, *, with_aliases: bool = False) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return the content of a JSON text: plain values, lists and dictionaries.
-
-    Raises:
-        ValueError: if the text is no JSON, or isn't as `check_plain` wants it.
-    """
+    """Return the content of a JSON text; a ValueError tells that it is none, or isn't as `check_plain` wants it."""
     separators = text.count(",") if isinstance(text, str) else text.count(b",")
     if separators > 2 * MOST:  # some may stand in texts; values take much more memory than their text
         raise ValueError(f"more than {MOST:,} values")
@@ -163,9 +129,7 @@ def parse_json(text: str | bytes) -> Any:
 def check_plain(content: Any) -> Any:
     """Return values out of a file if a program can walk through them: they are bounded, and none contains itself.
 
-    Raises:
-        ValueError: if they nest more than `DEEPEST` lists and mappings, or are more than `MOST`; a value that several
-            places share counts in each of them.
+    A value that several places share counts in each of them.
     """
     count, depth, level = 1, 0, [content]
     while level := [node for node in level if isinstance(node, Mapping | list | tuple | set)]:

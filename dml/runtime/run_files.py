@@ -1,4 +1,7 @@
-"""Functions that read the YAML, JSON and CSV files of a run folder, and tell what is to be done about a damaged one."""
+"""Functions that read the YAML, JSON and CSV files of a run folder, and tell what is to be done about a damaged one.
+
+What can't be read, or isn't what the function reads, is a ValueError.
+"""
 
 import csv
 import math
@@ -15,55 +18,36 @@ from dml.runtime.reading import parse_json, parse_yaml, read_bounded
 
 T = TypeVar("T")
 
-REMEDIES = {
-    "config.yaml": "delete {run}/.hydra, and {resuming} takes the overrides from checkpoints/last.ckpt",
-    "metrics.csv": "delete it to do without the history; nothing else is lost",
-    "raw_metrics.json": "delete it, and {resuming} computes it again",
-    "splits.json": "delete it to go on without a comparison of the data with what it was",
-}
-"""What a user can do about a damaged file of a run, by the name of the file."""
-REMEDIES["hydra.yaml"] = REMEDIES["overrides.yaml"] = REMEDIES["config.yaml"]
-
 
 def remedy_for(path: Path, run: Path) -> str:
     """Return the end of an error line that tells what a user can do about a damaged file of a run."""
-    resuming = shlex.quote(f"resume={run}")
-    remedy = REMEDIES.get(path.name, "{resuming} tests the run again and writes it anew")
-    return remedy.format(run=run, resuming=resuming)
+    damaged = path.parent if path.parent.name == ".hydra" else "it"
+    return f"delete {damaged}, and {shlex.quote(f'resume={run}')} goes on without"
 
 
-def read_yaml(path: Path, kind: type[T]) -> T:
-    """Read the content of a YAML file, which must be of the type ``kind``.
-
-    Raises:
-        ValueError: if the file can't be read, or its content is of another type.
-    """
-    try:
-        content = parse_yaml(read_bounded(path).decode())
-    except yaml.YAMLError as error:
-        raise ValueError(f"no YAML: {error}") from error
+def _check_kind(content: Any, kind: type[T]) -> T:
     if not isinstance(content, kind):
         raise DamageError(f"it holds {type(content).__name__}, not {kind.__name__}")
     return content
 
 
-def read_configuration(path: Path) -> dict[str, Any]:
-    """Read the configuration of a run.
+def read_yaml(path: Path, kind: type[T]) -> T:
+    """Read the content of a YAML file, which must be of the type ``kind``."""
+    try:
+        return _check_kind(parse_yaml(read_bounded(path).decode()), kind)
+    except yaml.YAMLError as error:
+        raise ValueError(f"no YAML: {error}") from error
 
-    Raises:
-        ValueError: if it can't be read, or no run has one of this kind.
-    """
+
+def read_configuration(path: Path) -> dict[str, Any]:
+    """Read the configuration of a run."""
     config = read_yaml(path, dict)
     check_parts(config)
     return config
 
 
 def read_runtime(path: Path) -> tuple[dict[str, Any], str]:
-    """Read from hydra.yaml the choice of each configuration group, and the working folder; {} and "" without Hydra.
-
-    Raises:
-        ValueError: if the file can't be read, or names no choices.
-    """
+    """Read from hydra.yaml the choice of each configuration group, and the working folder; {} and "" without Hydra."""
     content = read_yaml(path, dict)
     try:
         runtime = content["hydra"]["runtime"] if content else {"choices": {}}
@@ -73,34 +57,19 @@ def read_runtime(path: Path) -> tuple[dict[str, Any], str]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file that holds values by name.
-
-    Raises:
-        ValueError: if it holds anything else.
-    """
-    content = parse_json(read_bounded(path))
-    if not isinstance(content, dict):
-        raise DamageError(f"it holds {type(content).__name__}, not values by name")
-    return content
+    """Read a JSON file that holds values by name."""
+    return _check_kind(parse_json(read_bounded(path)), dict)
 
 
 def read_metrics(path: Path) -> dict[str, Any]:
-    """Read metrics and facts about a test by name, in which a null is NaN.
-
-    Raises:
-        ValueError: if the file can't be read, or a metric isn't a number.
-    """
+    """Read metrics and facts about a test by name, in which a null is NaN."""
     values = restore_nan(read_json(path))
     check_metrics(values)
     return values
 
 
 def check_metrics(values: Mapping[str, Any]) -> None:
-    """Make sure that metrics, whose names hold a slash, are numbers; facts about the test may be texts.
-
-    Raises:
-        ValueError: if one isn't.
-    """
+    """Make sure that metrics, whose names hold a slash, are numbers; facts about the test may be texts."""
     for name, value in values.items():
         if "/" in name and (isinstance(value, bool) or not isinstance(value, int | float)):
             raise ValueError(f"{name} is {value!r}, not a number")
@@ -117,14 +86,7 @@ def restore_nan(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """Read the rows of a CSV file of numbers that has a column "step".
-
-    Returns:
-        The cells of each row by column, without the columns in which the row is empty.
-
-    Raises:
-        ValueError: if a cell isn't a number, a row has too few or too many cells, or the steps don't increase.
-    """
+    """Read a CSV file of numbers with increasing steps -> the cells of each row by column, without empty ones."""
     rows: list[dict[str, str]] = []
     previous_step = -1
     try:

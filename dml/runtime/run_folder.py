@@ -55,15 +55,11 @@ class RunState(StrEnum):
 
 
 class RunFolder:
-    """The folder of a run, which reads and writes all files of the run.
+    """The folder of a run, which needn't exist; it reads and writes all files of the run.
 
     `.hydra/` holds the configuration with which the run was last started. The process that holds the lock writes it,
     after all settings have been checked. A run is finished if metrics.json holds the metrics of this configuration.
-
     What reads a file raises an `InputError` if the file can't be read, or isn't as it was written.
-
-    Args:
-        path: path of the folder, which needn't exist.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -86,15 +82,16 @@ class RunFolder:
         self.hydra_file = self.path / ".hydra" / "hydra.yaml"  # the choice of each configuration group
         self.overrides_file = self.path / ".hydra" / "overrides.yaml"  # the arguments of the command line
 
+    @classmethod
+    def from_checkpoint(cls, path: Path) -> "RunFolder":
+        """Return the folder of the run whose checkpoint has a path; neither of them need exist."""
+        return cls(path.absolute().parent.parent)
+
     @contextmanager
     def hold(self, *, wait: bool = False) -> Iterator[None]:
         """Hold the lock of the folder, so that no other process works in it, and delete partial files of killed ones.
 
-        Args:
-            wait: whether to wait until another process has ended its work there, instead of raising an exception.
-
-        Raises:
-            InputError: if another process works in the folder, or a link would lead what is written out of it.
+        Another process at work is waited for, or else refused; so is a link that would lead what is written out of it.
         """
         if os.environ.get(HELD_FOLDER) == str(self.path):
             yield
@@ -124,17 +121,6 @@ class RunFolder:
         for path, text in ((self.overrides_file, overrides), (self.hydra_file, hydra), (self.config_file, config)):
             write_text(path, text)
 
-    @classmethod
-    def from_checkpoint(cls, path: Path) -> "RunFolder":
-        """Return the folder of the run whose checkpoint has a path; neither of them need exist."""
-        return cls(path.absolute().parent.parent)
-
-    def read_configuration(self) -> tuple[str, str, str]:
-        """Read the three files of `.hydra/` as `write_configuration` takes them."""
-        files = (self.config_file, self.hydra_file, self.overrides_file)
-        config, hydra, overrides = (read_bounded(file).decode() if file.exists() else "{}" for file in files)
-        return config, hydra, overrides
-
     @property
     def has_configuration(self) -> bool:
         """Tell whether a run has been started in the folder."""
@@ -142,44 +128,45 @@ class RunFolder:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """Read the configuration without `RUN_KEYS`."""
+        """The configuration without `RUN_KEYS`."""
         return without_run_keys(self._read(self.config_file, read_configuration))
 
     @property
     def config_text(self) -> str:
-        """Read the whole configuration as a YAML text."""
+        """The whole configuration as a YAML text."""
         self._read(self.config_file, read_configuration)
         return read_bounded(self.config_file).decode()
 
     @property
     def is_evaluation(self) -> bool:
         """Tell whether the folder is one in which ``evaluate.py`` tested a checkpoint, and no run was trained."""
-        return self.config_file.is_file() and "checkpoint" in self._read_yaml(self.config_file, dict)
+        config: Mapping[str, Any] = self._read_if_there(self.config_file, lambda path: read_yaml(path, dict), {})
+        return "checkpoint" in config
 
     @cached_property
     def overrides(self) -> list[str]:
-        """Read the overrides: the arguments of the command line; empty if there is no overrides.yaml."""
-        if not self.overrides_file.exists():
-            return []
-        return [str(override) for override in self._read_yaml(self.overrides_file, list)]
+        """The overrides: the arguments of the command line."""
+        read: list[Any] = self._read_if_there(self.overrides_file, lambda path: read_yaml(path, list), [])
+        return [*map(str, read)]
 
     @cached_property
     def _runtime(self) -> tuple[dict[str, Any], str]:
-        return self._read(self.hydra_file, read_runtime) if self.hydra_file.exists() else ({}, "")
+        nothing: tuple[dict[str, Any], str] = {}, ""
+        return self._read_if_there(self.hydra_file, read_runtime, nothing)
 
     @property
     def choices(self) -> dict[str, Any]:
-        """Read the choice of each configuration group except Hydra's groups; empty if there is no hydra.yaml."""
+        """The choice of each configuration group except Hydra's groups; empty if there is no hydra.yaml."""
         return {group: choice for group, choice in self._runtime[0].items() if "hydra/" not in group}
 
     @property
     def start_folder(self) -> str:
-        """Read the working folder in which the run was last started; empty if there is no hydra.yaml."""
+        """The working folder in which the run was last started; empty if there is no hydra.yaml."""
         return self._runtime[1]
 
     @property
     def state(self) -> RunState:
-        """Return the state of the run."""
+        """The state of the run."""
         if self.is_finished:
             return RunState.FINISHED
         return RunState.INTERRUPTED if self.has_configuration or self.last_checkpoint.exists() else RunState.NEW
@@ -202,9 +189,7 @@ class RunFolder:
 
     def raw_metrics(self, configuration: str) -> dict[str, Any] | None:
         """Read the metrics of the backbone's features; None if there are none of this `configuration_id`."""
-        if not self.raw_metrics_file.exists():
-            return None
-        metrics = self._read(self.raw_metrics_file, read_metrics)
+        metrics: dict[str, Any] = self._read_if_there(self.raw_metrics_file, read_metrics, {})
         return metrics if metrics.pop(CONFIGURATION, None) == configuration else None
 
     def write_raw_metrics(self, metrics: Mapping[str, Any], configuration: str) -> None:
@@ -213,7 +198,7 @@ class RunFolder:
 
     def threshold_curves(self) -> dict[str, list[list[float]]]:
         """Read the curves of the thresholds, {split: rows of numbers}; no curve if the test wrote none."""
-        return self._read(self.threshold_curves_file, read_json) if self.threshold_curves_file.exists() else {}
+        return self._read_if_there(self.threshold_curves_file, read_json, {})
 
     def write_threshold_curves(self, curves: Mapping[str, Sequence[Sequence[float]]]) -> None:
         """Write the rows of the thresholds' curves by name; without any, remove earlier ones."""
@@ -224,7 +209,7 @@ class RunFolder:
 
     def splits(self) -> dict[str, dict[str, str]] | None:
         """Read the summary of the data set, {split: {class: summary of its images}}; None for runs without the file."""
-        return self._read(self.splits_file, read_json) if self.splits_file.exists() else None
+        return self._read_if_there(self.splits_file, read_json, None)
 
     def write_splits(self, splits: Mapping[str, Mapping[str, str]]) -> None:
         """Write the summary of the data set."""
@@ -232,14 +217,14 @@ class RunFolder:
 
     def history(self) -> list[dict[str, str]]:
         """Read the rows of metrics.csv, each without the columns in which it is empty; no rows if there is no file."""
-        return self._read(self.history_file, read_rows) if self.history_file.exists() else []
+        return self._read_if_there(self.history_file, read_rows, [])
 
     def values(self, metric: str) -> dict[int, float]:
         """Read the values of a metric in the history, by step."""
         return {int(row["step"]): float(row[metric]) for row in self.history() if metric in row}
 
-    def _read_yaml(self, path: Path, kind: type[T]) -> T:
-        return self._read(path, lambda yaml_file: read_yaml(yaml_file, kind))
+    def _read_if_there(self, path: Path, read: Callable[[Path], T], default: T) -> T:
+        return self._read(path, read) if path.exists() else default
 
     def _read(self, path: Path, read: Callable[[Path], T]) -> T:
         """Read a file of the folder with ``read``, and turn damage into an error line with a remedy."""

@@ -2,8 +2,8 @@
 
 Files are whole at each moment, so the handler itself ends the process. Only what should come to an end of its own, as
 the step of a training or the processes that this one waits for, is `deferring`: there a signal sets a flag, and a
-second one ends the process. Programs call `handle_signals` before all other imports, which take seconds, so this module
-imports nothing but the standard library.
+second one ends the process. No handler raises an exception: libraries would swallow it while they are imported.
+Programs call `handle_signals` before all other imports, so this module imports nothing but the standard library.
 """
 
 import os
@@ -29,10 +29,7 @@ before_end: list[Callable[[], None]] = []
 
 
 class Stopped(SystemExit):
-    """The exception of `check`, which neither ``except Exception`` nor Lightning's handling of Ctrl-C catches.
-
-    A handler raises none: libraries would swallow it while they are imported.
-    """
+    """The exception of `check`, which neither ``except Exception`` nor Lightning's handling of Ctrl-C catches."""
 
 
 def _is_silent() -> bool:
@@ -53,9 +50,7 @@ class SignalState:
 
 
 state = SignalState()
-"""The state of this process."""
-_process: int | None = None
-"""The id of the process whose signals are handled: a forked child, such as a loader's worker, handles none."""
+_process: int | None = None  # whose signals are handled: a forked child, such as a loader's worker, handles none
 
 
 def list_handled() -> list[signal.Signals]:
@@ -66,8 +61,7 @@ def list_handled() -> list[signal.Signals]:
 def handle_signals() -> None:
     """End this program, from now on, with one line at each of the signals.
 
-    Every command and every worker of a sweep begins with it, so letters that the output can't hold are escaped from
-    here on, too.
+    Every command begins with it, so letters that the output can't hold are escaped from here on, too.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a notebook has others, which hold all letters
@@ -75,7 +69,7 @@ def handle_signals() -> None:
     if _process != os.getpid():
         forget()
         if _set_handlers():
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, list_handled())  # see `processes.start_process`
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, list_handled())  # see `processes.blocking_signals`
 
 
 def handle_again() -> None:
@@ -97,14 +91,8 @@ def _set_handlers() -> dict[signal.Signals, Any]:
 def deferring(notice: str, pass_on: Callable[[], None] | None = None) -> Iterator[None]:
     """Let a first signal set a flag in the ``with`` body, which calls `check` where it can end, as the end of it does.
 
-    Signals are handled here even in a Python session, where Ctrl-C is a KeyboardInterrupt otherwise.
-
-    Args:
-        notice: message to a user who has waited for a second, such as "stopping after this step".
-        pass_on: function that is called at each signal.
-
-    Raises:
-        Stopped: if a signal has come by the end of the body.
+    Signals are handled here even in a Python session, where Ctrl-C is a KeyboardInterrupt otherwise. ``pass_on`` is
+    called at each signal; a user who has waited for a second is shown the notice.
     """
     global _process
     before = _process, state.notice, state.pass_on
@@ -150,6 +138,12 @@ def format_line() -> str:
     name, hint = signal.Signals(state.signum or signal.SIGTERM).name, state.hint()
     event = " ".join(filter(None, ["stopped", state.position, "by", name]))
     return f"{event}; {hint}\n" if hint else f"{event}\n"
+
+
+def describe_rest() -> str:
+    """Describe how a command goes on that an error has ended; empty for one that begins anew."""
+    hint = state.hint()
+    return f"; what was saved is kept, and {hint}" if hint else ""
 
 
 def report() -> int:

@@ -65,19 +65,9 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], right: 
     | --- | ---: |
     | a\|b | 61.2 |
 
-    Args:
-        header: heads of the columns.
-        rows: cells of each row, as many as there are columns.
-        right: indices of the columns that are aligned to the right, such as columns of numbers.
-
-    Raises:
-        ValueError: if a row has more or fewer cells than the header.
+    The columns whose indices are in ``right`` are aligned to the right, such as columns of numbers.
     """
-    lines = [header, ["---:" if column in right else "---" for column in range(len(header))]]
-    for row in rows:
-        if len(row) != len(header):
-            raise ValueError(f"a row of {len(row)} cells in a table of {len(header)} columns: {list(row)}")
-        lines.append(row)
+    lines = [header, ["---:" if column in right else "---" for column in range(len(header))], *rows]
     escaped = ([cell.replace("|", r"\|") for cell in line] for line in lines)
     return "\n".join(f"| {' | '.join(cells)} |" for cells in escaped)
 
@@ -97,20 +87,20 @@ class ProgressMeter:
     """Counts the progress of a long task, and tells when the next line about it is due.
 
     >>> seconds = iter([0.0, 40.0, 40.0])
-    >>> meter = ProgressMeter(interval=30.0, clock=lambda: next(seconds))
+    >>> meter = ProgressMeter(clock=lambda: next(seconds))
     >>> meter.advance(images=800), meter.line(left=3)
     (True, '20 images/s, 0:02:00 left')
 
     Args:
         interval: seconds between two lines.
-        first: seconds before the first line, if they are less; None for those between two.
+        first: seconds before the first line, if they are less.
         clock: function that returns the time in seconds.
     """
 
     def __init__(
-        self, interval: float = LINE_EVERY, first: float | None = None, clock: Callable[[], float] = monotonic
+        self, interval: float = LINE_EVERY, first: float = LINE_EVERY, clock: Callable[[], float] = monotonic
     ) -> None:
-        self.interval, self.due_after, self.clock = interval, min(interval, first or interval), clock
+        self.interval, self.due_after, self.clock = interval, min(interval, first), clock
         self.began = self.last_line = clock()
         self.done = self.images = 0
 

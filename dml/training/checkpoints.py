@@ -4,7 +4,6 @@ import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from dml.models.adapters import plain_name
 from dml.models.backbone import Backbone
 from dml.models.recurrent import AnyModel, RecurrentModel
 from dml.models.weights import hash_tensors
-from dml.runtime.checksums import DamageError, check_zip, is_zip
+from dml.runtime.checksums import DamageError, check_zip
 from dml.runtime.configuration import check_parts
 from dml.runtime.errors import InputError
 from dml.runtime.reading import check_plain
@@ -25,16 +24,12 @@ from dml.runtime.text import printable
 
 FORMAT = 1
 """The version of what a checkpoint holds; one of another version isn't read."""
-
 FROZEN = "frozen"
 """The entry of a checkpoint about the weights that it lacks."""
-
 INTERPOLATION = "interpolation"
 """The entry of a checkpoint that `dml.run.interpolation` chose: the share of the last weights, and their step."""
-
 STATES = ("state_dict", "current_model_state")
 """The entries of a checkpoint that hold weights; the second is in those of runs with ``ema``."""
-
 PREFIX = "model."
 """What the names of the model's weights begin with in a checkpoint."""
 
@@ -42,12 +37,8 @@ PREFIX = "model."
 def read_checkpoint(path: str | Path, *, lazily: bool = False) -> dict[str, Any]:
     """Read a checkpoint of a run, and compare its content with its checksums; its tensors are on the CPU.
 
-    Args:
-        path: path of the checkpoint.
-        lazily: whether the tensors stay on the disk until they are used.
-
-    Raises:
-        InputError: if the file doesn't exist, can't be read, is damaged or is no checkpoint of a run.
+    A file that is missing, damaged or no checkpoint of a run raises InputError. With ``lazily`` the tensors stay on the
+    disk until they are used.
     """
     path = Path(path)
     if not path.is_file():
@@ -56,50 +47,35 @@ def read_checkpoint(path: str | Path, *, lazily: bool = False) -> dict[str, Any]
         is_inside = f"{shlex.quote(f'checkpoint={best}')} is in it"
         place = is_inside if best.is_file() else "a run keeps checkpoints/best.ckpt and last.ckpt"
         raise InputError(f"checkpoint={path}: {what}; {place}")
-    if damage := _describe_damage(path):
-        raise InputError(f"checkpoint={path}: {damage}; {_describe_remedy(path)}")
     try:
+        check_zip(path)  # torch.load doesn't look at the checksums
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=lazily)
+    except DamageError as error:
+        raise InputError(f"checkpoint={path}: damaged ({error}); {_describe_remedy(path)}") from error
     except Exception as error:  # The unpickler can raise any exception for a damaged file.
         raise InputError(f"checkpoint={path}: cannot be read ({type(error).__name__})") from error
-    if not isinstance(checkpoint, dict) or not checkpoint.keys() >= {"state_dict", "run", "global_step"}:
+    if not isinstance(checkpoint, dict) or "run" not in checkpoint:
         raise InputError(f"checkpoint={path}: not a checkpoint of a dml run")
-    if (found := checkpoint.get("format")) != FORMAT:
-        raise InputError(f"checkpoint={path}: of format {found}; this version of dml reads {FORMAT} alone")
+    if (file_format := checkpoint.get("format")) != FORMAT:
+        raise InputError(f"checkpoint={path}: of format {file_format}; this version of dml reads {FORMAT} alone")
     try:
         run = check_plain(checkpoint["run"])
         check_parts(run.get("config", {}))
         is_run = all(isinstance(override, str) for override in run.get("overrides", ()))
         is_run &= isinstance(checkpoint["state_dict"], Mapping) and type(checkpoint["global_step"]) is int
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"checkpoint={path}: not a checkpoint of a dml run ({error})") from error
+    except (ValueError, KeyError, TypeError, AttributeError):
+        is_run = False
     if not is_run:
         raise InputError(f"checkpoint={path}: not a checkpoint of a dml run")
     return checkpoint
 
 
-def _describe_damage(path: Path) -> str:
-    """Compare a checkpoint's file with its checksums -> a description of the damage; "" if there is none."""
-    stat = path.stat()
-    return _check_file(path, stat.st_ino, stat.st_mtime_ns, stat.st_size)
-
-
-@lru_cache(maxsize=8)
-def _check_file(path: Path, inode: int, modified: int, size: int) -> str:  # noqa: ARG001
-    """Do the work of `_describe_damage`; the cache spares reading a file again unless it has changed."""
-    if not is_zip(path):
-        return "cannot be read (it doesn't begin as a checkpoint does)"
-    try:
-        check_zip(path)
-    except DamageError as error:
-        return f"damaged ({error})"
-    return ""
-
-
 def _describe_remedy(path: Path) -> str:
-    """Describe what a user can do if a checkpoint can't be read: the run's other checkpoint may be undamaged."""
+    """Describe what a user can do if a checkpoint is damaged: the run's other checkpoint may be whole."""
     other = path.with_name("last.ckpt" if path.name == "best.ckpt" else "best.ckpt")
-    if path == other or not other.is_file() or _describe_damage(other):
+    try:
+        check_zip(other)
+    except (DamageError, OSError):
         return "there is no other one beside it that is whole; a new run is needed, or a copy of this file"
     test, beginning = (shlex.quote(f"{key}={other}") for key in ("checkpoint", "training.init"))
     line = f"{other} is whole: {test} tests it, {beginning} begins a new run with its weights"
@@ -110,21 +86,13 @@ def _describe_remedy(path: Path) -> str:
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """The stage and the step at which a run is, or at which a checkpoint was written.
+    """The stage and the step at which a run is, or at which a checkpoint was written."""
 
-    Args:
-        stage: name of the stage; "" in a run of one stage.
-        first_step: number of optimizer steps of all earlier stages.
-        step: number of optimizer steps of this stage.
-        history_checksum: value of `History.checksum` at that step; "" if the checkpoint has none.
-        share: share of the weights of that step in those of the checkpoint, see `dml.run.interpolation`.
-    """
-
-    stage: str
-    first_step: int
-    step: int
-    history_checksum: str = ""
-    share: float = 1.0
+    stage: str  # "" in a run of one stage
+    first_step: int  # the optimizer steps of all earlier stages
+    step: int  # those of this stage
+    history_checksum: str = ""  # `History.checksum` at that step; "" if the checkpoint has none
+    share: float = 1.0  # of the weights of that step in those of the checkpoint, see `dml.run.interpolation`
 
     @classmethod
     def read(cls, path: Path) -> "TrainingProgress":
@@ -146,8 +114,7 @@ class TrainingProgress:
     def describe(self, run: Mapping[str, Any]) -> dict[str, float]:
         """Return the epoch of the stage, the step of the run and the share of its weights below 1, for metrics.json.
 
-        Args:
-            run: entry "run" of the checkpoint; without "batches_per_epoch" and "batches_per_step" the epoch is missing.
+        ``run`` is that entry of the checkpoint; without its numbers of batches the epoch is missing.
         """
         described = {"step": self.total_steps} | ({} if self.share == 1 else {INTERPOLATION: self.share})
         if "batches_per_epoch" not in run:
@@ -156,34 +123,27 @@ class TrainingProgress:
 
 
 def find_checkpoint(folder: RunFolder) -> Path:
-    """Return the checkpoint of a run that its test took, or would take.
-
-    Raises:
-        InputError: if the folder has no checkpoint.
-    """
+    """Return the checkpoint of a run that its test took, or would take; a folder without any raises InputError."""
     last, best = folder.last_checkpoint, folder.best_checkpoint
     if not last.exists() and not best.exists():
         raise InputError(
             f"{printable(folder.path)}: neither a run with checkpoints, nor a folder that save_pretrained wrote"
         )
-    if not best.exists() or _selects_last(folder):
+    if folder.is_finished:
+        selection = folder.metrics().get("selection")
+    else:
+        selection = folder.config.get("evaluation", {}).get("selection") if folder.has_configuration else None
+    if not best.exists() or selection == "last":
         return last
     if last.exists() and TrainingProgress.read(best).stage != TrainingProgress.read(last).stage:
         return last  # the best one is of an earlier stage
     return best
 
 
-def _selects_last(folder: RunFolder) -> bool:
-    if folder.is_finished:
-        return bool(folder.metrics().get("selection") == "last")
-    return bool(folder.has_configuration and folder.config.get("evaluation", {}).get("selection") == "last")
-
-
 def load_model(model: AnyModel, path: Path) -> None:
     """Load the weights of a checkpoint, and the heads that its training chose, into its model.
 
-    Raises:
-        InputError: if the checkpoint belongs to another model, or was trained with other frozen weights.
+    A checkpoint of another model, or one that was trained with other frozen weights, raises InputError.
     """
     checkpoint = fill_in(read_checkpoint(path), model, path)
     load_state(model, _select_model_state(checkpoint), path)
@@ -198,18 +158,19 @@ def load_initial_weights(model: nn.Module, path: Path) -> None:
     updates (`dml.models.adapters.LoRA`) also accepts the weights of one without them.
     """
     checkpoint = read_checkpoint(path)
-    is_embedding_model = not any(name.startswith(f"{PREFIX}recurrent.") for name in checkpoint["state_dict"])
-    filled = model.cnn if isinstance(model, RecurrentModel) and is_embedding_model else model
+    is_recurrent = any(name.startswith(f"{PREFIX}recurrent.") for name in checkpoint["state_dict"])
+    filled = model.cnn if isinstance(model, RecurrentModel) and not is_recurrent else model
     load_initial_state(model, _select_model_state(fill_in(checkpoint, filled, path)), path)
 
 
 def load_initial_state(model: nn.Module, state: dict[str, Any], path: Path) -> None:
     """Load weights as `load_initial_weights` does."""
+    networks: list[nn.Module] = [model]
     if isinstance(model, RecurrentModel) and not any(name.startswith("recurrent.") for name in state):
-        load_state(model.cnn, _add_updates(state, model.cnn), path)
-        load_state(model.pretrained, _add_updates(state, model.cnn), path)
-    else:
-        load_state(model, _add_updates(state, model), path)
+        networks = [model.cnn, model.pretrained]
+    state = _add_updates(state, networks[0])
+    for network in networks:
+        load_state(network, state, path)
 
 
 def _add_updates(state: dict[str, Any], model: nn.Module) -> dict[str, Any]:
@@ -230,8 +191,11 @@ def _select_model_state(checkpoint: dict[str, Any]) -> dict[str, Any]:
 def load_state(model: nn.Module, state: dict[str, Any], path: Path) -> None:
     """Load weights into a model, after a comparison of their names and shapes."""
     expected = model.state_dict()
-    misfits = [name for name in state.keys() | expected.keys() if name not in expected or name not in state]
-    misfits += [name for name in state.keys() & expected.keys() if state[name].shape != expected[name].shape]
+    misfits = [
+        name
+        for name in state.keys() | expected.keys()
+        if name not in expected or name not in state or state[name].shape != expected[name].shape
+    ]
     if misfits:
         raise InputError(
             f"checkpoint={path}: of another model: {len(misfits)} of its weights don't fit, such as {min(misfits)}; "
@@ -243,10 +207,9 @@ def load_state(model: nn.Module, state: dict[str, Any], path: Path) -> None:
 class FrozenWeights:
     """The weights that a training with an adapter leaves as they are, and that its checkpoints therefore don't hold.
 
-    A checkpoint leaves out a frozen parameter or buffer if two things are true: building the model again gives the same
-    value, and the value is still that one. So random weights are in it, and all weights of a run that began with those
-    of another run (``training.init``). The entry "frozen" of a checkpoint has the names of what it lacks, and a
-    fingerprint.
+    A checkpoint leaves out a frozen parameter or buffer if building the model again gives the same value, and the value
+    is still that one. So random weights are in it, and all weights of a run that began with those of another run
+    (``training.init``). The entry "frozen" of a checkpoint has the names of what it lacks, and a fingerprint.
 
     Args:
         model: model as it was built, before other weights are loaded.
@@ -304,18 +267,13 @@ def lacks_weights(checkpoint: Mapping[str, Any]) -> bool:
 
 
 def fill_in(checkpoint: Mapping[str, Any], model: nn.Module, path: str | Path) -> dict[str, Any]:
-    """Return a checkpoint with the frozen weights that it lacks, taken from its model.
-
-    Raises:
-        InputError: if the model's weights aren't those that the checkpoint was trained with.
-    """
+    """Return a checkpoint with the frozen weights that it lacks, taken from its model; others raise InputError."""
     if not lacks_weights(checkpoint):
         return dict(checkpoint)
     names, expected = checkpoint[FROZEN]["names"], checkpoint[FROZEN]["fingerprint"]
     state = {PREFIX + name: value for name, value in model.state_dict().items()}
     state |= {plain_name(name): value for name, value in state.items()}
-    missing = [name for name in names if name not in state]
-    if missing:
+    if missing := [name for name in names if name not in state]:
         raise InputError(
             f"checkpoint={path}: of another model: it lacks {len(missing)} frozen weights that the model hasn't, such "
             f"as {missing[0].removeprefix(PREFIX)}; give the model.* options that it was trained with"

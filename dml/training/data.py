@@ -23,7 +23,7 @@ Transform = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class LoaderSettings:
-    """Settings of the data loaders, the values of ``data`` with a value for each ``auto``.
+    """Values of ``data`` for the loaders, with a value for each ``auto``.
 
     With ``on_corrupt="skip"`` a training takes the next image of the class in the place of one that can't be read, and
     an evaluation excludes the image and counts it.
@@ -39,20 +39,20 @@ class LoaderSettings:
 class ImageLoader(DataLoader[Item | None]):
     """A loader whose iterators can be ended before they have loaded all images, see `BatchStream.close`."""
 
-    iterators: "weakref.WeakSet[Any] | None" = None
-    """Set that gets the iterators: they may outlive the loader, in the trace of an error; None for no set."""
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.iterators: weakref.WeakSet[Any] = weakref.WeakSet()  # they may outlive the loader, in an error's trace
 
     def _get_iterator(self) -> Any:
         if self.num_workers:
             pause_before_forks()
         iterator = super()._get_iterator()
-        if self.iterators is not None:
-            self.iterators.add(iterator)
+        self.iterators.add(iterator)
         return iterator
 
 
 class EvaluationData(LightningDataModule):
-    """Loads the images of a split for a test, each once and in the order of the table.
+    """Loads the images of ``tested_on``, a split, for a test: each once and in the order of the table.
 
     Args:
         table: table of the data set.
@@ -61,9 +61,6 @@ class EvaluationData(LightningDataModule):
             image; None for one view.
         settings: settings of the data loaders.
         cache: folder with the decoded images of the data set; None if they aren't cached.
-
-    Attributes:
-        tested_on: name of the split that is tested.
     """
 
     def __init__(
@@ -76,11 +73,8 @@ class EvaluationData(LightningDataModule):
         cache: CacheFolder | None = None,
     ) -> None:
         super().__init__()
-        self.table = table
-        self.test_transform = test_transform
-        self.crops_transform = crops_transform or test_transform
-        self.settings = settings
-        self.cache = cache
+        self.table, self.settings, self.cache = table, settings, cache
+        self.test_transform, self.crops_transform = test_transform, crops_transform or test_transform
         self.tested_on = "test"
         self._iterators: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -90,7 +84,7 @@ class EvaluationData(LightningDataModule):
 
     def _make_loader(self, table: ImageTable, transform: Transform) -> DataLoader[Item | None]:
         """Make a loader of all images of a table; each of W processes gets every W-th image."""
-        rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+        rank, world_size = self._rank_and_world_size()
         on_corrupt = "raise" if self.settings.on_corrupt == "raise" else "drop"
         rows, size = range(rank, len(table), world_size), self.settings.eval_batch_size
         dataset = self._make_dataset(table, transform, on_corrupt)
@@ -107,6 +101,9 @@ class EvaluationData(LightningDataModule):
         )
         loader.iterators = self._iterators
         return loader
+
+    def _rank_and_world_size(self) -> tuple[int, int]:
+        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
 
     def on_exception(self, exception: BaseException) -> None:  # noqa: ARG002
         """End the workers of an evaluation that has failed: the process may go on with the next run of a sweep."""
@@ -133,10 +130,6 @@ class DataModule(EvaluationData):
         validated_on: name of the split that is validated, "val" or "test".
         seed: seed of the random numbers of ``train_transform``.
         **evaluation: the remaining arguments of `EvaluationData`.
-
-    Attributes:
-        batches_between_bank_updates: number of batches after each of which the sampler gets a new embedding bank; None
-            if it gets none.
     """
 
     stream: BatchStream
@@ -152,9 +145,8 @@ class DataModule(EvaluationData):
         **evaluation: Any,
     ) -> None:
         super().__init__(table, **evaluation)
-        self.validated_on = validated_on
-        self.batches_between_bank_updates: int | None = None
-        self.seed = seed
+        self.validated_on, self.seed = validated_on, seed
+        self.batches_between_bank_updates: int | None = None  # after each so many the sampler gets a new embedding bank
         self.train_table = table.subset("train").renumber()
         if not len(self.train_table):
             raise InputError("dataset: its train split is empty")
@@ -167,12 +159,13 @@ class DataModule(EvaluationData):
         on_corrupt = "raise" if self.settings.on_corrupt == "raise" else "replace"
         num_batches = self.trainer.max_steps * self.trainer.accumulate_grad_batches if self.trainer else None
         dataset = self._make_dataset(self.train_table, self.train_transform, on_corrupt)
+        rank, world_size = self._rank_and_world_size()
         self.stream = BatchStream(
             dataset,
             self.sampler,
             seed=self.seed,
-            rank=self.trainer.global_rank if self.trainer else 0,
-            world_size=self.trainer.world_size if self.trainer else 1,
+            rank=rank,
+            world_size=world_size,
             pause_every=self.batches_between_bank_updates,
             ends_after=num_batches,
             num_workers=self._count_workers(dataset),

@@ -13,14 +13,10 @@ from dml.ops.pairs import ALL
 
 
 def gather_batch(module: LightningModule, part: Tensor) -> Tensor:
-    """Concatenate the parts of a batch of all processes, with gradients.
+    """Concatenate the parts (B, ...) of a batch of all processes, with gradients; all processes have the same B.
 
     The backward pass adds up the gradients of all W processes; DistributedDataParallel takes the mean. So a loss of the
     whole batch, which each process computes, has its gradient.
-
-    Args:
-        module: module that the trainer runs.
-        part: (B, ...) part of this process; all processes have the same B.
     """
     if module.trainer.world_size == 1:
         return part
@@ -64,9 +60,6 @@ def compute_losses(
         labels: labels (B / W,) or (B / W, L) of this process.
         rows: (B / W,) rows of the images of this process in the training table.
         shard: whether losses that take queries compute the terms of this process's rows alone.
-
-    Raises:
-        InputError: if a loss returned anything but a scalar tensor, or no loss has a gradient.
     """
     is_sharded = shard and module.trainer.world_size > 1 and any(takes_queries(losses[head]) for head in embeddings)
     queries = ALL
@@ -83,23 +76,11 @@ def compute_losses(
     if is_sharded:
         own_values = torch.stack(terms)
         mean_values = _gather(module, own_values.detach()).reshape(-1, *own_values.shape).mean(dim=0)
-        terms = [*_ReplacedValues.apply(own_values, mean_values)]
+        terms = [*(mean_values + (own_values - own_values.detach()))]  # plus 0, which has the gradient
     if module.trainer.world_size > 1 and torch.is_grad_enabled():
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         terms[0] = _ConnectedValue.apply(terms[0], *trained)
     return dict(zip(embeddings, terms, strict=True))
-
-
-class _ReplacedValues(torch.autograd.Function):
-    """Replaces values (H,) by others, and leaves their gradient as it is."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, replacements: Tensor) -> Tensor:  # noqa: ARG004
-        return replacements.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ARG004
-        return gradient, None
 
 
 class _ConnectedValue(torch.autograd.Function):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -40,10 +40,8 @@ class Embedded:
 class Embedder(LightningModule):
     """Embeds a split in Lightning's evaluation loops, on any number of processes.
 
-    A subclass says what to compute from a batch of images, `embed_images`, and from all of a split, `finalize`.
-
-    Attributes:
-        embedded: the last split that was tested; every process has all of it.
+    A subclass says what to compute from a batch of images, `embed_images`, and from all of a split, `finalize`. After a
+    test every process has all of its split as ``embedded``.
     """
 
     embedded: Embedded
@@ -82,14 +80,7 @@ class Embedder(LightningModule):
         return self.finalize(self.gather_split(batches))
 
     def gather_split(self, batches: Sequence[EmbeddedBatch]) -> Embedded:
-        """Join the batches of all processes to one split, each row once and in the order of the table.
-
-        Args:
-            batches: batches that this process embedded; there may be none if another process has some.
-
-        Raises:
-            InputError: if no process has an image.
-        """
+        """Join the batches of all processes to one split, each row once and in the order of the table."""
         sizes = {name: part.shape[1:] for name, part in batches[0][0].items()} if batches else {}
         if self.trainer.world_size > 1:  # a process without any image takes part too, and learns the sizes of another
             sizes_of_all: list[Any] = [sizes] * self.trainer.world_size
@@ -125,12 +116,7 @@ class RawFeatures(Embedder):
 
 
 class ModelEmbedder(Embedder):
-    """Embeds a split with an embedding model.
-
-    Args:
-        model: network with an embedding for each head.
-        head_sets: names of sets of heads, such as "L+M", whose concatenated embeddings are evaluated.
-    """
+    """Embeds a split with an embedding model; ``head_sets`` are names of sets of heads, such as "L+M"."""
 
     def __init__(self, model: AnyModel, head_sets: Sequence[str] = ()) -> None:
         super().__init__()
@@ -143,8 +129,7 @@ class ModelEmbedder(Embedder):
 
     def embed_images(self, images: Tensor) -> dict[str, Tensor]:
         """Embed images (B, 3, H, W) -> embeddings (B, D) by head."""
-        embeddings: dict[str, Tensor] = self.model(images)
-        return embeddings
+        return cast(dict[str, Tensor], self.model(images))
 
     def finalize(self, split: Embedded) -> Embedded:
         """Compute L2-normalized embeddings by name: "chosen" heads concatenated, each of `head_sets`, and each head."""
@@ -160,34 +145,29 @@ class ModelEmbedder(Embedder):
 def evaluate_heads(embedded: Embedded, names: Iterable[str], evaluate: Evaluate, device: torch.device) -> Metrics:
     """Compute the metrics of the chosen heads, under their own names, and of other heads as ``heads/NAME/...``.
 
-    Args:
-        embedded: the embeddings of a split.
-        names: names of the embeddings to evaluate: `CHOSEN_HEADS`, a head "H" or a set of heads "L+M".
-        evaluate: function that computes the metrics of embeddings.
-        device: device of the model; `ranking_device` chooses from it the device that ranks the embeddings.
+    ``names`` are `CHOSEN_HEADS`, heads "H" or sets of heads "L+M"; ``device`` is that of the model.
     """
     metrics: Metrics = {}
     for heads in names:
-        values = evaluate(embedded.embeddings[heads].to(ranking_device(device)), embedded.rows)
+        values = _evaluate(embedded, heads, evaluate, device)
         metrics |= values if heads == CHOSEN_HEADS else {f"{HEADS}/{heads}/{name}": values[name] for name in values}
     return metrics
 
 
+def _evaluate(embedded: Embedded, heads: str, evaluate: Evaluate, device: torch.device) -> Metrics:
+    return evaluate(embedded.embeddings[heads].to(ranking_device(device)), embedded.rows)
+
+
 @dataclass(frozen=True)
 class HeadChoice:
-    """Chooses the best of the last head, the last two heads, and so on to all heads.
+    """Chooses the best of the last head, the last two heads, and so on to all heads."""
 
-    Args:
-        heads: names of the model's heads, from low to high.
-        monitor: name of the metric that compares sets of heads, on which checkpoints are chosen as well.
-        mode: "max" if larger values of it are better, "min" if smaller ones are.
-        tie_breaker: name of a metric that decides between equal values, the larger the better; None takes more heads.
-    """
-
-    heads: Sequence[str]
-    monitor: str
-    mode: str = "max"
-    tie_breaker: str | None = None
+    heads: Sequence[str]  # from low to high
+    monitor: str  # the metric that compares sets of heads, on which checkpoints are chosen as well
+    mode: str = "max"  # "min" if smaller values are better
+    tie_breaker: str | None = (
+        None  # a metric that decides between equal values, the larger the better; None: more heads
+    )
 
     @property
     def candidates(self) -> list[str]:
@@ -200,10 +180,7 @@ class HeadChoice:
 
     def choose(self, embedded: Embedded, evaluate: Evaluate, device: torch.device) -> tuple[tuple[str, ...], Metrics]:
         """Evaluate the embeddings of each set -> the heads of the best one, and its metrics."""
-        metrics = {
-            name: evaluate(embedded.embeddings[name].to(ranking_device(device)), embedded.rows)
-            for name in self.candidates
-        }
+        metrics = {name: _evaluate(embedded, name, evaluate, device) for name in self.candidates}
         best = max(metrics, key=lambda name: self._rank(metrics[name]))
         return tuple(split_head_names(best)), metrics[best]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from zipfile import BadZipFile
 
 import numpy as np
@@ -40,10 +40,7 @@ class FeatureCache:
     """Keeps features of images in files ``features-<fingerprint>.npz``, one for each kind of features and each table.
 
     Features that can't be stored stay in memory: all without a folder, and those of tables with unreadable images.
-
-    Args:
-        folder: cache folder of the data set, which exists; None for no files.
-        warn: function that is called with a line if a stored file can't be used.
+    ``warn`` is called with a line if a stored file can't be used.
     """
 
     folder: CacheFolder | None
@@ -58,13 +55,11 @@ class FeatureCache:
         Args:
             table: images of any splits.
             backbone: network that computes the features; the fingerprint covers its weights.
-            settings: everything else that decides the features of each name, such as the transform: values that JSON
-                can hold.
+            settings: everything else that decides the features of each name, as values that JSON can hold.
             compute: function that computes the features which aren't stored.
 
         Returns:
-            Features (N, ...) float32 by name, on CPU, one for each row of the table; NaN for an image that can't be
-            read.
+            Features (N, ...) float32 by name, on CPU, of each row; NaN for an image that can't be read.
         """
         _, first_rows, image_of_row = np.unique(table.paths, return_index=True, return_inverse=True)
         images = table.take(first_rows.astype(np.int64))
@@ -80,12 +75,10 @@ class FeatureCache:
     def _compute_fingerprints(
         self, images: ImageTable, backbone: nn.Module, settings: Mapping[str, Mapping[str, Any]]
     ) -> dict[str, str]:
-        """Return the SHA-256 of what decides the features of each name: settings, weights, and the files.
-
-        Of a file these are its name, size, time and inode: two files that were swapped may have one size and time.
-        """
+        """Return the SHA-256 of what decides the features of each name: settings, weights, and the files."""
         paths = images.paths.tolist()
         names = self.folder.relative_paths(paths) if self.folder else paths
+        # size, time and inode: two files that were swapped may have one size and time
         files = list(zip(names, read_stamps(paths)[:, :3].tolist(), strict=True))
         digest = sha256(json.dumps([FORMAT, files]).encode())
         add_tensors(digest, backbone.state_dict().items())
@@ -98,7 +91,7 @@ class FeatureCache:
         """Read stored features (N, ...) of N images; None if there are none, or they are damaged."""
         if fingerprint in self._memory or self.folder is None:
             return self._memory.get(fingerprint)
-        path = _find_file(self.folder, fingerprint)
+        path = self._path(fingerprint)
         refuse_links(self.folder.path)
         if not path.exists():
             return None
@@ -106,27 +99,26 @@ class FeatureCache:
             check_zip(path)
             with np.load(path) as arrays:
                 stored, features = arrays["fingerprint"], arrays["features"]
-        except (DamageError, BadZipFile, KeyError, ValueError, EOFError) as error:
+            if stored != fingerprint or features.dtype != np.float32 or features.shape[:1] != (count,):
+                raise DamageError("features of other images or weights")
+        except (BadZipFile, KeyError, ValueError, EOFError) as error:
             self.warn(f"{path}: damaged ({error}); the features are computed anew")
-            return None
-        if stored != fingerprint or features.dtype != np.float32 or features.shape[:1] != (count,):
-            self.warn(f"{path}: holds features of other images or weights; they are computed anew")
             return None
         return torch.from_numpy(features)
 
     def _store(self, fingerprint: str, features: Tensor, rows: Tensor, count: int) -> Tensor:
         """Keep features (R, ...) of some of the N images -> features (N, ...) with NaN for the others."""
         if len(rows) == count and self.folder is not None:
-            with replacing(_find_file(self.folder, fingerprint)) as partial, partial.open("wb") as file:
+            with replacing(self._path(fingerprint)) as partial, partial.open("wb") as file:
                 np.savez(file, fingerprint=np.array(fingerprint), features=features.numpy())
             return features
         self._memory[fingerprint] = features.new_full((count, *features.shape[1:]), torch.nan)
         self._memory[fingerprint][rows] = features
         return self._memory[fingerprint]
 
-
-def _find_file(folder: CacheFolder, fingerprint: str) -> Path:
-    return folder.path / f"features-{fingerprint[:16]}.npz"
+    def _path(self, fingerprint: str) -> Path:
+        assert self.folder is not None
+        return self.folder.path / f"features-{fingerprint[:16]}.npz"
 
 
 RAW = "raw features"
@@ -141,27 +133,30 @@ class FeatureEmbedder(Embedder):
 
     Args:
         model: network with its heads.
-        names: the features to compute: heads, for their inputs, and `RAW`, for the backbone's own features, which are
-            L2-normalized. With several views of each image, `RAW` alone can be computed.
+        names: heads, for their inputs, and `RAW`, for the backbone's L2-normalized features; of several views of each
+            image `RAW` alone.
         count: number of images of the split.
     """
 
     def __init__(self, model: EmbeddingModel, names: Sequence[str], count: int) -> None:
         super().__init__()
         self.model, self.names, self.count = model, (*names,), count
-        self._fits_memory = False
 
     def embed_images(self, images: Tensor) -> dict[str, Tensor]:
         """Compute features (B, ...) of images (B, 3, H, W), by name."""
         features, maps = self.model.backbone(images)
         outputs = {RAW: features.flatten(1), **self.model.pool_maps(maps)}
         chosen = {name: outputs[name].float() for name in self.names}
-        if not self._fits_memory:
-            self._check_memory({name: part[0].numel() for name, part in chosen.items()})
+        needed = COPIES * 4 * self.count * sum(part[0].numel() for part in chosen.values())
+        if needed > (memory := os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")):
+            raise InputError(
+                f"training.frozen=true: the features of {self.count:,} images take {needed / 1e9:,.1f} GB of memory, "
+                f"and this machine has {memory / 1e9:,.1f} GB; a PoolHead in model.head needs little"
+            )
         return chosen
 
     def keep_batch(self, embeddings: dict[str, Tensor], rows: Tensor) -> EmbeddedBatch:
-        """Return the features of a batch in the memory of the machine: those of a split can be larger than a GPU's."""
+        """Return the features of a batch in the machine's memory: those of a split can be larger than a GPU's."""
         return {name: part.cpu() for name, part in embeddings.items()}, rows.cpu()
 
     def finalize(self, split: Embedded) -> Embedded:
@@ -169,26 +164,11 @@ class FeatureEmbedder(Embedder):
         normalized = {name: F.normalize(part, dim=1) for name, part in split.embeddings.items() if name == RAW}
         return Embedded(split.embeddings | normalized, split.rows)
 
-    def _check_memory(self, sizes: Mapping[str, int]) -> None:
-        largest = max(sizes, key=lambda name: sizes[name])
-        needed = COPIES * 4 * self.count * sum(sizes.values())
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        if needed > memory:
-            kind = type(self.model.heads[largest]).__name__ if largest in self.model.heads else RAW
-            raise InputError(
-                f"training.frozen=true: the features of {self.count:,} images take {needed / 1e9:,.1f} GB of memory, "
-                f"and this machine has {memory / 1e9:,.1f} GB; {largest} ({kind}) takes most: a PoolHead needs little"
-            )
-        self._fits_memory = True
-
 
 class FeatureDataset(BatchDataset):
     """A data set of head inputs with the labels and the rows of their images, indexed by lists of rows or `Draw`s.
 
-    Args:
-        table: the table of the images.
-        inputs: inputs (N, ...) of the images by head; NaN for images that can't be read.
-        on_corrupt: "replace" or "drop" for images that can't be read, as in `ImageDataset`.
+    The inputs (N, ...) by head are NaN for images that can't be read; ``on_corrupt`` is that of `ImageDataset`.
     """
 
     def __init__(self, table: ImageTable, inputs: Mapping[str, Tensor], on_corrupt: str) -> None:
@@ -219,17 +199,14 @@ class FeatureDataset(BatchDataset):
 
     def collate(self, items: Any) -> Batch:
         """Return the batch, which `__getitems__` has made."""
-        batch: Batch = items
-        return batch
+        return cast(Batch, items)
 
 
 class FrozenDataModule(DataModule):
     """Loads head inputs, (B, ...) by head in a batch, in the place of images, for training, validation and test.
 
-    All images are transformed as in a test. A test of several views of each image still loads the images.
-
-    Attributes:
-        load_inputs: function that returns the head inputs of all images of a table; it is set before the training.
+    All images are transformed as in a test. A test of several views of each image still loads the images. Before the
+    training ``load_inputs`` is set, which returns the head inputs of all images of a table.
     """
 
     load_inputs: Callable[[ImageTable], Mapping[str, Tensor]]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +22,7 @@ def embed_in_chunks(model: nn.Module, images: Tensor, size: int | None) -> dict[
     embeddings. Then, inside the backward pass of the loss, each chunk is embedded again with a graph, with the same
     random numbers (dropout) and the same autocast. So the gradient of each parameter arrives once and complete, which
     DistributedDataParallel relies on, and equals that of the whole batch up to the rounding of sums.
-
-    `torch.utils.checkpoint` of each chunk would give the same gradients, but takes twice the memory of one chunk.
+    `torch.utils.checkpoint` of each chunk takes twice the memory of one chunk.
 
     Args:
         model: network that embeds images (B, 3, H, W) -> embeddings (B, D) by name. The embeddings of an image must not
@@ -32,8 +31,7 @@ def embed_in_chunks(model: nn.Module, images: Tensor, size: int | None) -> dict[
         size: number of images in a chunk; None embeds the batch at once.
     """
     if size is None or len(images) <= size:
-        embeddings: dict[str, Tensor] = model(images)
-        return embeddings
+        return cast(dict[str, Tensor], model(images))
     device, chunks = images.device.type, torch.split(images, size)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     # Without a cache: the second pass must not get the cast weights of the first, which have no graph.
@@ -112,10 +110,8 @@ def check_chunk_size(model: nn.Module, size: int | None) -> None:
         return
     for name, module in model.named_modules():
         if module.training and _normalizes_over_batch(module):
-            if "backbone." in name:
-                remedy = "model.backbone.freeze_batchnorm=all freezes it"
-            else:
-                remedy = "a PoolHead in model.head has none"
+            is_frozen_by = "model.backbone.freeze_batchnorm=all freezes it"
+            remedy = is_frozen_by if "backbone." in name else "a PoolHead in model.head has none"
             kind = getattr(module, "unfolded", type(module)).__name__  # what a folded normalization was made from
             raise InputError(
                 f"training.gradient_cache={size}: {name} ({kind}) normalizes over the images that it gets at "

@@ -1,7 +1,6 @@
 """The loggers of a run: its history in ``metrics.csv``, and its run in Weights & Biases."""
 
 import os
-from argparse import Namespace
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -17,7 +16,7 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from dml.runtime.checksums import rows_checksum
 from dml.runtime.errors import InputError
-from dml.runtime.files import replacing
+from dml.runtime.files import write_text
 from dml.runtime.run_files import remedy_for
 from dml.runtime.run_folder import RunFolder
 from dml.runtime.text import write_csv
@@ -26,8 +25,7 @@ from dml.runtime.text import write_csv
 class History(Logger):
     """Writes ``metrics.csv``, which has a row for each step that logged something, and a column for each metric.
 
-    When a run is resumed, the rows up to the step of its checkpoint stay; Lightning's CSVLogger would delete them. Each
-    write replaces the file as a whole, so that it can be read at any time.
+    Unlike Lightning's CSVLogger it keeps the rows up to the step from which a run is resumed.
 
     Args:
         path: path of ``metrics.csv``.
@@ -35,13 +33,15 @@ class History(Logger):
         checksum: value of `checksum` in the checkpoint of that step, which the rows must have; "" if it has none.
     """
 
+    name, version, save_dir = "metrics.csv", "", ""
+
     def __init__(self, path: Path, resumed_at: int = 0, checksum: str = "") -> None:
         super().__init__()
-        self.path = path
+        self.path, self.save_dir = path, str(path.parent)  # into which profilers write
         self.rows: dict[int, dict[str, Any]] = {}
         if resumed_at and path.exists():
-            rows = {int(row["step"]): row for row in RunFolder(path.parent).history()}
-            self.rows |= {step: dict(row) for step, row in rows.items() if step <= resumed_at}
+            rows = {int(row["step"]): dict(row) for row in RunFolder(path.parent).history()}
+            self.rows = {step: row for step, row in rows.items() if step <= resumed_at}
             if checksum and self.checksum != checksum:
                 raise InputError(
                     f"{path}: damaged (its rows up to step {resumed_at} aren't those of checkpoints/last.ckpt); "
@@ -53,23 +53,7 @@ class History(Logger):
         """The SHA-256 of the values of all rows; the order of the columns doesn't matter."""
         return rows_checksum(self.rows)
 
-    @property
-    def name(self) -> str:
-        """The name of the file."""
-        return self.path.name
-
-    @property
-    def version(self) -> str:
-        """An empty version, as a run folder has one history."""
-        return ""
-
-    @property
-    def save_dir(self) -> str:
-        """The path of the run folder."""
-        return str(self.path.parent)
-
-    @rank_zero_only
-    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         """Write nothing, as the run folder holds the configuration already."""
 
     @rank_zero_only
@@ -84,8 +68,7 @@ class History(Logger):
     def write_ahead(self, trainer: Trainer) -> None:
         """Write the row of the step that has just ended, which Lightning logs only after its callbacks.
 
-        A callback calls this before it writes the checkpoint of that step. So no row is missing if the run is killed
-        after the checkpoint was written, and resumed.
+        `LastCheckpoint` calls it, so that no row is missing if the run is killed after its checkpoint and resumed.
         """
         connector = trainer._logger_connector  # No public attribute of Lightning holds the values that it will log.
         if connector.should_update_logs and (metrics := connector.metrics["log"]):
@@ -109,21 +92,18 @@ class History(Logger):
                 self.save()
 
 
-ID_FILE = "wandb_id.txt"
-
-
 class RunFolderWandbLogger(WandbLogger):
-    """Logs a run to a W&B run; a resumed run logs to the same W&B run.
+    """Logs a run to a W&B run; a resumed run logs to the same W&B run, whose id is in the run folder's wandb_id.txt.
 
     Args:
-        save_dir: the run folder. It keeps the W&B run's id in wandb_id.txt.
+        save_dir: the run folder.
         id: id of the W&B run, in place of the one in wandb_id.txt.
         **settings: arguments of Lightning's WandbLogger and of ``wandb.init``.
     """
 
     def __init__(self, save_dir: str, *, id: str | None = None, **settings: Any) -> None:  # noqa: A002 (Lightning's name)
         super().__init__(save_dir=save_dir, id=id, **settings)
-        if not self._offline:
+        if not self._offline and os.environ.get("WANDB_MODE", "online") == "online":
             _log_in()
         if self._wandb_init.get("anonymous") is None:
             self._wandb_init.pop("anonymous", None)  # W&B warns of this argument, even if it is None.
@@ -135,7 +115,7 @@ class RunFolderWandbLogger(WandbLogger):
         import wandb
 
         if self._id is None:
-            self._id = self._wandb_init["id"] = _read_or_create_id(Path(str(self._save_dir)))
+            self._id = self._wandb_init["id"] = _read_or_create_id(Path(str(self._save_dir), "wandb_id.txt"))
         if self._experiment is None and wandb.run is not None:
             if wandb.run.id == self._id:  # An earlier stage of this run has begun it.
                 self._experiment = wandb.run
@@ -150,21 +130,20 @@ class RunFolderWandbLogger(WandbLogger):
         if status == "failed" and self._experiment is not None:
             self.close(exit_code=1)
 
-    @rank_zero_only
     def close(self, exit_code: int = 0) -> None:
         """End the W&B run, so that the next run of this process begins another one."""
         self.experiment.finish(exit_code=exit_code)
         self._experiment = None
 
-    @rank_zero_only
-    def log_files(self, picture: Path, report: Path) -> None:
+    def log_files(self, folder: RunFolder) -> None:
         """Log the retrieval picture and the report of a test, whichever exists."""
         import wandb
 
-        if picture.exists():
-            self.experiment.log({"retrieval": wandb.Image(str(picture))})
-        if report.exists():
-            self.experiment.log({"report": wandb.Html(report.read_text(encoding="utf-8"), inject=False)})
+        if folder.picture_file.exists():
+            self.experiment.log({"retrieval": wandb.Image(str(folder.picture_file))})
+        if folder.report_file.exists():
+            report = folder.report_file.read_text(encoding="utf-8")
+            self.experiment.log({"report": wandb.Html(report, inject=False)})
 
 
 @rank_zero_only
@@ -172,8 +151,6 @@ def _log_in() -> None:
     """Make sure that W&B knows this machine's key; a person at a terminal is asked for a missing one."""
     import wandb
 
-    if os.environ.get("WANDB_MODE", "online") != "online":
-        return
     try:
         wandb.login(verify=True)
     except wandb.Error as error:
@@ -182,22 +159,17 @@ def _log_in() -> None:
 
 
 @rank_zero_only
-def _read_or_create_id(folder: Path) -> str:
-    path = folder / ID_FILE
+def _read_or_create_id(path: Path) -> str:
     if not path.exists():
-        with replacing(path) as partial:
-            partial.write_text(f"{token_hex(4)}\n")
+        write_text(path, f"{token_hex(4)}\n")
     return path.read_text().strip()
 
 
 @rank_zero_only
 def log_final_metrics(loggers: Iterable[Logger], metrics: Mapping[str, Any], folder: RunFolder) -> None:
-    """Log the metrics of a test, and its report to Weights & Biases, whose run ends here.
+    """Log the contents of metrics.json as "test/level0/recall@1" and so on, but not to the history.
 
-    Args:
-        loggers: loggers of the run. metrics.csv gets nothing, as it is a history.
-        metrics: contents of metrics.json; they are logged as "test/level0/recall@1" and so on.
-        folder: folder of the run, with retrieval.png and report.html if the configuration names them.
+    Weights & Biases gets the report in the run's folder too; its run ends here.
     """
     numbers = {
         f"{metrics['split']}/{name}": value
@@ -208,5 +180,5 @@ def log_final_metrics(loggers: Iterable[Logger], metrics: Mapping[str, Any], fol
         if not isinstance(logger, History):
             logger.log_metrics(numbers, metrics.get("step"))
         if isinstance(logger, RunFolderWandbLogger):
-            logger.log_files(folder.picture_file, folder.report_file)
+            logger.log_files(folder)
             logger.close()

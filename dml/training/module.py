@@ -20,9 +20,8 @@ from dml.training.optimizers import ParameterGroups, SchedulePace, change_settin
 class DivergenceCheck:
     """Stops a training whose loss became NaN or infinite, without making each step wait for the GPU.
 
-    The device notes the first step of each head whose loss was not finite. `read` waits for the notes. It is called in
-    steps that are logged, and before everything that outlives the step: a checkpoint, a validation, an embedding bank,
-    the end of the training. So no checkpoint holds weights that were trained by a loss that wasn't finite.
+    The device notes the first step of each head whose loss was not finite. `read` waits for the notes, in steps that
+    are logged and before everything that outlives the step: a checkpoint, a validation, an embedding bank, the end.
     """
 
     def __init__(self) -> None:
@@ -46,21 +45,10 @@ class DivergenceCheck:
         self._notes = None
         if found := sorted((note, head) for note, head in zip(notes, self._losses, strict=False) if note >= 0):
             note, head = found[0]
-            raise _divergence_error(note // 2, "embeddings" if note % 2 else "loss", head, self._losses[head])
-
-
-def check_embeddings(step: int, losses: nn.ModuleDict, embeddings: Mapping[str, Tensor]) -> None:
-    """Check the embeddings (N, D) of each head in a validation; others aren't checked."""
-    for head, loss in losses.items():
-        if not torch.isfinite(embeddings[head]).all():
-            raise _divergence_error(step, "embeddings", head, type(loss).__name__)
-
-
-def _divergence_error(step: int, values: str, head: str, loss_name: str) -> InputError:
-    return InputError(
-        f"step {step}: the {values} of head {head} became NaN or infinite under {loss_name}; the last good checkpoint "
-        "is kept, a lower optimizer.lr may help"
-    )
+            raise InputError(
+                f"step {note // 2}: the {'embeddings' if note % 2 else 'loss'} of head {head} became NaN or infinite "
+                f"under {self._losses[head]}; the last good checkpoint is kept, a lower optimizer.lr may help"
+            )
 
 
 class MetricLearner(ModelEmbedder):
@@ -83,9 +71,6 @@ class MetricLearner(ModelEmbedder):
             over queries, see `compute_losses`.
         compiled: arguments of torch.compile for the network in training steps; None for no compilation. Validations and
             tests don't use the compiled network, so that a checkpoint's metrics don't depend on it.
-
-    Attributes:
-        run_description: plain values that rebuild the run, such as its overrides; every checkpoint holds them as "run".
     """
 
     def __init__(
@@ -112,15 +97,14 @@ class MetricLearner(ModelEmbedder):
         self.optimizer, self.schedule, self.pace = optimizer, schedule, pace or SchedulePace()
         self.evaluate, self.evaluate_further = evaluate, evaluate_further
         self.validated_on, self.monitor = validated_on, monitor
-        self.gradient_cache = gradient_cache
-        self.shard_loss = shard_loss
+        self.gradient_cache, self.shard_loss = gradient_cache, shard_loss
         # In a list the compiled network is no submodule: a checkpoint would hold the model's parameters twice.
         self._compiled: list[Any] = [] if compiled is None else [torch.compile(self.network, **compiled)]
         self.divergence = DivergenceCheck()
-        self.run_description: dict[str, Any] = {}
+        self.run_description: dict[str, Any] = {}  # plain values that rebuild the run; checkpoints hold them as "run"
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Make the optimizer, whose parameter groups are those of the model and of the losses, and its schedule."""
+        """Make the optimizer of the parameters of the model and of the losses, and its schedule."""
         optimizer = self._make_optimizer()
         self._optimizer_settings = list_settings(optimizer)
         if self.schedule is None:
@@ -170,11 +154,8 @@ class MetricLearner(ModelEmbedder):
         return is_last or bool(self.trainer._logger_connector.should_update_logs)
 
     def log_losses(self, total: Tensor, terms: Mapping[str, Tensor]) -> None:
-        """Log the total loss, the losses of several heads and the epoch, in steps that loggers write.
-
-        To log takes Lightning one or two milliseconds, so the steps between go without.
-        """
-        if not self.is_logged_step:
+        """Log the total loss, the losses of several heads and the epoch, in steps that loggers write."""
+        if not self.is_logged_step:  # to log takes Lightning one or two milliseconds
             # else loggers would take the values of an earlier step for those of a step at which the training ends
             for hook in ("training_step", "on_train_batch_start"):
                 self.trainer._results.reset(fx=hook)  # type: ignore[union-attr]
@@ -214,7 +195,7 @@ class MetricLearner(ModelEmbedder):
     on_train_end = on_validation_start
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Stop before a checkpoint of weights that were trained by a loss that was not finite."""
+        """Stop if weights were trained by a loss that was not finite; add what `on_load_checkpoint` takes."""
         self.divergence.read()
         checkpoint["optimizer_settings"] = self._optimizer_settings
         checkpoint["chosen_heads"] = [*self.model.chosen_heads]
@@ -231,7 +212,6 @@ class MetricLearner(ModelEmbedder):
     def on_validation_epoch_end(self) -> None:
         """Evaluate the split, and log the metrics as ``val/...``."""
         embedded = self.take_split()
-        check_embeddings(self.global_step, self.losses, embedded.embeddings)
         heads = MetricName.parse(self.monitor).heads
         names = [heads] if heads else []
         if self.head_choice is None:

@@ -9,9 +9,6 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from dml.runtime.errors import InputError, check_number, suggest
 
-NOT_NEGATIVE = ("lr", "heads_lr_multiplier", "weight_decay", "momentum")
-"""Settings that must be numbers from 0 on; PyTorch's optimizers refuse others without the key that was given."""
-
 ParameterGroups = dict[str, list[nn.Parameter]]
 """The parameters by the name of their group: backbone, heads or loss."""
 
@@ -41,19 +38,15 @@ def optimizer_by_role(
             that are trained has ``lr``.
         no_decay: kinds of parameters without weight decay: "norm", of normalization layers, and "bias", of the others.
         **settings: settings of all groups, such as weight_decay and momentum.
-
-    Raises:
-        InputError: if no parameter requires a gradient, or a setting can't be.
     """
-    _check_rates({"lr": lr, "heads_lr_multiplier": heads_lr_multiplier, **settings}, "optimizer")
-    _check_rates(loss or {}, "optimizer.loss")
+    of_all = {"lr": lr, "heads_lr_multiplier": heads_lr_multiplier, **settings}
+    for key, values in (("optimizer", of_all), ("optimizer.loss", loss or {})):
+        for name in ("lr", "heads_lr_multiplier", "weight_decay", "momentum"):
+            check_number(f"{key}.{name}", values.get(name, 0), least=0)  # PyTorch's error would lack the key
     if not 0 < layer_decay <= 1:
         raise InputError(f"optimizer.layer_decay={layer_decay}: must be above 0 and at most 1")
-    settings_by_group: dict[str, Mapping[str, Any]] = {
-        "backbone": {},
-        "heads": {"lr": lr * heads_lr_multiplier},
-        "loss": loss or {},
-    }
+    settings_by_group: dict[str, Mapping[str, Any]]
+    settings_by_group = {"backbone": {}, "heads": {"lr": lr * heads_lr_multiplier}, "loss": loss or {}}
     groups = [
         {"name": name, "params": trainable, **settings_by_group[name]}
         for name, parameters in parameter_groups.items()
@@ -62,8 +55,6 @@ def optimizer_by_role(
     ]
     if layer_decay != 1:
         groups = _decay_layers(parameter_groups.get("backbone", []), lr, layer_decay) + groups
-    if not groups:
-        raise InputError("optimizer: no parameter requires a gradient")
     if no_decay:
         groups = _split_by_decay(groups, parameter_groups, no_decay)
     try:
@@ -127,8 +118,8 @@ def list_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
 def change_settings(checkpoint: dict[str, Any], optimizer: Optimizer) -> None:
     """Change those settings in a checkpoint, in place, that the optimizer of a resumed run has new values for.
 
-    PyTorch would restore the stored values. Settings that are the same as before stay as they are stored: a schedule or
-    a callback may have moved them. The entry "optimizer_settings" has those that the optimizer was made with.
+    Settings that are the same as before stay as they are stored: a schedule or a callback may have moved them. The
+    entry "optimizer_settings" has those that the optimizer was made with.
     """
     groups = checkpoint["optimizer_states"][0]["param_groups"]
     for group, old, new in zip(groups, checkpoint["optimizer_settings"], list_settings(optimizer), strict=True):
@@ -138,26 +129,13 @@ def change_settings(checkpoint: dict[str, Any], optimizer: Optimizer) -> None:
             group["initial_lr"] = changed["lr"]
 
 
-def _check_rates(settings: Mapping[str, Any], path: str) -> None:
-    """Refuse a setting of `NOT_NEGATIVE` that is no finite number from 0 on; ``path`` is where they are given."""
-    for name in NOT_NEGATIVE:
-        check_number(f"{path}.{name}", settings.get(name, 0), least=0)
-
-
 @dataclass(frozen=True)
 class SchedulePace:
-    """Counts the intervals after each of which the schedule of the learning rates moves; the warm-up has none.
+    """Counts the intervals after each of which the schedule of the learning rates moves; the warm-up has none."""
 
-    Args:
-        interval: length of an interval: "step", an optimizer step, or "epoch", an epoch of the sampler.
-        warmup_steps: number of optimizer steps at the beginning of the run that the schedule doesn't count.
-        batches_per_step: number of batches whose gradients make one optimizer step.
-        batches_per_epoch: number of batches in the sampler's epoch.
-    """
-
-    interval: str = "step"
-    warmup_steps: int = 0
-    batches_per_step: int = 1
+    interval: str = "step"  # an optimizer step, or "epoch", an epoch of the sampler
+    warmup_steps: int = 0  # optimizer steps at the beginning of the run that the schedule doesn't count
+    batches_per_step: int = 1  # whose gradients make one optimizer step
     batches_per_epoch: int = 1
 
     def count_intervals(self, step: int) -> int:

@@ -1,5 +1,5 @@
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from dml.models.recurrent import RecurrentModel
 from dml.ops.training_protocols import EmbeddingBank
-from dml.retrieval.search import nearest_neighbors
 from dml.training.callbacks.embedding_bank import HeadBank, find_neighbors
 from dml.training.embedders import Embedded, ModelEmbedder
 from dml.training.module import MetricLearner
@@ -25,8 +24,7 @@ class RecurrentEmbedder(ModelEmbedder):
 
     def embed_for_bank(self, images: Tensor) -> dict[str, Tensor]:
         """Embed images (B, 3, H, W) with the pre-trained network -> embeddings (B, D) by head."""
-        embeddings: dict[str, Tensor] = self.model.pretrained(images)
-        return embeddings
+        return cast(dict[str, Tensor], self.model.pretrained(images))
 
     def embed_images(self, images: Tensor) -> dict[str, Tensor]:
         """Compute each head's f (B, D) of images (B, 3, H, W), and the pre-trained network's as ``stored/HEAD``."""
@@ -64,11 +62,11 @@ class RecurrentLearner(RecurrentEmbedder, MetricLearner):
 
     @property
     def num_bank_neighbors(self) -> int:
-        """Number of neighbors that the model reads; see `UsesEmbeddingBank`."""
+        """The number of neighbors that the model reads."""
         return self.model.neighbors
 
     def set_embedding_bank(self, bank: EmbeddingBank) -> None:
-        """Read neighbors from this bank from now on, as many as the model reads; see `UsesEmbeddingBank`."""
+        """Read neighbors from this bank from now on."""
         self.bank = HeadBank(dict(bank.by_head), bank.neighbors[:, : self.model.neighbors])
 
     @property
@@ -95,18 +93,3 @@ def read_neighborhoods(model: RecurrentModel, centers: Mapping[str, Tensor], nea
         block = {head: centers[head][rows].to(device) for head in model.embed_dims}
         parts.append(model.read(block, near.neighbor_embeddings(rows, device), generator))
     return {head: torch.cat([part[head].cpu() for part in parts]) for head in model.embed_dims}
-
-
-@torch.no_grad()
-def embed_queries(model: RecurrentModel, images: Tensor, gallery: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Embed images that are not in the gallery by their neighbors in the gallery -> g (B, D) by head, on CPU.
-
-    Args:
-        model: model in evaluation mode.
-        images: images (B, 3, H, W) on the device of the model.
-        gallery: embeddings (N, D) of the gallery by head, from ``model.pretrained``, on CPU.
-    """
-    queries = {head: rows.cpu() for head, rows in model.pretrained(images).items()}
-    neighbors = nearest_neighbors(model.concatenate(queries), model.neighbors, model.concatenate(gallery))[1]
-    centers = {head: rows.cpu() for head, rows in model.cnn(images).items()}
-    return read_neighborhoods(model, centers, HeadBank(dict(gallery), neighbors))

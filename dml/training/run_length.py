@@ -22,13 +22,7 @@ FEWEST_STEPS_BETWEEN, FEWEST_VALIDATIONS = 100, 4
 
 
 class RunLength(NamedTuple):
-    """The lengths of a run in optimizer steps.
-
-    Args:
-        max_steps: optimizer steps of the run.
-        val_check_interval: optimizer steps between two validations; None for no validation.
-        warmup_steps: optimizer steps of the warm-up.
-    """
+    """The lengths of a run, of the interval between two validations, if any, and of the warm-up in optimizer steps."""
 
     max_steps: int
     val_check_interval: int | None

@@ -27,9 +27,6 @@ REFUSED_ARGUMENTS = {
 LEAST = {"log_every_n_steps": 1, "accumulate_grad_batches": 1, "gradient_clip_val": 0, "min_steps": 0}
 """The least values of arguments; with smaller ones, which Lightning takes, nothing would happen or the run fail."""
 
-DURATION = r"(?!0+:00:00:00)\d+:\d\d:\d\d:\d\d"
-"""Pattern of a time, as Lightning reads it: days, hours, minutes and seconds, longer than nothing."""
-
 
 def explain_refusal(argument: str) -> str | None:
     """Return the error line of an argument that dml sets itself; None for any other argument."""
@@ -39,11 +36,7 @@ def explain_refusal(argument: str) -> str | None:
 
 
 def check_arguments(arguments: Mapping[Any, Any]) -> None:
-    """Refuse the arguments that dml sets itself, and numbers with which nothing would happen.
-
-    Raises:
-        InputError: if one of the arguments is in `REFUSED_ARGUMENTS`, or a number or a time is too small.
-    """
+    """Refuse the arguments that dml sets itself, and numbers with which nothing would happen."""
     for argument in arguments:
         if line := explain_refusal(argument):
             raise InputError(line)
@@ -51,14 +44,14 @@ def check_arguments(arguments: Mapping[Any, Any]) -> None:
         value = arguments.get(name)
         if isinstance(value, int | float) and not value >= least:
             raise InputError(f"trainer.{name}={value}: must be {least} or more")
-    if arguments.get("accumulate_grad_batches", 1) is None:
-        raise InputError("trainer.accumulate_grad_batches=null: must be 1 or more")
     if arguments.get("limit_test_batches") == 0:
         raise InputError("trainer.limit_test_batches=0: a run ends with a test; 1 is its first batch alone")
     devices, time = arguments.get("devices"), arguments.get("max_time")
     if isinstance(devices, int) and devices < 1 and devices != -1:
         raise InputError(f"trainer.devices={devices}: at least 1, or auto for all GPUs")
-    if isinstance(time, int | float | str) and not re.fullmatch(DURATION, str(time).strip()):
+    if isinstance(time, int | float | str) and not re.fullmatch(
+        r"(?!0+:00:00:00)\d+:\d\d:\d\d:\d\d", str(time).strip()
+    ):
         raise InputError(
             f"trainer.max_time={time}: must be days:hours:minutes:seconds, such as 00:08:00:00 for 8 hours, or null"
         )

@@ -1,77 +1,66 @@
 """The command ``dml``: its list of commands, their help, and what is wrong with a command line in one line."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
-from itertools import cycle
 from pathlib import Path
 
 import pytest
 
 from dml import __version__
-from dml.__main__ import COMMANDS, dispatch, format_help
+from dml.__main__ import COMMANDS, dispatch
 
 ROOT = Path(__file__).parents[2]
 HYDRA = {"train", "evaluate", "prepare", "inspect"}
 """The commands whose help is Hydra's."""
 
 
-def test_the_list_has_a_line_for_each_command_and_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in ([], ["--help"], ["-h"]):
+def test_the_list_names_each_command_and_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in ([], ["-h"]):
         dispatch(arguments)
-        assert capsys.readouterr().out == format_help()
-    lines = format_help().splitlines()
-    assert max(map(len, lines)) < 80
-    for name, command in COMMANDS.items():
-        (line,) = (line for line in lines if line.startswith(f"  {name} "))
-        assert line.endswith(command.summary)
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines)) < 80
+        assert {*COMMANDS} <= {line.split()[0] for line in lines if line.startswith("  ")}
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["train", "--version"], ["compare", "--version"]])
-def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
-    dispatch(arguments)
-    assert capsys.readouterr().out == f"dml {__version__}\n"
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["--version"], ["train", "--version"], ["compare", "--version"]):
+        dispatch(arguments)
+        assert capsys.readouterr().out == f"dml {__version__}\n"
 
 
-def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        dispatch(["trian\x1b", "loss=rll"])
-    assert stopped.value.code == 2
-    assert capsys.readouterr().err == "error: trian\\x1b: no such command; nearest: train; dml --help lists all\n"
-
-
-@pytest.mark.parametrize("name", sorted(COMMANDS.keys() - HYDRA))
 def test_help_fits_a_terminal_and_has_examples(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    with pytest.raises(SystemExit) as stopped:
-        dispatch([name, "--help"])
-    assert stopped.value.code == 0
-    text = capsys.readouterr().out
-    assert text.startswith(f"usage: dml {name} ")
-    assert f"\nexamples:\n  dml {name}" in text
-    assert max(map(len, text.splitlines())) < 80
+    for name in COMMANDS.keys() - HYDRA:
+        with pytest.raises(SystemExit, match="0"):
+            dispatch([name, "--help"])
+        text = capsys.readouterr().out
+        assert f"\nexamples:\n  dml {name}" in text
+        assert max(map(len, text.splitlines())) < 80
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train", "loss=rl"], "loss=rl: no such choice; nearest: rll"),
+        (["trian\x1b", "loss=rll"], r"trian\\x1b: .*nearest: train"),
+        (["train", "loss=rl"], "loss=rl: .*nearest: rll"),
         (["evaluate", "checkpoint=/nowhere.ckpt"], "checkpoint=/nowhere.ckpt: no such file"),
-        (["inspect", "dataset=sob"], "dataset=sob: no such choice; nearest: sop"),
-        (["serve"], "the following arguments are required: INDEX; dml serve --help lists all"),
-        (["compare", "/nowhere"], "/nowhere: no finished run in it"),
-        (["embed", "/nowhere", "/tmp"], "the following arguments are required: --output; dml embed --help"),
-        (["embed", "/nowhere", "/none", "--output", "a.csv"], "--output a.csv: the name must end with .parquet or"),
+        (["inspect", "dataset=sob"], "dataset=sob: .*nearest: sop"),
+        (["serve"], ".*INDEX; dml serve --help"),
+        (["compare", "/nowhere"], "/nowhere: no finished run"),
+        (["embed", "/nowhere", "/tmp"], ".*--output; dml embed --help"),
+        (["embed", "/nowhere", "/none", "--output", "a.csv"], "--output a.csv: .*.parquet or"),
         (["embed", "/nowhere", __file__, "--output", "a.npz"], "/nowhere: nothing is there"),
-        (["index", "/nowhere", "/none.jpg"], "--output FOLDER: the folder of the index is missing"),
+        (["index", "/nowhere", "/none.jpg"], "--output FOLDER: "),
         (["search", "/nowhere", "a.jpg"], "/nowhere: no index there; dml index"),
         (["search", "/nowhere", "a.jpg", "-k", "0"], "-k: 0 is not a whole number above 0"),
-        (["study", "rll-0"], "rll-0: no study of this name; nearest: rll-"),
+        (["study", "rll-0"], "rll-0: .*nearest: rll-"),
         (["study", "rll-V", "run"], "rll-V wants Stanford_Online_Products: give --data /data"),
-        (["study", "rll-V", "--launcher", "slurm"], "--launcher slurm: no such choice; nearest: submitit"),
+        (["study", "rll-V", "--launcher", "slurm"], "--launcher slurm: .*nearest: submitit"),
     ],
     ids=" ".join,
 )
@@ -84,13 +73,11 @@ def test_a_mistake_is_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["dml", *arguments])
-    (tmp_path / "file").touch()
-    with pytest.raises(SystemExit) as stopped:
+    with pytest.raises(SystemExit, match="2"):
         dispatch(arguments)
-    assert stopped.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: {message}")
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert re.match(f"error: {message}", line), line
+    assert not [*tmp_path.iterdir()]
 
 
 LOADED = """
@@ -131,38 +118,22 @@ run_command()
 """
 
 
-@pytest.mark.first_cases(2)
 @pytest.mark.pipeline
 @pytest.mark.parametrize(
-    ("name", "signum"),
-    [*zip(COMMANDS, cycle([signal.SIGINT, signal.SIGTERM]), strict=False), ("train", signal.SIGTERM)],
+    ("arguments", "signum"), [(["train"], signal.SIGTERM), (["search", "index", "a.jpg"], signal.SIGINT)]
 )
-def test_a_signal_while_libraries_are_loaded_is_one_line(name: str, signum: signal.Signals, tmp_path: Path) -> None:
-    needed = {"compare": ["run"], "evaluate": ["checkpoint=best.ckpt"]}
-    needed |= {"embed": ["run", "photos", "--output=a.npz"], "index": ["run", "photos"], "search": ["index", "a.jpg"]}
-    needed |= {"export": ["run", "--output=a.pt2"]}
-    needed |= {"serve": ["index"]}
-    arguments = needed.get(name, [])
-    program = [sys.executable, "-c", SIGNALED.format(signum=int(signum)), name, *arguments]
+def test_a_signal_while_libraries_are_loaded_is_one_line(
+    arguments: list[str], signum: signal.Signals, tmp_path: Path
+) -> None:
+    program = [sys.executable, "-c", SIGNALED.format(signum=int(signum)), *arguments]
     done = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False)
     assert done.returncode == 128 + signum, done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"stopped by {signum.name}")
 
 
-@pytest.mark.first_cases(2)
 @pytest.mark.pipeline
-@pytest.mark.parametrize(
-    "program",
-    [
-        ["-m", "dml", "--help"],
-        ["-m", "dml", "train"],
-        ["-m", "dml", "search", "index", "a.jpg"],
-        [str(ROOT / "train.py")],
-        ["-c", "import dml; dml.load('model')"],
-        ["-c", "from dml.losses import RankedListLoss"],
-    ],
-)
+@pytest.mark.parametrize("program", [["-m", "dml", "train"], [str(ROOT / "train.py")], ["-c", "import dml"]])
 def test_a_deleted_working_folder_is_one_line(program: list[str], tmp_path: Path) -> None:
     """Where there is none, a library of torch's ends the process."""
     folder = tmp_path / "deleted"

@@ -77,7 +77,7 @@ def without_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (["'loss=rll'"], "'loss=rll'"),
         # an option that Hydra doesn't have
         (["--loss=triplet"], "--loss=triplet: no such option; loss=triplet, without hyphens, sets a value"),
-        (["--epochs", "10"], "--epochs: no such option; values are given as KEY=VALUE"),
+        (["--epochs", "10"], "--epochs: no such option; epochs=..."),
         (["--max-steps=3"], "max_steps=3, without hyphens, sets a value"),
     ],
 )
@@ -87,18 +87,15 @@ def test_what_no_training_can_take(refused: Refused, tmp_path: Path, overrides: 
 
 
 @pytest.mark.usefixtures("without_data")
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("", "error: loss: has no _target_, which names the class to build"),
-        ("margin: [1, 2\nscale: 3\n", "my_conf/loss/mine.yaml:2:6: expected ',' or ']', but got ':'"),
-    ],
-)
-def test_a_file_of_the_users_own_that_makes_no_loss(refused: Refused, tmp_path: Path, text: str, expected: str) -> None:
+def test_a_file_of_the_users_own_that_makes_no_loss(refused: Refused, tmp_path: Path) -> None:
     path = tmp_path / "my_conf" / "loss" / "mine.yaml"
     path.parent.mkdir(parents=True)
-    path.write_text(text)
-    assert expected in refused("hydra.searchpath=[my_conf]", "loss=mine")
+    for text, expected in (
+        ("", "loss: has no _target_"),
+        ("margin: [1, 2\nscale: 3\n", "loss/mine.yaml:2:6: expected"),
+    ):
+        path.write_text(text)
+        assert expected in refused("hydra.searchpath=[my_conf]", "loss=mine")
     assert not (tmp_path / "outputs").exists()
 
 
@@ -121,19 +118,10 @@ def test_preparing_needs_nothing_but_a_data_set(refused: Refused, tmp_path: Path
     assert "data: no value; give data=..." in refused("~data", *nowhere, command="prepare")
 
 
-@pytest.mark.parametrize(
-    ("dataset", "expected"),
-    [
-        ("folder", "dataset.root: no value; give dataset.root=FOLDER, the folder of your own images"),
-        ("csv", "dataset.root: no value; give dataset.root=FILE, the path of a .csv file of your own"),
-        ("sop", "dataset.root: no value; give dataset.root=FOLDER, the folder of Stanford Online Products"),
-    ],
-)
-def test_a_data_set_without_a_root(
-    refused: Refused, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dataset: str, expected: str
-) -> None:
+def test_a_data_set_without_a_root(refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert expected in refused(f"dataset={dataset}")
+    for dataset, place in (("folder", "FOLDER"), ("csv", "FILE"), ("sop", "FOLDER, the folder of Stanford Online")):
+        assert f"dataset.root: no value; give dataset.root={place}" in refused(f"dataset={dataset}")
     assert not list(tmp_path.iterdir())
 
 
@@ -146,5 +134,8 @@ def test_the_folder_that_is_meant_is_named(refused: Refused, tmp_path: Path) -> 
     assert f"photo.csv: no such file, but there is {tmp_path / 'photos.csv'}; give" in line
 
 
-def test_a_sweep_may_be_asked_for_behind_an_override(refused: Refused) -> None:
+def test_a_sweep_may_be_asked_for_behind_an_override(
+    refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # Hydra makes the folder of a sweep itself
     assert "loss=trplet: no such choice" in refused("seed=1", "--multirun", "loss=rll,trplet")

@@ -1,6 +1,5 @@
 """``dml.train``: the words of the shell from Python, with tables and objects in place of choices."""
 
-import json
 import os
 import signal
 from pathlib import Path
@@ -13,29 +12,17 @@ from conftest import Here
 from torchvision.transforms import v2
 
 import dml
-from dml.data.readers import emoji
+from dml.data.readers import csv, emoji
 from dml.losses.rll import RankedListLoss
+from dml.run.given import giving, take_table
 from dml.runtime.errors import InputError
 from dml.runtime.run_folder import RunFolder
 from dml.training.module import MetricLearner
 
-SMALL = [
-    "model=small_cnn",
-    "model.heads=[H]",
-    "model.embed_dim=8",
-    "transform.size=16",
-    "sampler.classes_per_batch=4",
-    "loss=rll",
-    "sampler.images_per_class=2",
-    "trainer.max_steps=2",
-    "trainer.val_check_interval=null",
-    "evaluation.raw=false",
-    "data.num_workers=0",
-    "evaluation.clustering=false",
-    "evaluation.report=null",
-    "evaluation.sheet=null",
-    "evaluation.threshold=null",
-]
+SMALL = ["model=small_cnn", "model.heads=[H]", "model.embed_dim=8", "transform.size=16", "loss=rll"]
+SMALL += ["sampler.classes_per_batch=4", "sampler.images_per_class=2", "trainer.max_steps=2"]
+SMALL += ["trainer.val_check_interval=null", "data.num_workers=0", "evaluation.raw=false"]
+SMALL += [f"evaluation.{name}" for name in ("clustering=false", "report=null", "sheet=null", "threshold=null")]
 
 
 class Frame(NamedTuple):
@@ -102,14 +89,12 @@ def test_a_table_without_splits_has_those_of_a_csv_file(small_emoji: Path, tmp_p
     rows = zip(*cells.values(), strict=True)
     (tmp_path / "mine.csv").write_text("".join(f"{path},{label}\n" for path, label in [("path", "label"), *rows]))
     frame: Any = Frame(["path", "label"], cells)
-    words = [*SMALL, "trainer.max_steps=1"]
-    runs = [
-        dml.train(words, table=dml.ImageTable.from_frame(frame), folder=tmp_path / "table", quiet=True),
-        dml.train([*words, "dataset=csv", f"dataset.root={tmp_path}/mine.csv"], folder=tmp_path / "csv", quiet=True),
-    ]
-    splits = [json.loads((run.folder / "splits.json").read_text()).keys() for run in runs]
-    assert splits[0] == splits[1]
-    assert {name.partition("/")[0] for name in splits[0]} >= {"train", "val", "test"}
+    fractions: Any = {"test_fraction": 0.5, "val_fraction": 0.2, "seed": 0}
+    with giving({"table": dml.ImageTable.from_frame(frame)}):
+        taken = take_table(None, **fractions)
+    listed = csv.read(tmp_path / "mine.csv", **fractions)
+    assert dict(zip(taken.paths, taken.split, strict=True)) == dict(zip(listed.paths, listed.split, strict=True))
+    assert {*taken.split.tolist()} >= {"train", "val", "test"}
 
 
 def test_ctrl_c_returns_the_run_which_goes_on(

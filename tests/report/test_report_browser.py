@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from chromium import NEEDS_CHROMIUM
 from PIL import Image
 from report_runs import HOSTILE, MakeRun
@@ -19,12 +18,6 @@ pytestmark = NEEDS_CHROMIUM
 LIGHT = {"light": (200, 256), "dark": (0, 60)}
 
 
-@pytest.fixture
-def written(make_run: MakeRun, tmp_path: Path) -> Path:
-    (tmp_path / "run.html").write_text(run_report(read_run(make_run("a"))), encoding="utf-8")
-    return tmp_path / "run.html"
-
-
 class Errors(list[str]):
     """What a page complained of, and what it asked the network for."""
 
@@ -36,7 +29,9 @@ class Errors(list[str]):
         page.on("request", lambda request: None if request.url[:5] in ("file:", "data:") else self.append(request.url))
 
 
-def test_pages_open_in_every_width_and_theme(browser: Any, written: Path) -> None:
+def test_a_page_opens_in_every_width_and_theme_and_is_printed(browser: Any, make_run: MakeRun, tmp_path: Path) -> None:
+    written = tmp_path / "run.html"
+    written.write_text(run_report(read_run(make_run("a"))), encoding="utf-8")
     for width in (1280, 360):
         for scheme, (low, high) in LIGHT.items():
             errors = Errors()
@@ -49,27 +44,12 @@ def test_pages_open_in_every_width_and_theme(browser: Any, written: Path) -> Non
             assert picture.shape[1] == width
             assert low <= np.median(picture) < high  # the paper's color
             assert picture.std() > 10
-            page.close()
+            titles = page.locator("#map svg title").all_text_contents()
+            assert len(titles) == 6
+            assert HOSTILE in titles
             assert errors == []
-
-
-def test_the_map_names_the_class_of_a_dot(browser: Any, written: Path) -> None:
-    page = browser.new_page(viewport={"width": 1280, "height": 900})
-    page.goto(written.as_uri())
-    page.locator("#map").scroll_into_view_if_needed()
-    picture = Image.open(BytesIO(page.locator("#map svg").screenshot())).convert("RGB")
-    assert len(picture.getcolors(1 << 20)) > 10
-    titles = page.locator("#map svg title").all_text_contents()
-    assert len(titles) == 6
-    assert HOSTILE in titles
-    page.close()
-
-
-def test_paper_holds_all_columns_and_colors(browser: Any, written: Path) -> None:
-    page = browser.new_page(viewport={"width": 703, "height": 900})  # A4 with margins of 12 mm
-    page.goto(written.as_uri())
+    page.set_viewport_size({"width": 703, "height": 900})  # A4 with margins of 12 mm
     page.emulate_media(media="print")
-    page.evaluate("document.querySelectorAll('details').forEach((each) => (each.open = true))")
     assert page.locator(".scroll").count()
     for width, room in page.evaluate(
         "[...document.querySelectorAll('.scroll')].map((box) => [box.scrollWidth, box.clientWidth])"

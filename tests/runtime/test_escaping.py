@@ -25,10 +25,9 @@ def test_what_a_terminal_would_obey_is_escaped(name: str, shown: str) -> None:
     assert shown.isprintable()
 
 
-@pytest.mark.parametrize("name", ["plain.jpg", 'a b\'s "c", d%s {} $x$ \\', "[/red]", "naïve 日本 عربي 👩‍👩‍👧 é"])
-def test_all_else_stays(name: str) -> None:
-    assert printable(name) == name
-    assert printable(name).encode()
+def test_all_else_stays() -> None:
+    for name in ('a b\'s "c", d%s {} $x$ \\', "[/red]", "naïve 日本 عربي 👩‍👩‍👧 é"):
+        assert printable(name) == name
 
 
 @pytest.mark.parametrize("name", ["[/red]", "[bold]x", "a\\", "\\[x]", "[link=x]y[/link]", "[[x]]", "[@click=x()]"])

@@ -15,18 +15,19 @@ from dml.runtime.locks import holding
 FORK = multiprocessing.get_context("fork")
 
 
-def hold_and_sleep(path: Path, ready: object, start_child: bool) -> None:
-    with holding(path):
-        if start_child:  # a loader's worker, which outlives its parent
-            FORK.Process(target=time.sleep, args=(30,), daemon=False).start()
-        ready.set()  # type: ignore[attr-defined]
-        time.sleep(30)
-
-
 def start(path: Path, *, start_child: bool = False) -> multiprocessing.process.BaseProcess:
-    """A process that holds the lock."""
+    """A process that holds the lock, with a child, as a loader's worker, that outlives it."""
     ready = FORK.Event()
-    process = FORK.Process(target=lambda: (os.setsid(), hold_and_sleep(path, ready, start_child)))
+
+    def hold_and_sleep() -> None:
+        os.setsid()
+        with holding(path):
+            if start_child:
+                FORK.Process(target=time.sleep, args=(30,), daemon=False).start()
+            ready.set()
+            time.sleep(30)
+
+    process = FORK.Process(target=hold_and_sleep)
     process.start()
     assert ready.wait(20)
     return process
@@ -39,36 +40,29 @@ def kill(process: multiprocessing.process.BaseProcess, *, group: bool = True) ->
 
 def test_a_held_lock_is_refused_and_names_its_holder(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    process = start(path)
+    process = start(path, start_child=True)
+    group = os.getpgid(process.pid or 0)
     try:
         line = rf"^a folder: process {process.pid} on .* is at work on it; wait for it$"
         with pytest.raises(InputError, match=line), holding(path, name="a folder"):
             pass
-    finally:
-        kill(process)
-    with holding(path):
-        assert path.read_text().startswith(f"process {os.getpid()} on ")
-
-
-def test_one_process_can_hold_it_once_only(tmp_path: Path) -> None:
-    with holding(tmp_path / "lock"), pytest.raises(InputError), holding(tmp_path / "lock"):
-        pass
-
-
-def test_a_killed_holders_children_do_not_keep_it(tmp_path: Path) -> None:
-    process = start(tmp_path / "lock", start_child=True)
-    group = os.getpgid(process.pid or 0)
-    kill(process, group=False)
-    try:
-        with holding(tmp_path / "lock"):
-            pass
+        kill(process, group=False)
+        with holding(path):  # which the child of a killed holder doesn't keep
+            assert path.read_text().startswith(f"process {os.getpid()} on ")
+            with pytest.raises(InputError), holding(path):  # one process can hold it once only
+                pass
     finally:
         os.killpg(group, signal.SIGKILL)
 
 
 def test_waiting_ends_with_the_holder(tmp_path: Path) -> None:
     process = start(tmp_path / "lock")
-    waiter = FORK.Process(target=_wait, args=(tmp_path,))
+
+    def wait() -> None:
+        with holding(tmp_path / "lock", wait=True):
+            pass
+
+    waiter = FORK.Process(target=wait)
     waiter.start()
     waiter.join(1)
     assert waiter.is_alive()
@@ -77,15 +71,9 @@ def test_waiting_ends_with_the_holder(tmp_path: Path) -> None:
     assert waiter.exitcode == 0
 
 
-def _wait(folder: Path) -> None:
-    with holding(folder / "lock", wait=True):
-        pass
-
-
-@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
-def test_without_locks_every_process_gets_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_without_locks_every_process_gets_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_file: int, _operation: int) -> None:
-        raise OSError(number, os.strerror(number))
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr("fcntl.flock", refuse)
     with holding(tmp_path / "lock"), holding(tmp_path / "lock"):

@@ -18,33 +18,30 @@ def test_files_are_read_as_by_python() -> None:
         assert parse_yaml(text, with_aliases=True) == yaml.safe_load(text), file
 
 
-@pytest.mark.parametrize("text", ["a: [", "a: b: c", "\t- a", "!!python/object/apply:os.getcwd []"])
-def test_no_yaml_and_no_code(text: str) -> None:
-    with pytest.raises(yaml.YAMLError):
-        parse_yaml(text)
+def test_no_yaml_and_no_code() -> None:
+    for text in ("a: [", "a: b: c", "!!python/object/apply:os.getcwd []"):
+        with pytest.raises(yaml.YAMLError):
+            parse_yaml(text)
 
 
 @pytest.mark.parametrize("nested", ["[", "- ", "? ", "{a: "])
-@pytest.mark.parametrize("depth", [101, 60_000])
-def test_lists_within_lists_end_no_process(nested: str, depth: int) -> None:
-    with pytest.raises(ValueError, match="more than 100 lists and mappings within each other"):
-        parse_yaml(nested * depth)
+def test_lists_within_lists_end_no_process(nested: str) -> None:
+    for depth in (101, 60_000):
+        with pytest.raises(ValueError, match="more than 100 lists and mappings within each other"):
+            parse_yaml(nested * depth)
 
 
 def test_nested_lists() -> None:
-    assert parse_yaml("[" * 100 + "1" + "]" * 100) == yaml.safe_load("[" * 100 + "1" + "]" * 100)
+    deepest = "[" * 100 + "]" * 100
+    assert parse_json(deepest) == parse_yaml(deepest) == yaml.safe_load(deepest)
+    for text in ("[" * 101 + "]" * 101, "[" * 200_000, '{"a":' * 200_000):
+        with pytest.raises(ValueError, match=r"more than 100 lists and mappings|char"):
+            parse_json(text)
 
 
 def test_a_date_that_does_not_exist() -> None:
-    with pytest.raises(ValueError, match="month must be in"):
+    with pytest.raises(ValueError, match="month"):
         parse_yaml("a: 2000-13-01")
-
-
-@pytest.mark.parametrize("text", ["[" * 101 + "]" * 101, "[" * 200_000, '{"a":' * 200_000])
-def test_json_within_json(text: str) -> None:
-    with pytest.raises(ValueError, match=r"more than 100 lists and mappings|char"):
-        parse_json(text)
-    assert parse_json("[" * 100 + "]" * 100) == parse_yaml("[" * 100 + "]" * 100)
 
 
 def test_values_are_counted_wherever_they_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,13 +29,6 @@ def test_threads_share_a_setting_and_restore_it_once() -> None:
         with ThreadPoolExecutor(2) as threads:
             assert [*threads.map(hold, [True, False])] == ["", "highest"]
         assert torch.get_float32_matmul_precision() == "high"
-    finally:
-        torch.set_float32_matmul_precision("highest")
-
-
-def test_an_exception_restores_the_setting() -> None:
-    torch.set_float32_matmul_precision("high")
-    try:
         with pytest.raises(ValueError, match="in the body"), without_tf32():
             raise ValueError("in the body")
         assert torch.get_float32_matmul_precision() == "high"

@@ -13,15 +13,6 @@ def test_columns_are_aligned_and_bars_are_escaped() -> None:
     assert table == "| a\\|b | n |\n| --- | ---: |\n| `x\\|y` | 1 |\n|  | – |"
 
 
-def test_a_table_without_rows_is_its_header() -> None:
-    assert markdown_table(["a"], []) == "| a |\n| --- |"
-
-
-def test_a_row_of_another_width_is_named() -> None:
-    with pytest.raises(ValueError, match=r"a row of 1 cells in a table of 2 columns: \['x'\]"):
-        markdown_table(["a", "b"], [["x"]])
-
-
 def test_a_csv_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
     path = tmp_path / "new" / "table.csv"
     write_csv(path, [["row", "ours"], ["α, β", 1.5]])

@@ -48,14 +48,6 @@ def test_heads_begin_at_the_components_of_what_their_network_gives(
     assert len({*values.values()}) == 1
 
 
-def test_heads_of_another_form_begin_as_they_are(
-    here: Here, small_emoji: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dml.training.callbacks.initial_values.last_layers", lambda heads: {})
-    here("train", *BEGINNING, f"dataset.root={small_emoji}", f"hydra.run.dir={tmp_path}")
-    assert RunFolder(tmp_path).is_finished
-
-
 def test_a_training_that_only_harms_keeps_its_beginning(
     here: Here, small_emoji: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,11 +68,6 @@ def test_a_run_resumes_bit_for_bit(here: Here, small_emoji: Path, tmp_path: Path
     whole, parts = last(tmp_path / "constant"), last(tmp_path / "parts")
     assert all(torch.equal(value, parts["state_dict"][name]) for name, value in whole["state_dict"].items())
     assert [*RunFolder(tmp_path / "parts").values("val/level0/recall@1")] == [0, 3, 6]
-
-
-def test_heads_and_beginning_are_options(here: Here, small_emoji: Path, tmp_path: Path) -> None:
-    here("train", *RECALL, *UNMOVED, f"dataset.root={small_emoji}", f"hydra.run.dir={tmp_path}")
-    assert [*RunFolder(tmp_path).values("val/level0/recall@1")] == [3, 6]
 
 
 @pytest.mark.parametrize(

@@ -78,24 +78,16 @@ def test_an_infinite_loss_stops_the_run_in_a_step_that_is_logged(every: int, not
 
 
 def test_no_checkpoint_outlives_a_loss_that_was_infinite(tmp_path: Path) -> None:
+    settings = {"enable_checkpointing": True, "default_root_dir": tmp_path, "plugins": [AtomicCheckpointIO()]}
     with pytest.raises(InputError, match=r"^step 3: the loss of head H"):
-        fit(
-            infinite_learner(3),
-            9,
-            LastCheckpoint(every_n_steps=2),
-            enable_checkpointing=True,
-            default_root_dir=tmp_path,
-            plugins=[AtomicCheckpointIO()],
-        )
+        fit(infinite_learner(3), 9, LastCheckpoint(every_n_steps=2), **settings)
     assert read_checkpoint(RunFolder(tmp_path).last_checkpoint)["global_step"] == 2
 
 
 def test_the_first_step_that_was_not_finite_is_told_once() -> None:
     check, losses = DivergenceCheck(), nn.ModuleDict({"A": RankedListLoss(), "B": RankedListLoss()})
-    good, bad = (
-        {"A": torch.ones(2, 3), "B": torch.ones(2, 3)},
-        {"A": torch.ones(2, 3), "B": torch.full((2, 3), torch.nan)},
-    )
+    good = {"A": torch.ones(2, 3), "B": torch.ones(2, 3)}
+    bad = good | {"B": torch.full((2, 3), torch.nan)}
     check.add_step(0, losses, good, {"A": torch.tensor(1.0), "B": torch.tensor(1.0)})
     check.read()
     check.add_step(1, losses, bad, {"A": torch.tensor(1.0), "B": torch.tensor(torch.nan)})

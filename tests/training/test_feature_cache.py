@@ -71,21 +71,12 @@ def test_the_second_call_computes_nothing(features: Features) -> None:
     assert (features.calls, features.warnings) == (1, [])
 
 
-def touch(features: Features) -> None:
-    os.utime(features.root / "a.png", ns=(1, 1))
-
-
-def change_weights(features: Features) -> None:
-    with torch.no_grad():
-        features.backbone.bias += 1
-
-
-def change_transform(features: Features) -> None:
-    features.settings["size"] = 9
-
-
-def leave_out_an_image(features: Features) -> None:
-    features.table = features.table.take(np.arange(4))
+CHANGES: list[Callable[[Features], Any]] = [
+    lambda features: os.utime(features.root / "a.png", ns=(1, 1)),
+    lambda features: features.backbone.bias.data.add_(1),
+    lambda features: features.settings.update(size=9),
+    lambda features: setattr(features, "table", features.table.take(np.arange(4))),
+]
 
 
 def test_files_of_one_size_and_time_that_were_swapped_are_seen(features: Features) -> None:
@@ -100,9 +91,9 @@ def test_files_of_one_size_and_time_that_were_swapped_are_seen(features: Feature
     assert features.calls == 2
 
 
-@pytest.mark.parametrize("change", [touch, change_weights, change_transform, leave_out_an_image])
+@pytest.mark.parametrize("change", CHANGES)
 def test_whatever_decides_the_features_computes_them_anew(
-    features: Features, change: Callable[[Features], None]
+    features: Features, change: Callable[[Features], Any]
 ) -> None:
     features.load()
     change(features)
@@ -111,16 +102,12 @@ def test_whatever_decides_the_features_computes_them_anew(
     assert len([*(features.root / "cache").glob("features-*.npz")]) == 2
 
 
-def cut(content: bytes) -> bytes:
-    return content[: len(content) // 2]
-
-
 def flip(content: bytes) -> bytes:
     place = content.rindex(np.float32(100.0).tobytes())  # in the first feature of d.png
     return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
 
 
-@pytest.mark.parametrize("damage", [cut, flip, lambda content: b"", lambda content: b"text"])
+@pytest.mark.parametrize("damage", [lambda content: content[: len(content) // 2], flip, lambda content: b""])
 def test_a_damaged_file_is_computed_anew_with_one_line(features: Features, damage: Callable[[bytes], bytes]) -> None:
     first = features.load()
     features.file.write_bytes(damage(features.file.read_bytes()))

@@ -127,5 +127,5 @@ def test_an_unreadable_image_is_replaced_or_dropped_as_among_images(tmp_path: Pa
 def test_features_beyond_the_memory_are_refused() -> None:
     model = make_model(GeMHead)
     embedder = FeatureEmbedder(model, ["L", "H"], count=10**12)
-    with pytest.raises(InputError, match=r"training.frozen=true: the features of 1,000,000,000,000 images take .* L"):
+    with pytest.raises(InputError, match=r"training.frozen=true: the features of 1,000,000,000,000 images take "):
         embedder.embed_images(PIXELS[:2])

@@ -29,34 +29,20 @@ def loaded(*overrides: str) -> tuple[int, bool]:
     return settings.num_workers, settings.pin_memory
 
 
-def test_a_cpu_keeps_its_cores_for_training_and_pins_nothing(gpus: Any) -> None:
+def test_beside_gpus_each_process_gets_its_cores_but_one(gpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     gpus(0)
     assert loaded() == (1, False)
     gpus(4)
     assert loaded("trainer.accelerator=cpu") == (1, False)
-
-
-@pytest.mark.parametrize(
-    ("devices", "cores", "workers"),
-    [("1", 8, 7), ("1", 64, 16), ("1", 1, 1), ("auto", 16, 3), ("-1", 16, 3), ("2", 16, 7), ("[0,3]", 16, 7)],
-)
-def test_beside_gpus_each_process_gets_its_cores_but_one(gpus: Any, devices: str, cores: int, workers: int) -> None:
-    gpus(4, cores)
-    assert loaded(f"trainer.devices={devices}") == (workers, True)
-
-
-def test_names_of_gpus_in_a_string_are_counted(gpus: Any) -> None:
-    gpus(4)
-    assert loaded("trainer.devices='0,1,3'") == (4, True)
-
-
-def test_slurm_says_what_a_task_has(gpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus(4, cores=8)
-    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "8")
-    assert loaded("trainer.devices=4") == (7, True)
-    gpus(4, cores=3)  # srun may bind it to fewer
-    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "8")
-    assert loaded("trainer.devices=4") == (2, True)
+    assert loaded("data.num_workers=2", "data.pin_memory=false") == (2, False)
+    numbers = [("1", 8, 7), ("1", 64, 16), ("1", 1, 1), ("auto", 16, 3), ("-1", 16, 3), ("2", 16, 7), ("[0,3]", 16, 7)]
+    for devices, cores, workers in (*numbers, ("'0,1,3'", 16, 4)):
+        gpus(4, cores)
+        assert loaded(f"trainer.devices={devices}") == (workers, True)
+    for cores, workers in ((8, 7), (3, 2)):  # srun may bind a task to fewer
+        gpus(4, cores)
+        monkeypatch.setenv("SLURM_CPUS_PER_TASK", "8")
+        assert loaded("trainer.devices=4") == (workers, True)
 
 
 def test_a_normalization_that_does_more_is_not_synchronized() -> None:
@@ -67,11 +53,6 @@ def test_a_normalization_that_does_more_is_not_synchronized() -> None:
     assert "BatchNormAct" not in str(replaced)  # it would be another function
     with pytest.raises(InputError, match="would replace 1 by a normalization without what BatchNormAct2d does beside"):
         check_synchronized(nn.Sequential(nn.Conv2d(3, 4, 1), BatchNormAct2d(4)))
-
-
-def test_what_is_given_counts(gpus: Any) -> None:
-    gpus(4)
-    assert loaded("data.num_workers=2", "data.pin_memory=false") == (2, False)
 
 
 def test_deterministic_layers_are_for_cpus_unless_asked_for(gpus: Any) -> None:
@@ -85,27 +66,13 @@ def test_deterministic_layers_are_for_cpus_unless_asked_for(gpus: Any) -> None:
 
 
 @pytest.mark.pipeline
-@pytest.mark.parametrize(
-    ("override", "expected"),
-    [
-        ("training.compile=null", None),
-        ("training.compile=false", None),
-        ("training.compile=true", {}),
-        ("training.compile={mode: max-autotune}", {"mode": "max-autotune"}),
-    ],
-)
-def test_what_compile_asks_for(override: str, expected: dict[str, Any] | None) -> None:
-    assert parse_compile(composed(override).training.compile) == expected
-
-
-@pytest.mark.pipeline
-@pytest.mark.parametrize("asked", ["max-autotune", "{mod: max-autotune}"])
-def test_what_torch_compile_does_not_take_is_refused(asked: str) -> None:
-    with pytest.raises(InputError, match=r"training.compile=.*: true, null, or arguments of torch.compile: backend,"):
-        parse_compile(composed(f"training.compile={asked}").training.compile)
-
-
-@pytest.mark.pipeline
-def test_a_backend_that_pytorch_lacks_is_refused() -> None:
-    with pytest.raises(InputError, match=r"training.compile=.*: no such backend; nearest: .*inductor"):
-        parse_compile(composed("training.compile={backend: inducter}").training.compile)
+def test_what_compile_asks_for() -> None:
+    for value, expected in ((None, None), (False, None), (True, {}), ({"mode": "default"}, {"mode": "default"})):
+        assert parse_compile(value) == expected
+    for value, words in (
+        ("max-autotune", "arguments of torch.compile: backend,"),
+        ({"mod": "max-autotune"}, "arguments of torch.compile: backend,"),
+        ({"backend": "inducter"}, "no such backend; nearest: .*inductor"),
+    ):
+        with pytest.raises(InputError, match=rf"training.compile=.*: .*{words}"):
+            parse_compile(value)

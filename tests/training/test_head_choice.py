@@ -5,12 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from configurations import compose, settings_of
 from conftest import PLAIN, Here
 from runs import last, metrics
 from torch import Tensor
 
 import dml
-from dml.evaluation.names import MetricName
+from dml.run import builders
 from dml.runtime.run_folder import RunFolder
 from dml.training.embedders import Embedded, HeadChoice
 
@@ -104,14 +105,7 @@ def test_a_resumed_run_keeps_its_heads(here: Here, small_emoji: Path, tmp_path: 
         assert {step: again[step] for step in validated} == validated
 
 
-@pytest.mark.first_cases(1)
-@pytest.mark.parametrize("option", ["evaluation.selection=last", "model.heads=[H]", "heads.choose=false"])
-def test_without_a_choice_all_heads_are_used(here: Here, small_emoji: Path, tmp_path: Path, option: str) -> None:
-    arguments = [*CHOOSING, "trainer.max_steps=3", option]
-    here("train", *arguments, f"dataset.root={small_emoji}", f"hydra.run.dir={tmp_path}")
-    assert last(tmp_path)["chosen_heads"] == (["H"] if "heads=[H]" in option else ["L", "M", "H"])
-    assert "chosen_heads" not in metrics(tmp_path)
-
-
-def test_the_metric_of_one_head_compares_sets_by_its_own_name() -> None:
-    assert MetricName.parse("heads/M/level0/recall@1").metric == "level0/recall@1"
+def test_without_a_choice_all_heads_are_used() -> None:
+    for option in ("evaluation.selection=last", "model.heads=[H]", "heads.choose=false"):
+        assert builders.build_head_choice(settings_of(compose(*CHOOSING, option))) is None
+    assert builders.build_head_choice(settings_of(compose(*CHOOSING))) is not None

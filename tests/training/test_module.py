@@ -148,7 +148,7 @@ def cosine(interval: int, length: int) -> float:
 SCHEDULED: dict[str, Callable[[Optimizer, int], LRScheduler] | None] = {
     "constant": None,
     "cosine": lambda optimizer, steps: CosineAnnealingLR(optimizer, steps),
-    "steps": lambda optimizer, steps: StepLR(optimizer, steps // 2, gamma=0.5),
+    "steps": lambda optimizer, steps: StepLR(optimizer, max(1, steps // 2), gamma=0.5),
 }
 
 SCHEDULES: dict[str, tuple[Callable[[Optimizer, int], LRScheduler], Callable[[int, int], float]]] = {
@@ -177,48 +177,30 @@ def test_a_schedule_ends_where_the_run_ends(name: str, warmup_steps: int, interv
 
 
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")
-@pytest.mark.parametrize("interval", INTERVALS)
-def test_a_resumed_run_has_the_schedule_of_its_new_length(interval: str, tmp_path: Path) -> None:
-    pace = pace_of(interval, warmup_steps=2)
+@pytest.mark.parametrize(
+    ("interval", "schedule", "lr"),
+    [
+        ("step", "constant", 0.02),
+        ("epoch", "cosine", 0.1),
+        ("accumulated step", "cosine", 0.02),
+        ("accumulated epoch", "steps", 0.1),
+    ],
+)
+def test_a_resumed_run_has_the_schedule_of_its_new_length(
+    interval: str, schedule: str, lr: float, tmp_path: Path
+) -> None:
+    pace, make = pace_of(interval, warmup_steps=2), SCHEDULED[schedule]
     settings = {"accumulate_grad_batches": pace.batches_per_step}
 
-    def module(steps: int) -> MetricLearner:
-        return learner(pace=pace, schedule=lambda optimizer: CosineAnnealingLR(optimizer, pace.schedule_length(steps)))
+    def module(steps: int, lr: float = 0.1) -> MetricLearner:
+        optimizer = partial(optimizer_by_role, optimizer=torch.optim.SGD, lr=lr, momentum=0.9)
+        made = None if make is None else lambda optimizer: make(optimizer, pace.schedule_length(steps))
+        return learner(pace=pace, schedule=made, optimizer=optimizer)
 
-    whole = fit(module(10), 10, **settings)
     path = tmp_path / "last.ckpt"
     fit(module(5), 5, SaveAtEnd(path), **settings)
-    resumed = fit(module(10), 10, ckpt_path=path, **settings)
-    assert resumed.rates == whole.rates[5:]  # to the bit
-
-
-@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")
-@pytest.mark.parametrize("schedule", [None, lambda optimizer: CosineAnnealingLR(optimizer, 6)])
-def test_a_resumed_run_takes_the_new_rate(schedule: Any, tmp_path: Path) -> None:
-    def module(lr: float) -> MetricLearner:
-        def make(groups: Any) -> Optimizer:
-            return optimizer_by_role(groups, optimizer=torch.optim.SGD, lr=lr, momentum=0.9)
-
-        return learner(schedule=schedule, optimizer=make)
-
-    path = tmp_path / "last.ckpt"
-    fit(module(0.1), 3, SaveAtEnd(path))
-    new_rates = fit(module(0.02), 6).rates[3:]
-    assert fit(module(0.02), 6, ckpt_path=path).rates == new_rates
-    assert fit(module(0.1), 6, ckpt_path=path).rates == fit(module(0.1), 6).rates[3:]
-
-
-@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")
-@pytest.mark.parametrize("lr", [0.1, 0.02])
-@pytest.mark.parametrize("schedule", SCHEDULED)
-def test_a_longer_run_takes_the_schedule_of_its_length(schedule: str, lr: float, tmp_path: Path) -> None:
-    def module(steps: int, lr: float = 0.1) -> MetricLearner:
-        optimizer, make = partial(optimizer_by_role, optimizer=torch.optim.SGD, lr=lr), SCHEDULED[schedule]
-        return learner(schedule=None if make is None else lambda part: make(part, steps), optimizer=optimizer)
-
-    path = tmp_path / "last.ckpt"
-    fit(module(3), 3, SaveAtEnd(path))
-    assert fit(module(6, lr), 6, ckpt_path=path).rates == fit(module(6, lr), 6).rates[3:]
+    resumed = fit(module(10, lr), 10, ckpt_path=path, **settings)
+    assert resumed.rates == fit(module(10, lr), 10, **settings).rates[5:]  # to the bit
 
 
 def test_random_numbers_are_a_function_of_the_seed_and_the_step() -> None:
@@ -258,21 +240,17 @@ class Returning(nn.Module):
 @pytest.mark.parametrize(
     ("function", "returned"),
     [
-        (lambda embeddings: embeddings.sum(dim=1), r"a tensor of shape \(6,\)"),
         (lambda embeddings: embeddings.sum()[None], r"a tensor of shape \(1,\)"),
         (lambda embeddings: embeddings.detach().sum(), "a tensor without a gradient"),
         (lambda embeddings: embeddings.detach().sum().long(), r"a tensor of whole numbers \(torch\.int64\)"),
-        (lambda _: None, "None"),
         (lambda _: 1.0, "a float"),
-        (lambda embeddings: {"loss": embeddings.sum()}, "a dict"),
     ],
 )
 def test_what_is_no_loss_is_told_at_the_first_step(function: Callable[[Tensor], Any], returned: str) -> None:
     module = learner()
     for head in module.losses:
         module.losses[head] = Returning(function)
-    line = rf"^loss: test_module\.Returning\.forward returned {returned}, expected a scalar tensor with a gradient$"
-    with pytest.raises(InputError, match=line):
+    with pytest.raises(InputError, match=rf"^loss: test_module\.Returning\.forward returned {returned}, expected"):
         fit(module, 1)
 
 
@@ -295,19 +273,13 @@ def test_a_number_of_the_loss_moves_linearly() -> None:
         assert module.losses[head].terms["rll"].seen == [20.0, 15.0, 10.0, 5.0]  # Eq. 15
 
 
-@pytest.mark.parametrize(
-    ("attribute", "expected"),
-    [
-        ("temperature", "its numbers are alpha"),
-        ("forward", "not a number"),
-        ("takes_queries", "is True, not a number"),
-    ],
-)
-def test_a_schedule_of_what_is_no_number_is_refused(attribute: str, expected: str) -> None:
-    with pytest.raises(InputError, match=rf"scheduler\.loss\.attribute={attribute}: .*{expected}"):
-        LossSchedule(attribute, start=20.0, end=0.0).check_losses(learner().losses.values())
+def test_a_schedule_of_what_is_no_number_is_refused() -> None:
+    expected = {"temperature": "its numbers are alpha", "forward": "not a number", "takes_queries": "is True, not a"}
+    for attribute, words in expected.items():
+        with pytest.raises(InputError, match=rf"scheduler\.loss\.attribute={attribute}: .*{words}"):
+            LossSchedule(attribute, start=20.0, end=0.0).check_losses(learner().losses.values())
     with pytest.raises(InputError, match=r"scheduler\.loss\.end=high: must be a finite number"):
-        LossSchedule(attribute, start=20.0, end="high")  # type: ignore[arg-type]
+        LossSchedule("margin", start=20.0, end="high")  # type: ignore[arg-type]
 
 
 class StopAfter(Callback):

@@ -131,15 +131,8 @@ def train(count: int, gradient_cache: int | None = None, shard: bool = True) -> 
         shard_loss=shard,
     ).double()
     recorder = Recorder()
-    strategy = "ddp" if count > 1 else "auto"
-    trainer = small_trainer(
-        len(CASES),
-        devices=count,
-        strategy=strategy,
-        use_distributed_sampler=False,
-        log_every_n_steps=1,
-        callbacks=[recorder],
-    )
+    parallel = {"devices": count, "strategy": "ddp" if count > 1 else "auto", "use_distributed_sampler": False}
+    trainer = small_trainer(len(CASES), **parallel, log_every_n_steps=1, callbacks=[recorder])
     trainer.fit(module, Cases(torch.distributed.get_rank() if count > 1 else 0, count))
     (num_queries,) = recorder.num_queries
     return recorder.steps, num_queries
@@ -166,16 +159,13 @@ def test_values_and_gradients_are_those_of_one_process(
                 )
 
 
-@pytest.mark.first_cases(1)
-@pytest.mark.parametrize("shard", ["true", "false"])
-def test_two_processes_train_two_steps(here: Here, small_emoji: Path, tmp_path: Path, shard: str) -> None:
+def test_two_processes_train_two_steps(here: Here, small_emoji: Path, tmp_path: Path) -> None:
     arguments = [f"dataset.root={small_emoji}", *PLAIN, "trainer.accelerator=cpu"]
     arguments += ["trainer.max_steps=2", "trainer.val_check_interval=null", "evaluation.metrics=[recall]"]
     arguments += ["optimizer=sgd", "optimizer.lr=0.001", "loss=recall_at_k"]
     one, two = tmp_path / "one", tmp_path / "two"
     here("train", *arguments, f"hydra.run.dir={one}")
-    sharded = [f"training.shard_loss={shard}", "training.gradient_cache=3", *TWO]
-    ended = run_ranks(tmp_path, *arguments, f"hydra.run.dir={two}", *sharded)
+    ended = run_ranks(tmp_path, *arguments, f"hydra.run.dir={two}", "training.gradient_cache=3", *TWO)
     assert [rank.code for rank in ended] == [0, 0]
     expected, found = ((folder / "metrics.csv").read_text().splitlines() for folder in (one, two))
     assert len(expected) == len(found) == 3

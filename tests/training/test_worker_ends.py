@@ -15,17 +15,14 @@ from dml.run.builders import build_data, build_table
 from dml.runtime.errors import InputError
 
 
-def test_no_worker_outlives_its_training(here: Here, small_emoji: Path, tmp_path: Path) -> None:
+def test_no_worker_outlives_its_training_even_if_it_fails(
+    here: Here, refused: Refused, small_emoji: Path, tmp_path: Path
+) -> None:
     before = set(active_children())
-    arguments = [f"dataset.root={small_emoji}", *PLAIN, "data.num_workers=2"]
-    here("train", *arguments, "trainer.max_steps=2", "trainer.val_check_interval=2", f"hydra.run.dir={tmp_path}")
+    arguments = [f"dataset.root={small_emoji}", *PLAIN, "data.num_workers=2", "trainer.val_check_interval=2"]
+    here("train", *arguments, "trainer.max_steps=2", f"hydra.run.dir={tmp_path / 'whole'}")
     assert set(active_children()) <= before
-
-
-def test_no_worker_outlives_a_training_that_fails(refused: Refused, small_emoji: Path, tmp_path: Path) -> None:
-    before = set(active_children())
-    arguments = [f"dataset.root={small_emoji}", *PLAIN, "data.num_workers=2"]
-    refused(*arguments, "optimizer.lr=1e30", f"hydra.run.dir={tmp_path}")
+    refused(*arguments, "optimizer.lr=1e30", f"hydra.run.dir={tmp_path / 'failed'}")
     assert set(active_children()) <= before
 
 
@@ -73,26 +70,19 @@ STEP = f"{{_target_: hydra.utils.get_method, path: {__name__}.break_image}}"
 @pytest.mark.parametrize(
     ("mistake", "line"),
     [
-        (SAMPLER, "sampler: {}.BrokenSampler raised KeyError: 'no such class'; debug=true shows where"),
-        (
-            [f"transform.train.steps=[{STEP}]"],
-            "transform: {}.break_image raised IndexError: list index out of range; debug=true shows where",
-        ),
-        (
-            [f"transform.test.steps=[{STEP}]"],
-            "transform: {}.break_image raised IndexError: list index out of range; debug=true shows where",
-        ),
+        (SAMPLER, "sampler: {}.BrokenSampler raised KeyError: 'no such class';"),
+        ([f"transform.train.steps=[{STEP}]"], "transform: {}.break_image raised IndexError: list index out of range;"),
+        ([f"transform.test.steps=[{STEP}]"], "transform: {}.break_image raised IndexError: list index out of range;"),
     ],
     ids=["sampler", "training", "validation"],
 )
-@pytest.mark.parametrize("workers", [1, 2])
 def test_what_a_users_object_raises_is_one_line_and_ends_the_workers(
-    refused: Refused, small_emoji: Path, tmp_path: Path, mistake: list[str], line: str, workers: int
+    refused: Refused, small_emoji: Path, tmp_path: Path, mistake: list[str], line: str
 ) -> None:
     before = set(active_children())
-    arguments = [f"dataset.root={small_emoji}", *OTHERS, f"data.num_workers={workers}", "trainer.max_steps=3"]
+    arguments = [f"dataset.root={small_emoji}", *OTHERS, "data.num_workers=2", "trainer.max_steps=3"]
     said = refused(*arguments, *mistake, f"hydra.run.dir={tmp_path}")
-    assert said == f"error: {line.format(__name__)}"
+    assert said.startswith(f"error: {line.format(__name__)}")
     assert set(active_children()) <= before
 
 

@@ -55,19 +55,20 @@ class Averaging(WeightAveraging):
     def _update(self, module: LightningModule) -> None:
         """Update the average as `AveragedModel.update_parameters` does, without waiting for the GPU."""
         assert self._average_model is not None
-        averages_and_weights = zip(_tensors(self._average_model.module), _tensors(module), strict=True)
-        moving: list[tuple[Tensor, Tensor]] = []
-        for (average, current), is_averaged in zip(averages_and_weights, _list_averaged(module), strict=True):
+        pairs = zip(_tensors(self._average_model.module), _tensors(module), _list_averaged(module), strict=True)
+        averages: list[Tensor] = []
+        weights: list[Tensor] = []
+        for average, current, is_averaged in pairs:
             if self._updates and is_averaged:
-                moving.append((average, current))
+                averages.append(average)
+                weights.append(current)
             else:
                 average.copy_(current)
-        if moving:
-            averages, weights = zip(*moving, strict=True)
+        if averages:
             decay = min(self.decay, (self._updates + 1) / (self._updates + 10))
             # The interpolation of torch leaves a constant weight exactly as it is.
             move: Any = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
-            move(list(averages), list(weights), self._updates)
+            move(averages, weights, self._updates)
         self._average_model.n_averaged += 1
         self._updates += 1
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from lightning_fabric.plugins import CheckpointIO
-from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
@@ -28,9 +28,7 @@ class AtomicCheckpointIO(CheckpointIO):
 
     Weights that are NaN or infinite raise an error, so that they never replace good ones.
 
-    Args:
-        model: model in training, which has the frozen weights that checkpoints lack.
-        frozen: the frozen weights that checkpoints needn't hold; None if they hold all weights.
+    ``model`` has the frozen weights that checkpoints lack; ``frozen`` are those that they needn't hold.
     """
 
     def __init__(self, model: nn.Module | None = None, frozen: FrozenWeights | None = None) -> None:
@@ -38,8 +36,11 @@ class AtomicCheckpointIO(CheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:  # noqa: ARG002
         """Write a checkpoint to a path."""
-        names = [name for name, value in checkpoint["state_dict"].items() if not _is_finite(value)]
-        if names:
+        if names := [
+            name
+            for name, value in checkpoint["state_dict"].items()
+            if isinstance(value, Tensor) and value.is_floating_point() and not torch.isfinite(value).all()
+        ]:
             raise InputError(
                 f"step {checkpoint['global_step']}: {len(names)} weights became NaN or infinite, such as {names[0]}; "
                 f"{path} keeps its last good state, a lower optimizer.lr may help"
@@ -47,9 +48,8 @@ class AtomicCheckpointIO(CheckpointIO):
         checkpoint = {**checkpoint, "format": FORMAT}
         if self.frozen is not None:
             checkpoint = self.frozen.leave_out(checkpoint)
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path, on_disk=True) as partial, partial.open("wb") as file:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with replacing(Path(path), on_disk=True) as partial, partial.open("wb") as file:
             torch.save(checkpoint, file)
 
     def load_checkpoint(self, path: Any, map_location: Any | None = None, weights_only: bool | None = None) -> Any:  # noqa: ARG002
@@ -60,10 +60,6 @@ class AtomicCheckpointIO(CheckpointIO):
     def remove_checkpoint(self, path: Any) -> None:
         """Delete the checkpoint at a path."""
         Path(path).unlink(missing_ok=True)
-
-
-def _is_finite(value: Any) -> bool:
-    return not isinstance(value, Tensor) or not value.is_floating_point() or bool(torch.isfinite(value).all())
 
 
 class LastCheckpoint(Checkpoint):
@@ -89,19 +85,15 @@ class LastCheckpoint(Checkpoint):
         self._should_stop = self._is_stopped = False
         self._ended_with: dict[str, Any] | None = None
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """End a training that had ended early."""
         self._last_write = monotonic()
-        if self._ended_with is not None and self._ended_with == _describe_run(pl_module).get("config"):
+        if self._ended_with is not None and self._ended_with == pl_module.run_description.get("config"):
             trainer.should_stop = True
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Give the loggers the step that the training is at.
-
-        Lightning's count lags by one if a training goes on from a checkpoint of its former last step, after whose
-        validation the count was not yet taken.
-        """
-        steps = _describe_run(pl_module).get("first_step", 0) + trainer.global_step
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
+        """Give the loggers the step that the run is at: Lightning counts no earlier stages, and can lag by one."""
+        steps = pl_module.run_description.get("first_step", 0) + trainer.global_step
         trainer.fit_loop.epoch_loop._batches_that_stepped = steps
 
     def on_train_batch_end(self, trainer: Trainer, _module: Any, _outputs: Any, _batch: Any, batch_idx: int) -> None:
@@ -118,7 +110,7 @@ class LastCheckpoint(Checkpoint):
         validates = interval is not None and ((batch_idx + 1) % interval == 0 or ends_early)
         is_due = is_last or trainer.global_step % self.every_n_steps == 0 or self._is_long_ago(trainer)
         if is_due and not (trainer.enable_validation and validates):
-            for history in (logger for logger in trainer.loggers if isinstance(logger, History)):
+            for history in _find_histories(trainer):
                 history.write_ahead(trainer)
             self._save(trainer)
 
@@ -137,14 +129,14 @@ class LastCheckpoint(Checkpoint):
             self._save(trainer)
 
     def _save(self, trainer: Trainer) -> None:
-        description = _describe_run(trainer.lightning_module)
+        learner: Any = trainer.lightning_module
+        description = learner.run_description
         if _ends_early(trainer) and trainer.global_step < trainer.max_steps:
             self._ended_with = description.get("config")
         trainer.save_checkpoint(RunFolder(trainer.default_root_dir).last_checkpoint)
         self._last_write = monotonic()
         if self._is_stopped or _is_signaled(trainer):
-            name = description.get("stage")
-            stage = f" of stage {name}" if name else ""
+            stage = f" of stage {name}" if (name := description.get("stage")) else ""
             signals.check(f"at step {trainer.global_step:,} of {trainer.max_steps:,}{stage}")
 
     def state_dict(self) -> dict[str, Any]:
@@ -155,11 +147,15 @@ class LastCheckpoint(Checkpoint):
         """Restore what `state_dict` returned."""
         self._ended_with = state_dict["ended_with"]
 
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Add the description of the run, and the checksum of its history."""
-        checkpoint["run"] = _describe_run(pl_module)
-        for history in (logger for logger in trainer.loggers if isinstance(logger, History)):
+        checkpoint["run"] = pl_module.run_description
+        for history in _find_histories(trainer):
             checkpoint["history"] = history.checksum
+
+
+def _find_histories(trainer: Trainer) -> list[History]:
+    return [logger for logger in trainer.loggers if isinstance(logger, History)]
 
 
 def _ends_early(trainer: Trainer) -> bool:
@@ -178,17 +174,12 @@ def _is_signaled(trainer: Trainer) -> bool:
     return signum > 0
 
 
-def _describe_run(module: Any) -> dict[str, Any]:
-    description: dict[str, Any] = module.run_description
-    return description
-
-
 class FirstCheckpoint(Callback):
     """Writes ``checkpoints/first.ckpt`` before the first step of a run, whose weights `dml.run.interpolation` mixes."""
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Write the checkpoint, unless the run has taken a step."""
-        if not trainer.global_step and not _describe_run(pl_module).get("first_step"):
+        if not trainer.global_step and not pl_module.run_description.get("first_step"):
             trainer.save_checkpoint(RunFolder(trainer.default_root_dir).first_checkpoint)
 
 
@@ -196,8 +187,7 @@ class BestCheckpoint(Checkpoint):
     """Writes ``checkpoints/best.ckpt`` after each validation that is better than all before it.
 
     Unlike Lightning's `ModelCheckpoint` it knows a second metric, which decides between equal values of the first: on a
-    small validation split several validations may find the same share of queries, even all. It also ends a training
-    that has not been better for several validations, as both need to know which validation was the best.
+    small validation split several validations may find the same share of queries, even all.
 
     Args:
         monitor: name of a metric of a validation, without the name of the split: "level0/recall@1".
@@ -206,9 +196,6 @@ class BestCheckpoint(Checkpoint):
             keeps the earlier validation.
         patience: number of validations in a row, none of them the best, after which the training ends; None for no
             such end.
-
-    Attributes:
-        best: what later validations have to exceed: the value, negative with "min", and that of the tie breaker.
     """
 
     def __init__(
@@ -217,14 +204,14 @@ class BestCheckpoint(Checkpoint):
         self.sign = 1.0 if mode == "max" else -1.0
         self.metric, self.tie_breaker = full_metric_name(monitor), tie_breaker and full_metric_name(tie_breaker)
         self.patience = patience
-        self.best: list[float] | None = None
+        self.best: list[float] | None = None  # what later validations have to exceed, see `_read_score`
         self._validations_since_best = 0
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Write the checkpoint if the validation is the best so far; end the training if it has long been another."""
         if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
             return
-        score = self._read_score(trainer.callback_metrics, str(pl_module.validated_on))
+        score = self._read_score(trainer.callback_metrics, pl_module.validated_on)
         # all processes together write a checkpoint, or none
         if trainer.strategy.broadcast(self.best is None or score > self.best):
             self.best, self._validations_since_best = score, 0

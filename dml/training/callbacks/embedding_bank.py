@@ -6,7 +6,7 @@ from itertools import chain
 from typing import Any, cast
 
 import torch
-from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning import Callback, Trainer
 from torch import Tensor
 
 from dml.evaluation.geometry import ranking_device
@@ -23,15 +23,10 @@ from dml.training.module import MetricLearner
 
 @dataclass(frozen=True)
 class HeadBank:
-    """The embedding bank of all heads, Z in section 3.4 of the thesis on local neighborhood sampling, on the CPU.
+    """The embedding bank of all heads, Z in section 3.4 of the thesis on local neighborhood sampling, on the CPU."""
 
-    Args:
-        embeddings: embeddings (N, D) of each head by its name, as the losses see them.
-        neighbors: (N, K) indices of each image's nearest other images by the embeddings of all heads, nearest first.
-    """
-
-    embeddings: dict[str, Tensor]
-    neighbors: Tensor
+    embeddings: dict[str, Tensor]  # (N, D) by head, as the losses see them
+    neighbors: Tensor  # (N, K) each image's nearest other images by the embeddings of all heads, nearest first
 
     def neighbor_embeddings(self, rows: Tensor, device: torch.device) -> dict[str, Tensor]:
         """Look up the neighbors' embeddings (B, K, D) by each head for rows (B,) of the split, on the device."""
@@ -50,10 +45,9 @@ def find_neighbors(model: AnyModel, embeddings: Mapping[str, Tensor], k: int) ->
 class EmbeddingBankUpdates(Callback):
     """Recomputes the embedding bank and passes it to the sampler, the losses and the models that use it.
 
-    Each object that implements `UsesEmbeddingBank`, the sampler, the learner, or a part of the model or of a loss, gets
-    the bank before the first step, and again every n steps. Checkpoints hold the bank, and a resumed run uses it. While
-    the bank has neighbors, the shares of hard negatives and positives in a batch (`hard_shares`) are logged as
-    ``batch/...``.
+    The sampler, the learner, and the parts of the model and of the losses get the bank if they implement
+    `UsesEmbeddingBank`: before the first step, and again every n steps. While it has neighbors, the shares of hard
+    negatives and positives in a batch (`hard_shares`) are logged as ``batch/...``.
 
     Args:
         every_n_steps: number of optimizer steps between two updates; None computes the bank once. A sampler takes up a
@@ -77,18 +71,16 @@ class EmbeddingBankUpdates(Callback):
                 )
             get_training_data(trainer).batches_between_bank_updates = batches
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Compute the bank, unless the run was resumed with it, and pass it on."""
-        assert isinstance(pl_module, MetricLearner)
         if self._users(trainer, pl_module):
             if self.bank is None or self._is_outdated:
                 self._compute_bank(trainer, pl_module)
                 self._is_outdated = False
             self._set_bank(trainer, pl_module)
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, *_: Any) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, *_: Any) -> None:
         """Log the shares of hard negatives and positives in the batch."""
-        assert isinstance(pl_module, MetricLearner)
         if self.bank is None or not self.bank.neighbors.numel() or not pl_module.is_logged_step:
             return
         rows = gather_batch(pl_module, batch[2]).cpu()
@@ -96,11 +88,8 @@ class EmbeddingBankUpdates(Callback):
         for name, value in shares._asdict().items():
             pl_module.log(f"batch/{name}", value)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, _outputs: Any, _batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, _outputs: Any, _batch: Any, batch_idx: int) -> None:
         """Update the bank if an update is due."""
-        assert isinstance(pl_module, MetricLearner)
         steps = (batch_idx + 1) // trainer.accumulate_grad_batches
         is_whole_step = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
         if self.bank is None or not self.every_n_steps or not is_whole_step or steps % self.every_n_steps:

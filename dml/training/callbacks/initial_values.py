@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning import Callback, Trainer
 from torch import Tensor, nn
 
 from dml.evaluation.evaluator import evaluate
@@ -19,11 +19,9 @@ from dml.models.embedding import EmbeddingModel
 from dml.retrieval.adapters import RIDGES
 from dml.runtime.errors import InputError
 from dml.training.callbacks.embedding_bank import embed_training_images, get_training_data
-from dml.training.module import MetricLearner
 
 SMALLEST_SHARE = 1e-5
 """The root mean square of a component, as a share of the largest, below which float32 inputs hold rounding alone."""
-
 SHARES = (0.25, 0.5)
 """The shares of the whitening among which `choose_whitening` chooses."""
 
@@ -36,24 +34,16 @@ def last_layers(heads: nn.ModuleDict) -> dict[str, nn.Linear]:
 
 @torch.no_grad()
 def begin_at_principal_components(layer: nn.Linear, inputs: Tensor, whitening: float = 0.0) -> None:
-    """Set a linear layer to the principal components of the directions of its inputs.
+    """Set a linear layer to the principal components of the directions of its inputs (N, C).
 
     Without whitening, it then changes the inner products of the L2-normalized inputs least of all layers of this size
     (Eckart and Young, 1936), so that an untrained head finds nearly what its inputs find. With whitening, components
-    along which the inputs vary much count for less, and an untrained head often finds more.
+    along which the inputs vary much count for less, and an untrained head often finds more: a component is divided by
+    its root mean square to the power ``whitening``; 1 gives all components the same root mean square.
 
     The components are those of the inputs about 0, as cosine similarities are. The weights keep their norm, which
     decides how fast a learning rate turns them; a bias becomes 0. If there are more outputs than components, the other
     rows keep the part of their weights that is orthogonal to all components, and else become 0.
-
-    Args:
-        layer: linear layer from C inputs to D outputs.
-        inputs: (N, C) inputs of the layer.
-        whitening: share of the whitening: a component is divided by its root mean square to this power. 0 leaves the
-            components as they are, 1 gives all the same root mean square.
-
-    Raises:
-        InputError: if all inputs are 0.
     """
     unit = _compute_directions(inputs)
     from sklearn.decomposition import TruncatedSVD  # late: it takes a second, and models in use need none
@@ -74,14 +64,10 @@ def begin_at_principal_components(layer: nn.Linear, inputs: Tensor, whitening: f
 
 @torch.no_grad()
 def begin_at_vectors(layer: nn.Linear, inputs: Tensor, vectors: Tensor) -> None:
-    """Set a linear layer to the ridge regression from the directions of its inputs to vectors of the same images.
+    """Set a linear layer to the ridge regression from the directions of its inputs (N, C) to unit vectors (N, D).
 
-    The ridge is the one that predicts an image best which the regression leaves out. The weights keep their norm.
-
-    Args:
-        layer: linear layer from C inputs to D outputs.
-        inputs: (N, C) inputs of the layer.
-        vectors: (N, D) unit vectors; NaN for an image that has none.
+    Vectors that are NaN are unknown. The ridge is the one that predicts an image best which the regression leaves out.
+    The weights keep their norm.
     """
     from sklearn.linear_model import RidgeCV  # late, as above
 
@@ -93,7 +79,6 @@ def begin_at_vectors(layer: nn.Linear, inputs: Tensor, vectors: Tensor) -> None:
 
 
 def _compute_directions(inputs: Tensor) -> npt.NDArray[np.float32]:
-    """L2-normalize the inputs (N, C) of a layer."""
     unit: npt.NDArray[np.float32] = F.normalize(inputs, dim=1).cpu().numpy()
     if not unit.any():
         raise InputError("heads.initial: the network gives 0 for all images of the training split")
@@ -111,12 +96,8 @@ def _set_weight(layer: nn.Linear, weight: Tensor) -> None:
 def choose_whitening(layer: nn.Linear, inputs: Tensor, labels: npt.NDArray[np.int64]) -> float:
     """Choose the share of the whitening by which held-out classes have the best MAP@R; the largest with few classes.
 
-    Each group of `hold_out_classes` is embedded by the components of the other classes.
-
-    Args:
-        layer: linear layer, which stays as it is.
-        inputs: (N, C) inputs of the layer.
-        labels: (N,) classes of the inputs.
+    Each group of `hold_out_classes` is embedded by the components of the other classes. The layer stays as it is;
+    its inputs are (N, C), with classes (N,).
     """
     scores = dict.fromkeys(SHARES, 0.0)
     for is_held in hold_out_classes(labels):
@@ -144,10 +125,10 @@ WHITENING = {
 
 
 class PrincipalHeads(Callback):
-    """Sets the heads' last layers to the principal components of their inputs before the first step.
+    """Sets the heads' last layers to the principal components of their inputs before the first step of a run.
 
     A head that learns a teacher's vectors (``distill=embedding``) begins at what predicts them, `begin_at_vectors`. A
-    head that doesn't end in a linear layer keeps its weights, and so do all heads of a later stage.
+    head that doesn't end in a linear layer keeps its weights.
 
     Args:
         whitening: share of the whitening of the components; None chooses it for each head, see `choose_whitening`.
@@ -157,14 +138,11 @@ class PrincipalHeads(Callback):
         self.whitening = whitening
 
     @torch.no_grad()
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Embed the training images up to the last layers, and set these."""
-        assert isinstance(pl_module, MetricLearner)
-        if trainer.global_step or pl_module.run_description.get("first_step"):
-            return
         model = pl_module.model if isinstance(pl_module.model, EmbeddingModel) else pl_module.model.cnn
         layers = last_layers(model.heads)
-        if not layers:
+        if trainer.global_step or pl_module.run_description.get("first_step") or not layers:
             return
         inputs: dict[str, Tensor] = {}
         hooks = [layer.register_forward_pre_hook(partial(_keep, inputs, name)) for name, layer in layers.items()]
@@ -173,11 +151,9 @@ class PrincipalHeads(Callback):
             pl_module.embed_images(images)
             return dict(inputs)
 
-        try:
-            embedded = embed_training_images(trainer, pl_module, compute_inputs)
-        finally:
-            for hook in hooks:
-                hook.remove()
+        embedded = embed_training_images(trainer, pl_module, compute_inputs)
+        for hook in hooks:
+            hook.remove()
         labels = get_training_data(trainer).train_table.labels[embedded.rows.numpy(), 0]
         for name, layer in layers.items():
             head_inputs = embedded.embeddings[name]
@@ -186,12 +162,17 @@ class PrincipalHeads(Callback):
             else:
                 share = choose_whitening(layer, head_inputs, labels) if self.whitening is None else self.whitening
                 begin_at_principal_components(layer, head_inputs, share)
-            # from the CPU: it is pickled, and a tensor of the first GPU would take all processes there
-            layer.weight.copy_(trainer.strategy.broadcast(layer.weight.cpu()))
+            _take_from_first_process(layer.weight, trainer)
 
 
 def _keep(inputs: dict[str, Tensor], name: str, _: nn.Module, arguments: tuple[Any, ...]) -> None:
     inputs[name] = arguments[0].float()
+
+
+def _take_from_first_process(weights: Tensor, trainer: Trainer) -> None:
+    """Set weights to those of the first process: each process may round its sums differently."""
+    # from the CPU: it is pickled, and a tensor of the first GPU would take all processes there
+    weights.copy_(trainer.strategy.broadcast(weights.cpu()))
 
 
 class ProxiesAtClassMeans(Callback):
@@ -201,9 +182,8 @@ class ProxiesAtClassMeans(Callback):
     """
 
     @torch.no_grad()
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Embed the training images and set the proxies, unless the run was resumed."""
-        assert isinstance(pl_module, MetricLearner)
         if trainer.global_step:
             return
         all_labels = get_training_data(trainer).train_table.labels
@@ -215,6 +195,5 @@ class ProxiesAtClassMeans(Callback):
         labels = torch.from_numpy(all_labels)[embedded.rows]
         for head, head_sets in sets.items():
             begin_at_class_means(head_sets, embedded.embeddings[head], labels)
-            for _, proxies in head_sets:  # whose sums may be rounded differently in each process
-                # from the CPU: they are pickled, and tensors of the first GPU would take all processes there
-                proxies.copy_(trainer.strategy.broadcast(proxies.cpu()))
+            for _, proxies in head_sets:
+                _take_from_first_process(proxies, trainer)

@@ -20,13 +20,8 @@ def make_loss_schedule(schedule: Mapping[str, Any] | None) -> "LossSchedule | No
 class LossSchedule(Callback):
     """Changes an attribute of the losses linearly over the run, such as the dynamic temperature of RLL (Eq. 15).
 
-    At step t of n the value is ``start - t (start - end) / n``, so a resumed run needs no state.
-
-    Args:
-        attribute: name of the attribute, such as "negative_temperature", or "terms.rll.negative_temperature" for an
-            attribute of a term of the loss.
-        start: value of the first step.
-        end: value that the step after the last would have.
+    At step t of n the value is ``start - t (start - end) / n``, so a resumed run needs no state. An attribute of a term
+    of the loss is named like "terms.rll.negative_temperature".
     """
 
     def __init__(self, attribute: str, start: float, end: float) -> None:
@@ -34,9 +29,7 @@ class LossSchedule(Callback):
             check_number(f"scheduler.loss.{name}", value)
         if not isinstance(attribute, str):
             raise InputError(f"scheduler.loss.attribute={attribute}: must be the name of a number of the loss")
-        self.attribute = attribute
-        self.start = start
-        self.end = end
+        self.attribute, self.start, self.end = attribute, start, end
 
     def check_losses(self, losses: Iterable[nn.Module]) -> None:
         """Check that losses have the attribute, and that it is a number."""

@@ -11,10 +11,7 @@ from dml.runtime import signals
 
 
 class StepSeed(Callback):
-    """Seeds the random number generators before every step from (seed, step, rank), for dropout and the like.
-
-    So a resumed run draws the same numbers as an uninterrupted one, and checkpoints need no state of a generator.
-    """
+    """Seeds the random number generators before every step from (seed, step, rank): a resumed run draws the same."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -43,8 +40,7 @@ PRECISIONS = {
 class Float32Precision(Callback):
     """Sets the precision of float32 products and convolutions on a GPU for training steps; elsewhere it is full.
 
-    TF32 keeps 10 of the 23 bits of a mantissa, which can change the nearest neighbor, but doesn't harm training. On a
-    CPU this callback does nothing.
+    TF32 keeps 10 of the 23 bits of a mantissa, which can change the nearest neighbor, but doesn't harm training.
 
     Args:
         precision: "highest" for float32; "high" for TF32; "medium" for bfloat16 in matrix products and TF32 in
@@ -72,9 +68,9 @@ class Float32Precision(Callback):
 
 
 class SignalHandling(Callback):
-    """Handles signals as dml does, in each loop: Lightning has just replaced the handler of SIGTERM.
+    """Handles signals as dml does, in each loop: Lightning has just replaced the handler of SIGTERM by one that hangs.
 
-    Lightning's handler exchanges tensors while other processes may be exchanging others, which can hang.
+    It exchanges tensors while other processes may be exchanging others.
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002

@@ -70,11 +70,7 @@ class Progress(RichProgressBar):
 
 
 class ProgressLines(Callback):
-    """Prints lines about the progress of trainings, validations and tests, and one for each validation's metrics.
-
-    Args:
-        interval: seconds between two lines about progress.
-    """
+    """Prints lines about the progress of trainings, validations and tests, and one for each validation's metrics."""
 
     def __init__(self, interval: float = LINE_EVERY) -> None:
         self.interval = interval
@@ -104,16 +100,14 @@ class ProgressLines(Callback):
     def on_validation_batch_end(
         self, trainer: Trainer, _module: Any, _outputs: Any, batch: Any, index: int, *_: Any
     ) -> None:
-        """Print how far the pass over the validation split is, if a line is due."""
-        self._count_evaluated("validating", trainer, batch, index + 1, int(sum(trainer.num_val_batches)))
-
-    def on_test_batch_end(self, trainer: Trainer, _module: Any, _outputs: Any, batch: Any, index: int, *_: Any) -> None:
-        """Print how far the pass over the tested split is, if a line is due."""
-        self._count_evaluated("testing", trainer, batch, index + 1, int(sum(trainer.num_test_batches)))
-
-    def _count_evaluated(self, verb: str, trainer: Trainer, batch: Any, done: int, total: int) -> None:
+        """Print how far the pass over the validated or tested split is, if a line is due."""
         if self._evaluation.advance(len(batch[-1]) * trainer.world_size):
-            _print(trainer, f"{verb:8} batch {done:,} of {total:,}, {self._evaluation.line(total - done)}")
+            verb = "testing" if trainer.testing else "validating"
+            total = int(sum(trainer.num_test_batches if trainer.testing else trainer.num_val_batches))
+            left = self._evaluation.line(total - index - 1)
+            _print(trainer, f"{verb:8} batch {index + 1:,} of {total:,}, {left}")
+
+    on_test_batch_end = on_validation_batch_end  # type: ignore[assignment]
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the validation's metrics."""

@@ -107,8 +107,7 @@ def average_of(states: list[State], decay: float) -> State:
     }
 
 
-@pytest.mark.parametrize("decay", [0.3, 0.999])
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(("decay", "accumulate"), [(0.3, 1), (0.999, 2)])
 def test_the_average_is_kept_in_the_checkpoint_beside_the_weights(
     tmp_path: Path, decay: float, accumulate: int
 ) -> None:
@@ -135,12 +134,16 @@ def test_validations_see_the_average_and_training_does_not(tmp_path: Path) -> No
     for number, state in enumerate(module.judged):
         for name, value in average_of(module.after[: 2 * (number // 2) + 2], 0.9).items():
             torch.testing.assert_close(state[name], value, rtol=1e-5, atol=1e-6)
+    stored = read_checkpoint(RunFolder(tmp_path / "averaged").last_checkpoint)["current_model_state"]
+    assert torch.equal(stored["model.0.weight"], module.after[-1]["0.weight"])
 
 
-def test_a_checkpoint_after_a_validation_holds_the_weights(tmp_path: Path) -> None:
-    path = RunFolder(tmp_path).last_checkpoint
-    module = fit(4, tmp_path, Averaging(0.9), val_check_interval=4)
-    assert torch.equal(read_checkpoint(path)["current_model_state"]["model.0.weight"], module.after[-1]["0.weight"])
+def assert_same_weights(expected: Path, found: Path) -> None:
+    checkpoints = [read_checkpoint(RunFolder(folder).last_checkpoint) for folder in (expected, found)]
+    for part in ("state_dict", "current_model_state", "averaging_state"):
+        first, second = (checkpoint[part] for checkpoint in checkpoints)
+        assert first.keys() == second.keys()
+        assert all(torch.equal(second[name], value) for name, value in first.items())
 
 
 @pytest.mark.parametrize("interrupted_at", [1, 3, 4])
@@ -149,11 +152,7 @@ def test_interrupted_and_resumed_ends_bit_for_bit_the_same(tmp_path: Path, inter
     fit(7, whole, Averaging(0.9), val_check_interval=2)
     fit(interrupted_at, parts, Averaging(0.9), val_check_interval=2)
     fit(7, parts, Averaging(0.9), val_check_interval=2, resume=True)
-    expected, found = (read_checkpoint(RunFolder(folder).last_checkpoint) for folder in (whole, parts))
-    for part in ("state_dict", "current_model_state", "averaging_state"):
-        assert found[part].keys() == expected[part].keys()
-        for name, value in expected[part].items():
-            assert torch.equal(found[part][name], value), name
+    assert_same_weights(whole, parts)
 
 
 OPTIONS = [
@@ -190,10 +189,7 @@ def test_a_run_with_all_options_resumes_bit_for_bit(
     arguments = [*OPTIONS, f"dataset.root={small_emoji}", f"hydra.run.dir={tmp_path}"]
     here("train", *arguments, "trainer.max_steps=3")
     here("train", f"resume={tmp_path}", "trainer.max_steps=7")
-    expected, found = (read_checkpoint(folder / "checkpoints" / "last.ckpt") for folder in (finished, tmp_path))
-    for part in ("state_dict", "current_model_state", "averaging_state"):
-        for name, value in expected[part].items():
-            assert torch.equal(found[part][name], value), name
+    assert_same_weights(finished, tmp_path)
     assert metrics(tmp_path) == metrics(finished)
     assert (tmp_path / "metrics.csv").read_text() == (finished / "metrics.csv").read_text()
 

@@ -5,26 +5,11 @@ import pytest
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch.utils.data import DataLoader
-from trainers import small_trainer
+from trainers import Falling, small_trainer
 
 from dml.runtime.run_folder import RunFolder
 from dml.training.callbacks import checkpoints
 from dml.training.callbacks.checkpoints import LastCheckpoint
-
-
-class Line(LightningModule):
-    """A module with one weight, which the checkpoint callback asks for a description of its run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.run_description: dict[str, Any] = {}
-        self.weight = torch.nn.Parameter(torch.ones(()))
-
-    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
-        return self.weight * batch.mean()
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 class WrittenSteps(LastCheckpoint):
@@ -47,7 +32,7 @@ def test_slow_steps_write_the_checkpoint_sooner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, seconds: float | None, expected: list[int]
 ):
     written = WrittenSteps(steps, seconds)
-    module = Line()
+    module = Falling()
     # a step takes ten seconds
     monkeypatch.setattr(checkpoints, "monotonic", lambda: 10.0 * module.global_step if module._trainer else 0.0)
     trainer = small_trainer(8, callbacks=[written], default_root_dir=tmp_path, enable_checkpointing=True)
@@ -67,6 +52,6 @@ def test_a_training_that_is_to_end_early_takes_the_fewest_steps_and_writes_the_l
     written = WrittenSteps(100)
     settings = {"min_steps": 4, "min_epochs": 0, "enable_checkpointing": True}
     trainer = small_trainer(8, callbacks=[EndAfterTwoSteps(), written], default_root_dir=tmp_path, **settings)
-    trainer.fit(Line(), DataLoader(torch.ones(8, 1), batch_size=1))
+    trainer.fit(Falling(), DataLoader(torch.ones(8, 1), batch_size=1))
     assert trainer.global_step == 4
     assert written.steps == [4]

@@ -80,26 +80,16 @@ def test_lines_say_how_far_training_is(capsys: pytest.CaptureFixture[str], accum
     ]
 
 
-def test_lines_are_rare_but_a_validation_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    run(ProgressLines())
-    assert capsys.readouterr().out.splitlines() == [
-        "val      step 6: recall@1 51.0%, map@r 40.0%, h_ap 30.0%, opis 0.0125"
-    ]
-
-
-def test_lines_say_how_far_a_test_is(capsys: pytest.CaptureFixture[str]) -> None:
-    trainer(ProgressLines(interval=0)).test(Counting(), batches(2), verbose=False)
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(", ")[0] for line in lines] == ["testing  batch 1 of 2", "testing  batch 2 of 2"]
-
-
-def test_a_test_says_early_how_long_it_takes(
+def test_lines_are_rare_but_a_validation_is_told_at_once_and_a_test_soon(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "TEST_ESTIMATE", 1e-9)
-    trainer(ProgressLines()).test(Counting(), batches(3), verbose=False)
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(", ")[0] for line in lines] == ["testing  batch 1 of 3"]
+    run(ProgressLines())
+    assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == ["val      step 6"]
+    for interval, estimate, expected in ((0, 5.0, (1, 2, 3)), (30.0, 1e-9, (1,))):
+        monkeypatch.setattr(progress, "TEST_ESTIMATE", estimate)
+        trainer(ProgressLines(interval)).test(Counting(), batches(3), verbose=False)
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.partition(", ")[0] for line in lines] == [f"testing  batch {batch} of 3" for batch in expected]
 
 
 def test_a_terminal_shows_a_bar_and_each_validation(monkeypatch: pytest.MonkeyPatch) -> None:
