@@ -68,7 +68,7 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     add("name", nargs="?", default="list", metavar="STUDY", help="name of a study, or the path of its file")
     add("words", nargs="*", metavar="WORD", help=f"{', '.join(ACTIONS)}; NAME=VALUE")
     add("--data", type=expand_home, metavar="FOLDER", help="folder with the data sets and weights/")
-    at_a_time = "runs at a time; with several, each has one thread (default: 1 for tables, else 2)"
+    at_a_time = "runs at a time; with several, each has one thread (default: 2 of small ones, else 1)"
     add("--jobs", type=positive_number, metavar="N", help=at_a_time)
     override = "override of all trainings, such as trainer.precision=bf16-mixed; may be repeated"
     add("--set", action="append", type=_quote, default=[], metavar="KEY=VALUE", help=override)
