@@ -122,14 +122,14 @@ BENCHMARK = $(STUDY) benchmark run $(STUDY_OPTIONS) $(addprefix --set ,$(SET))
 
 ifeq ($(PRESET),smoke)
 benchmark: DATA = build/miniatures
-benchmark: BENCHMARK += --preset smoke --docs outputs/benchmark/smoke
+benchmark: BENCHMARK += --preset smoke
 benchmark: setup
 	PYTHONPATH=tests $(BIN)/python -m trees.write $(DATA)
 	+$(BENCHMARK) conditions=small_cnn rows=proxy_anchor
 	+$(BENCHMARK) datasets=cub200 rows=rll
 else
 benchmark: setup
-	+$(BENCHMARK) --docs outputs/benchmark $(addprefix datasets=,$(DATASETS)) $(addprefix conditions=,$(NETWORKS)) $(addprefix rows=,$(LOSSES))
+	+$(BENCHMARK) $(addprefix datasets=,$(DATASETS)) $(addprefix conditions=,$(NETWORKS)) $(addprefix rows=,$(LOSSES))
 endif
 
 emoji: setup

@@ -22,7 +22,7 @@ def run_action(study: Study, options: argparse.Namespace) -> bool:
     if options.preset == "smoke" and "smoke" in study.content:
         study = _try_once(study)
     plan = _make_plan(study, options)
-    folder = plan.outputs if study.is_table else options.docs
+    folder = plan.outputs if study.is_table or study.keeps_models else options.docs
     file: Path = folder / f"{study.name_results(plan.departures)}.parquet"
     engine = Engine(study, plan, read_results(file))
     if options.commands:

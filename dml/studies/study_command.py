@@ -75,7 +75,7 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     add("--preset", choices=["smoke"], help="train small on the embedded data, a thousandth of the steps")
     add("--launcher", default="basic", help="what begins runs: basic, joblib, submitit or ray")
     add("--outputs", type=expand_home, metavar="FOLDER", help="folder for runs (default: outputs/STUDY)")
-    pages = "folder for the page and its results; those of tables are in --outputs (default: %(default)s)"
+    pages = "folder for the page and its results; those of tables and the benchmark are in --outputs (default: docs)"
     add("--docs", type=expand_home, default=Path("docs"), metavar="FOLDER", help=pages)
     add("-n", "--commands", action="store_true", help="print the commands of the next runs, and run none")
     options = parser.parse_intermixed_args(arguments)

@@ -28,8 +28,7 @@ def test_each_run_of_the_small_benchmark_leaves_a_model_with_its_card(
     monkeypatch.setattr(Plan, "train", train)
     write_trees(tmp_path / "data")
     options = ["benchmark", "run", "--preset", "smoke"]
-    for name, folder in {"--data": "data", "--outputs": "runs", "--docs": "docs"}.items():
-        options += [name, str(tmp_path / folder)]
+    options += ["--data", str(tmp_path / "data"), "--outputs", str(tmp_path / "runs")]
     run_study([*options, "conditions=small_cnn", "rows=proxy_anchor"])
     run_study([*options, "datasets=cub200", "rows=rll"])
 
@@ -44,7 +43,7 @@ def test_each_run_of_the_small_benchmark_leaves_a_model_with_its_card(
             assert words in card
     assert trained == {*((name, "small_cnn") for name in MODULES), *(("cub200", name) for name in NETWORKS)}
 
-    (page,) = tmp_path.glob("docs/benchmark-*.md")
+    (page,) = tmp_path.glob("runs/smoke/benchmark-*.md")
     assert page.read_text().count("1 seed, ") == len(trained)
     shutil.rmtree(tmp_path / "runs")  # a gigabyte
     shutil.rmtree(tmp_path / "saved")
