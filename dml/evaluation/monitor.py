@@ -45,7 +45,7 @@ def make_further_config(names: Any, test: MetricConfig, monitored: Sequence[str]
 
 
 def describe_clustering(validation: Evaluator, dimension: int) -> str:
-    """Say how long k-means takes for a validation's further metrics, and which key leaves it out; "" without it, or below 1 s."""
+    """Say how long k-means takes in a validation, and which key leaves it out; "" without k-means or below 1 s."""
     table, metrics = validation.table, validation.config.selected
     clustered = [metric.name for metric in metrics if metric.kind == Kind.CLUSTERS]
     if not clustered:
