@@ -7,7 +7,7 @@ from typing import Any
 
 from dml.runtime.public_names import read_stub
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 try:
     os.getcwd()

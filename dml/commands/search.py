@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Find the images of an index that are most similar to an image. The score is the
 cosine similarity, at most 1. An image that is in the index finds
-itself first. If the model has a threshold, "same" marks what is surely of the
-query's class; the others may be. The percentage is the probability of it."""
+itself first. If the model has a threshold, "same" marks what is probably of
+the query's class; the others may be. The percentage is the probability of it."""
 
 EXAMPLES = {
     "dml search my_index query.jpg": "prints a table of the ten most similar images",
@@ -79,7 +79,7 @@ def _check_output(option: str, path: Path | None, suffix: str) -> None:
 def _list_neighbors(index: "Index", scores: list[float], positions: list[int]) -> list[dict[str, Any]]:
     """Return score, path and label of each neighbor of a query; an approximate index may find fewer than asked.
 
-    ``same`` tells whether the score is at least the index's threshold, so that the image is surely of the query's
+    ``same`` tells whether the score is at least the index's threshold, so that the image is probably of the query's
     class, ``probability`` how probable that is; they are missing if the index has none.
     """
     threshold, calibration = index.threshold, index.calibration
@@ -125,7 +125,7 @@ def _draw(index: "Index", results: Sequence[dict[str, Any]], path: Path) -> None
     for result in results:
         neighbors = [(neighbor["path"], SAME if neighbor.get("same") else "") for neighbor in result["neighbors"]]
         rows.append((str(result["query"]), [(result["query"], QUERY), *neighbors]))
-    legend = None if index.threshold is None else {SAME: "surely of the query's class"}
+    legend = None if index.threshold is None else {SAME: "probably of the query's class"}
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as partial:
         draw_sheet(rows, partial, lambda image: _read(index, image), legend=legend)

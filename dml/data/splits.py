@@ -73,7 +73,7 @@ def complete_splits(table: ImageTable, *, test_fraction: float | None, val_fract
         trained = len(np.unique(table.labels[split == "train", 0]))
         fewest = max(min(VALIDATION_CLASSES, trained // 3), FEWEST_CLASSES)
         split[_draw_classes(table, split, "val_fraction", val_fraction, seed, fewest, FEWEST_CLASSES)] = "val"
-    return replace(table, split=split, val_fraction=val_fraction if draws_val else 0.0)
+    return replace(table, split=split)
 
 
 def _draw_classes(
@@ -124,5 +124,4 @@ def describe_splits(table: ImageTable) -> str:
     parts = [f"{split} {images:,} of {classes:,}" for split, (images, classes) in numbers.items()]
     first, (images, classes) = next(iter(numbers.items()))
     parts[0] = f"{first} {images:,} images of {classes:,} {'class' if classes == 1 else 'classes'}"
-    rule = f"; classes were drawn for val by their names, each with probability {table.val_fraction:g}"
-    return ", ".join(parts) + (rule if table.val_fraction and "val" in numbers else "")
+    return ", ".join(parts)

@@ -57,7 +57,6 @@ class ImageTable:
         excluded: (E, 2) int64, pairs of rows: the query in the first row excludes the gallery item in the second one
             from its ranking, as the protocol of the data set says. An empty array excludes nothing.
         is_tree: whether all images of a class have to share their classes at the coarser levels.
-        val_fraction: probability with which each class was drawn for ``val`` by its name; 0 if none was drawn so.
     """
 
     paths: NDArray[np.str_]
@@ -70,7 +69,6 @@ class ImageTable:
     content: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     excluded: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), dtype=np.int64))
     is_tree: bool = True
-    val_fraction: float = 0.0
 
     def __post_init__(self) -> None:
         self._fill_columns()
@@ -260,7 +258,7 @@ def hold_out_classes(table: ImageTable, *, folds: int = 5, fold: int = 0, seed: 
     is_held_out = np.isin(table.labels[rows, 0], order[fold::folds])
     split = table.split.astype("U7")
     split[rows] = np.where(is_held_out, "val", "train")
-    return replace(table, split=split, val_fraction=0.0)
+    return replace(table, split=split)
 
 
 def load(

@@ -55,7 +55,7 @@ class Embedder:
         self.settings = settings
         self.device = _choose_device(device)
         self.model = model.eval().to(self.device)
-        self._transforms = {views: settings.build_transform(views) for views in {1, settings.views}}
+        self._transforms = {1: settings.build_transform()}  # while objects of Python are given
 
     def __repr__(self) -> str:
         return (

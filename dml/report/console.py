@@ -89,12 +89,16 @@ def metric_table(
 def summary_table(
     metrics: Mapping[str, Any], levels: Sequence[str], heads: Sequence[str], custom: Sequence[Metric] = ()
 ) -> Table:
-    """Make the table of a test's metrics: before the training, of each head, of all heads together, and re-ranked.
+    """Make the table of a test's metrics: before the training, after it, and re-ranked; the report has single heads.
 
     The arguments are those of `print_result`.
     """
-    is_shown = {name: len(heads) > 1 or not MetricName.parse(name).heads for name in metrics}
-    rows = split_parts({name: metrics[name] for name in metrics if is_shown[name]}, "before", ", ".join(heads))
+    shown = {
+        name: value
+        for name, value in metrics.items()
+        if not MetricName.parse(name).heads and not name.startswith(f"raw/{PCA}/")
+    }
+    rows = split_parts(shown, "before", ", ".join(heads))
     if level_metrics := choose_level_metrics(metrics, custom):
         of_all_levels = ["h_ap"] if "h_ap" in metrics and len(levels) > 1 else []
         return metric_table(rows, levels=levels, metrics=level_metrics + of_all_levels, custom=custom)
@@ -106,14 +110,10 @@ SEE = 'see "If training makes it worse" in docs/own_data.md'
 
 
 def print_raw_metrics(metrics: Mapping[str, float], split: str) -> None:
-    """Print the first metric of the backbone's features before the training, as they are and after a PCA."""
+    """Print the first metric of the backbone's features before the training."""
     if name := choose_first_metric(metrics):
-        label, projected = name.removeprefix("level0/"), metrics.get(f"{PCA}/{name}")
-        more = "" if projected is None else f"; {projected:.1%} as {metrics[f'{PCA}/size']:,} principal components"
-        console.print(
-            f"[bold]before[/]   {in_markup(label)} {metrics[name]:.1%} (the backbone's own features{in_markup(more)})"
-            + (", in the test, not in a validation, whose classes are others" if split == "test" else "")
-        )
+        label = f"{name.removeprefix('level0/')} {metrics[name]:.1%}"
+        console.print(f"[bold]before[/]   {in_markup(label)} of the {split} classes, by the network as it is")
 
 
 def print_result(
@@ -134,18 +134,17 @@ def print_result(
     for heading, text in list_remarks(metrics, settings).items():
         console.print(f"[bold red]{in_markup(heading):8}[/] {in_markup(text)}")
     _print_threshold(metrics)
-    chosen = {
-        "test": " [bold red]chosen on the test split itself, as the papers do[/]",
-        "last": ", the last one",
-        "val": ", the best on the validation split",
-    }.get(metrics.get("selection", ""), "")
-    selection = str(settings["evaluation"]["selection"])
-    if metrics.get("selection") == "last" and selection != "last":
-        chosen += f"; no validation chose one, though evaluation.selection={in_markup(selection)}"
     if "step" in metrics:  # a network that dml didn't train has none
-        share = f", {metrics['interpolation']:.0%} of the way there" if metrics.get("interpolation") else ""
-        chosen = f" of step {metrics['step']:,}{share}{chosen}"
-    console.print(f"[bold]{in_markup(metrics['split'])}[/]{chosen}; {in_markup(metrics['vector'])}")
+        chosen = (
+            {
+                "test": "[bold red]chosen on the test split itself, as the papers do[/]",
+                "last": "the last one, as no validation chose one",
+                "val": "the best in validations",
+            }[metrics["selection"]]
+            if "selection" in metrics
+            else "of the checkpoint"
+        )
+        console.print(f"[bold]tested[/]   {describe_weights(metrics)}, {chosen}")
     files = [name for name in ("metrics.json", "retrieval.png", "report.html") if (folder / name).exists()]
     console.print(f"[bold]written[/]  {in_markup(folder)}: {', '.join(files)}")
 
@@ -184,20 +183,20 @@ def list_remarks(metrics: Mapping[str, Any], settings: Mapping[str, Any]) -> dic
 
 
 def _print_threshold(metrics: Mapping[str, Any]) -> None:
-    """Print the thresholds, how they were chosen on the validation classes, and the results on the tested ones."""
+    """Print from which similarity on two images, or the nearest one, are of one class; the report has the errors."""
     values = {name.removeprefix(THRESHOLD_PREFIX): value for name, value in metrics.items()}
-    if "wanted_fmr" in values and "fmr" in values:
-        choice = f"{describe_choice(values)} on the validation classes"
-        console.print(
-            f"[bold]same[/]     two images from a similarity of {values['similarity']:.3f} on, {in_markup(choice)}; "
-            f"here {values['fmr']:.1%} of the pairs of two classes, and {1 - values['fnmr']:.1%} of those of one"
-        )
-    choice = f"{describe_choice(values, of_nearest=True)} on the validation classes"
-    threshold = find_nearest_threshold(values)
-    if threshold is not None and "wrong_share" in values:
-        console.print(
-            f"[bold]same[/]     the nearest from a similarity of {threshold:.3f} on, {in_markup(choice)}; here "
-            f'{values["known_accepted"]:.1%} of the nearest are "same", {values["wrong_share"]:.1%} of these wrongly'
-        )
-    elif "wanted_wrong_share" in values and threshold is None:
-        console.print(f"[bold]same[/]     no threshold: there is no similarity {in_markup(choice)}")
+    nearest = find_nearest_threshold(values)
+    if "wanted_fmr" in values and "similarity" in values:
+        line = f"two images of one class: from a similarity of {values['similarity']:.3f} on"
+    elif nearest is not None:
+        line = f"the nearest image is of the query's class: from a similarity of {nearest:.3f} on"
+    else:
+        return
+    console.print(f"[bold]same[/]     {line}, {in_markup(describe_choice(values))}")
+
+
+def describe_weights(metrics: Mapping[str, Any]) -> str:
+    """Name the tested weights of a trained network by their step, or as a mixture of the first and the last ones."""
+    share = metrics.get("interpolation")
+    mixture = "" if share in (None, 0, 1) else f"{share:.0%} of the way from the first weights to those of "
+    return f"{mixture}step {metrics['step']:,}"

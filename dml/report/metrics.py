@@ -26,7 +26,7 @@ class MetricTable:
 
 
 def make_metric_tables(run: ReportedRun) -> list[MetricTable]:
-    """Make a table of the metrics of each level, and one of the metrics of all levels together, such as H-AP."""
+    """Make a table of the metrics of each level, and one of those of all levels together, such as H-AP, if several."""
     trained = "after training" if run.is_trained else "the vectors"
     whole = "all heads" if any(MetricName.parse(name).heads for name in run.metrics) else trained
     rows = {
@@ -40,6 +40,8 @@ def make_metric_tables(run: ReportedRun) -> list[MetricTable]:
         for scope, group in (scopes | {"": ""}).items()
     }
     joint = groups.pop("")
+    if len(run.queries.levels) == 1 and any(groups.values()):  # H-AP is then AP, and ASI and NDCG say nothing more
+        joint = []
     tables = [_make_table(rows, groups, run, _note_skipped_queries(run)), _make_table(rows, {"": joint}, run)]
     return [table for table in tables if table.columns]
 
@@ -75,7 +77,9 @@ def _note_skipped_queries(run: ReportedRun) -> str:
 
 def choose_headlines(run: ReportedRun) -> dict[str, tuple[str, str]]:
     """Return {label: (value, value before the training)} of those metrics of `HEADLINES` that the run has."""
-    described = {name: describe_metric(name, run.custom_metrics) for name in HEADLINES if name in run.metrics}
+    has_levels = len(run.queries.levels) > 1 or "level0/recall@1" not in run.metrics
+    names = [name for name in HEADLINES if name in run.metrics and (has_levels or name != "h_ap")]
+    described = {name: describe_metric(name, run.custom_metrics) for name in names}
     return {
         metric.label: (format_value(run.metrics[name], metric), format_value(run.metrics.get(f"raw/{name}"), metric))
         for name, metric in described.items()

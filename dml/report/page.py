@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from dml.data.image_files.images import read_image
 from dml.data.image_files.limits import ImageLimits
@@ -88,7 +87,7 @@ def search_report(
 
     Args:
         searches: "index", its name, and "size", the number of its images; "threshold", the similarity from which on
-            images are surely of the query's class, or None, and "choice", its meaning in words; "prior", the share of
+            images are probably of the query's class, or None, and "choice", its meaning in words; "prior", the share of
             pairs of one class in percent for which the probabilities are, which may be empty.
         results: queries with their neighbors, see `dml.report.sheets.make_search_results`.
         read: function that reads a picture.
@@ -159,11 +158,11 @@ def _render(template: str, content: Mapping[str, Any], tiles: Tiles, read: ReadP
     )
     style = (resources.files("dml.report") / "assets" / "report.css").read_text(encoding="utf-8")
     sheet = {"uri": tiles.encode_sheet(read), "columns": COLUMNS, "rows": tiles.rows} if tiles else None
-    return environment.get_template(template).render(content, style=Markup(style), sheet=sheet)  # noqa: S704
+    return environment.get_template(template).render(content, style=style, sheet=sheet)
 
 
 def _make_printable(value: Any) -> Any:
     """Escape what a page can't show in a string: control characters, and bytes that aren't UTF-8."""
-    if not isinstance(value, str) or isinstance(value, Markup):
+    if type(value) is not str:  # what the templates have escaped, and call safe, is of a class of its own
         return value
     return "\n".join(map(printable, value.split("\n")))

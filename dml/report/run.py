@@ -17,7 +17,7 @@ from dml.data.image_files.limits import ImageLimits
 from dml.data.readability import find_missing
 from dml.evaluation.names import MetricDescription, describe_stored_metrics, split_head_names
 from dml.evaluation.per_query import QueryTable, read_queries
-from dml.report.console import list_remarks
+from dml.report.console import describe_weights, list_remarks
 from dml.report.provenance import SELECTIONS, name_dataset
 from dml.retrieval.search import FAISS_VERSION
 from dml.runtime.errors import InputError
@@ -91,7 +91,7 @@ class ReportedRun:
             "weights trained on": _describe_pretraining(model),
             "heads": ", ".join(split_head_names(chosen_heads) if chosen_heads else model.get("heads", [])),
             "vector": self.metrics.get("vector"),
-            "step": f"{self.metrics['step']:,}" if "step" in self.metrics else None,
+            "weights": describe_weights(self.metrics) if "step" in self.metrics else None,
             "ended early": self.metrics.get("ended_early"),
             "seed": self.settings.get("seed"),
             "checkpoint": SELECTIONS.get(self.metrics.get("selection", "")),

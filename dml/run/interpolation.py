@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.geometry import ranking_device
-from dml.evaluation.names import MetricName, describe_metric, join_head_names, split_head_names
+from dml.evaluation.names import MetricName, join_head_names, split_head_names
 from dml.report.statistics import Values, average_by_class
 from dml.run.settings import Settings
 from dml.runtime.console import console, warn
@@ -117,8 +117,7 @@ def choose_between_first_and_last(
         model.load_state_dict(mix_weights(states[0], states[1], share))
         candidates += _evaluate(settings, trainer, learner, images, share)
     chosen = choose_candidate(candidates)
-    first = max((part for part in candidates if part.share == 0), key=lambda part: part.mean)
-    rank_zero_only(_print_choice)(chosen, first, learner.monitor)
+    rank_zero_only(_print_choice)(chosen)
     end = folder.last_checkpoint if chosen.share else folder.first_checkpoint
     checkpoint = read_checkpoint(chosen.file or end)
     if chosen.file is None:
@@ -153,15 +152,12 @@ def _evaluate(
     return candidates
 
 
-def _print_choice(chosen: Candidate, first: Candidate, monitor: str) -> None:
-    """Print the share, and by how much its weights find more than the first ones in the validation classes."""
-    metric = describe_metric(monitor)
-    weights = (
-        f"{chosen.share:.0%} of the way from the first to the last weights" if chosen.share else "the first weights"
-    )
+def _print_choice(chosen: Candidate) -> None:
+    """Print the weights and the heads that are tested."""
+    weights = f"weights {chosen.share:.0%} of the way from the first to the last ones"
+    if chosen.share in (0, 1):
+        weights = "the last weights" if chosen.share else "the first weights"
     if chosen.file:
         weights = "the weights of the best validation"
-    factor, unit = (100, " points") if metric.shown_in_percent else (1, "")
-    gain = f"{metric.label} {factor * (chosen.mean - first.mean):+.3g}{unit}"
-    line = f"{weights}, heads {join_head_names(chosen.heads)}: {gain} beside the first ones"
-    console.print(f"[bold]chosen[/]   {in_markup(line)}, by the {len(chosen.by_class):,} classes of the validation")
+    line = f"{weights}, heads {join_head_names(chosen.heads)}, by {len(chosen.by_class):,} validation classes"
+    console.print(f"[bold]chosen[/]   {in_markup(line)}")

@@ -61,6 +61,9 @@ from dml.training.run_length import describe_late_milestones
 
 Metrics = dict[str, Any]
 
+FEW_CLASSES = 20
+"""The number of classes below which a run says what each of them is for."""
+
 
 @dataclass(frozen=True)
 class StageParts:
@@ -100,6 +103,7 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
     splits = summarize_data(table, settings.dataset.root)
     if stored is not None and not settings.accept_changed_data and (before := folder.splits()) is not None:
         rank_zero_only(builders.check_same_data)(f"resume={folder.path}", before, splits)
+    rank_zero_only(_print_few_classes)(settings, table)
     stages = list_stages(config.copy())  # building a stage turns its epochs into steps
     for stage in stages if settings.quick else ():
         shorten(stage.config, {*map(key_of, overrides)})
@@ -281,6 +285,18 @@ def _describe_end(trainer: Trainer) -> Metrics:
     """Return what says that a training ended before its last step, such as for checkpoints.patience."""
     is_early = trainer.global_step < trainer.max_steps
     return {"ended_early": f"at step {trainer.global_step:,} of {trainer.max_steps:,}"} if is_early else {}
+
+
+def _print_few_classes(settings: Settings, table: ImageTable) -> None:
+    """Say what happens to the classes if they are few, and how to train on all of them."""
+    counts = {split: numbers[table.levels[0]] for split, numbers in table.counts().items()}
+    if sum(counts.values()) >= FEW_CLASSES:
+        return
+    uses = {"train": "are trained", "val": "choose the checkpoint", "test": "are the test"}
+    line = ", ".join(f"{counts[split]} {use}" for split, use in uses.items() if counts.get(split))
+    draws_test = (settings.dataset.reader or {}).get("test_fraction") and "test" in counts
+    remedy = "; dataset.reader.test_fraction=0 trains on those of the test too" if draws_test else ""
+    console.print(f"[bold]classes[/]  {in_markup(line)}{remedy}")
 
 
 @rank_zero_only

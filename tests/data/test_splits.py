@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from dml.data.cells import number_classes
 from dml.data.split_names import SPLIT_WORDS, match_splits
-from dml.data.splits import complete_splits, describe_shared_classes, describe_splits
-from dml.data.table import ImageTable, hold_out_classes
+from dml.data.splits import complete_splits, describe_shared_classes
+from dml.data.table import ImageTable
 from dml.runtime.errors import InputError
 
 
@@ -231,18 +231,3 @@ def test_words_of_splits_in_names(word: str, form: str) -> None:
 )
 def test_names_that_mean_no_split(name: str) -> None:
     assert match_splits([name]) == {}
-
-
-def test_a_run_says_how_validation_classes_were_drawn() -> None:
-    """A drawn share varies: here it is 12 of 45 classes, and 6 of 45 with another seed."""
-    rule = "; classes were drawn for val by their names, each with probability 0.2"
-    for seed, numbers in ((0, "33 images of 33 classes, val 12 of 12"), (5, "39 images of 39 classes, val 6 of 6")):
-        drawn = complete_splits(table([*range(45)]), test_fraction=0, val_fraction=0.2, seed=seed)
-        assert describe_splits(drawn) == f"train {numbers}{rule}"
-        assert rule not in describe_splits(drawn.subset("train"))
-        assert rule not in describe_splits(hold_out_classes(drawn))
-    given_splits = table([0, 1, 2, 3], ["train", "train", "val", "test"])
-    for fraction in (0, 0.2):
-        assert rule not in describe_splits(
-            complete_splits(given_splits, test_fraction=0.5, val_fraction=fraction, seed=0)
-        )

@@ -191,7 +191,7 @@ def test_facts_of_a_run(make_run: MakeRun) -> None:
         "loss": "rll (RankedListLoss)",
         "model": "tiny",
         "heads": "L, H",
-        "step": "300",
+        "weights": "step 300",
         "seed": "3",
         "checkpoint": "the best on the validation split",
     }

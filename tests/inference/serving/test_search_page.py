@@ -65,7 +65,7 @@ def test_the_page_searches(browser: Any, address: str, index: Index) -> None:
     wait_for_results("Most similar images", "dogs1.000", 12)
     assert page.url == f"{address}/#7"
     probability = 100 * CALIBRATION_OF_INDEX.probability(1.0)
-    assert scores.first.text_content() == f"1.000 same {probability:.0f} %"
+    assert scores.first.text_content() == f"1.000 probably the same {probability:.0f} %"
     assert "if 45 % of all pairs of images are of one class." in page.locator("#explanation").text_content()
     shown = [float(text.split()[0]) for text in scores.all_text_contents()]
     assert shown == sorted(shown, reverse=True)
@@ -95,6 +95,13 @@ def test_the_page_searches(browser: Any, address: str, index: Index) -> None:
         page.evaluate(HAND_OVER, [kind, [*Path(index.items.paths[position]).read_bytes()]])
         wait_for_results("Most similar images", f"{label}1.000", 12)
         assert page.locator("#query-name").text_content() == "handed.png"
+    page.locator("#results button").nth(1).click()
+    wait_until(page.locator("#query-name")).to_contain_text("s, ")  # of the index: its label and its name
+    page.go_back()  # to the picture that was pasted, and to the one that was dropped before
+    wait_until(page.locator("#query-name")).to_have_text("handed.png")
+    wait_for_results("Most similar images", "cats1.000", 12)
+    page.go_back()
+    wait_for_results("Most similar images", "dogs1.000", 12)
     assert len(faults) == 1  # that of the unknown label
     assert "404" in faults[0]
 

@@ -10,6 +10,7 @@
   const SVG = "http://www.w3.org/2000/svg";
   let index = null;
   let upload = null; // a promise of the query's bytes; null if the query is an item, whose number is in the address
+  const uploads = new Map(); // {number: file} of the images that were uploaded, to which the browser goes back
   let latest = 0; // the number of the last request: answers to earlier ones are dropped
   let shown = 0;
 
@@ -75,7 +76,7 @@
     words.append(make("strong", "", item.label || item.name));
     if (item.score !== undefined) {
       const probability = item.probability === null ? "" : `${(100 * item.probability).toFixed(0)} %`;
-      words.append(make("span", "score", [item.score.toFixed(3), relation, probability].filter(Boolean).join(" ")));
+      words.append(make("span", "score", [item.score.toFixed(3), item.same ? "probably the same" : "", probability].filter(Boolean).join(" ")));
     }
     else if (item.label) words.append(item.name);
     button.append(frame, words);
@@ -121,7 +122,7 @@
     const sentences = ["The number is the cosine similarity."];
     if (index.threshold !== null) {
       const { wrong_share: wrong } = index.threshold_errors;
-      sentences.push(`A tick and “same” mark what is surely of the query's class: from ${index.threshold.toFixed(3)} on, ${index.threshold_choice} on the validation classes. ${wrong === undefined ? "" : `Of the nearest test images that it marks, ${percent(wrong)} % are wrong. `}An image without them may be of the class, too.`);
+      sentences.push(`A tick and “probably the same” mark images from ${index.threshold.toFixed(3)} on, ${index.threshold_choice} on the validation classes. ${wrong === undefined ? "" : `Of the nearest test images that it marks, ${percent(wrong)} % are wrong. `}An image without them may be of the class, too.`);
     }
     if (index.prior !== null) {
       sentences.push(`The percentage is the probability that an image is of the query's class, if ${percent(index.prior)} % of all pairs of images are of one class${index.prior_is_of_labels ? "" : ", as among the validation classes"}.`);
@@ -147,12 +148,13 @@
 
   function searchByUpload(chosen) {
     if (!index) return; // the page is loading, or the server doesn't answer, which the page says
-    const name = chosen.name || "pasted image";
-    upload = read(chosen, name);
-    if (location.hash) history.pushState(null, "", location.pathname);
-    showQuery(URL.createObjectURL(chosen), name);
-    search();
+    const number = uploads.size + 1;
+    uploads.set(number, { chosen, bytes: read(chosen, nameOf(chosen)) });
+    history.pushState({ upload: number }, "", location.pathname);
+    followAddress();
   }
+
+  const nameOf = (chosen) => chosen.name || "pasted image";
 
   /** Read a file once: it may be edited or deleted while the page still searches by it. */
   async function read(chosen, name) {
@@ -201,9 +203,13 @@
   }
 
   async function followAddress() {
-    upload = null;
+    const uploaded = uploads.get(history.state?.upload); // none after the page was loaded anew
+    upload = uploaded ? uploaded.bytes : null;
     const item = location.hash.slice(1);
-    if (/^\d+$/.test(item)) {
+    if (uploaded) {
+      showQuery(URL.createObjectURL(uploaded.chosen), nameOf(uploaded.chosen));
+      search();
+    } else if (/^\d+$/.test(item)) {
       showQuery(`api/items/${item}/image?size=${3 * PICTURE}`, "");
       search();
       try {
@@ -230,11 +236,11 @@
   count.addEventListener("change", search);
   more.addEventListener("click", () => browse(shown));
   document.getElementById("browse").addEventListener("click", () => {
-    if (location.hash) location.hash = "";
-    else followAddress();
+    history.pushState(null, "", location.pathname);
+    followAddress();
   });
   document.querySelector("form").addEventListener("submit", (event) => event.preventDefault());
-  window.addEventListener("hashchange", followAddress);
+  window.addEventListener("popstate", followAddress);
   window.addEventListener("paste", (event) => {
     if (event.clipboardData.files.length) searchByUpload(event.clipboardData.files[0]);
   });
