@@ -87,6 +87,16 @@ MISTAKES: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "objects in a list": ("objects", lambda kit: dml.train(objects=anything or [RankedListLoss()])),
     "a class as an object": ("objects.*loss.*RankedListLoss", lambda kit: dml.train(objects={"loss": RankedListLoss})),
     "a name as an object": ("objects.*loss", lambda kit: dml.train(objects={"loss": "rll"})),
+    "no optimizer's function": ("optimizer", lambda kit: dml.train(objects={"optimizer": nn.Linear(1, 1).weight})),
+    "an object and its key": (
+        "loss.margin=1",
+        lambda kit: dml.train(["loss.margin=1"], objects={"loss": RankedListLoss()}),
+    ),
+    "an evaluation's typo": ("recal_at", lambda kit: dml.evaluate(kit.vectors, kit.table.labels, recal_at=(1,))),
+    "a report without neighbors": (
+        "neighbors=0",
+        lambda kit: dml.report(kit.vectors, kit.frame, kit.folder / "no", neighbors=0),
+    ),
     "a network without heads": ("objects.*model", lambda kit: dml.train(objects={"model": make_network()})),
     "a folder as a table": ("table='photos'", lambda kit: dml.train(table="photos")),
     "paths as a table": ("table=", lambda kit: dml.train(table=kit.paths)),

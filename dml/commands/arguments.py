@@ -36,8 +36,13 @@ PATHS = (
 """The keys that hold paths."""
 
 
-def read_arguments(words: Sequence[str]) -> list[str]:
+def read_arguments(words: Sequence[str], command: str = "train") -> list[str]:
     """Refuse what Hydra would misread, or answer with a trace -> the words with its options first, as it wants them."""
+    if command == "evaluate":  # a word alone is a checkpoint, or the folder of a run
+        words = [
+            f"checkpoint={word}" if "=" not in word and word[:1] not in "-~" and before[:1] != "-" else word
+            for before, word in zip(["", *words], words, strict=False)
+        ]
     for word in (*words, os.getcwd()):
         try:
             word.encode()
@@ -64,14 +69,6 @@ def read_arguments(words: Sequence[str]) -> list[str]:
                 f"{word}: names no folder; {key}=. is the current one, and without {key} a new one is made"
             )
     return words
-
-
-def name_checkpoint(words: Sequence[str]) -> list[str]:
-    """Return the arguments of ``dml evaluate`` with ``checkpoint=`` before a word alone, such as a run's folder."""
-    return [
-        f"checkpoint={word}" if "=" not in word and word[:1] not in "-~" and before[:1] != "-" else word
-        for before, word in zip(["", *words], words, strict=False)
-    ]
 
 
 def asks_for_sweep(arguments: Iterable[str]) -> bool:

@@ -79,24 +79,17 @@ def one_line_errors(debug: bool = False, *, raises: bool = False) -> Iterator[No
 
 
 def find_own_error(error: Exception) -> Exception:
-    """Return the exception that the user's own code raised, without the frames of libraries that called it.
-
-    An error elsewhere stays as it is.
-    """
+    """Return the exception that the user's own code raised, without the frames of libraries that called it, if any."""
     own: BaseException = error
     while isinstance(own, InstantiationException) and own.__cause__ is not None:
         own = own.__cause__
     trace = own.__traceback__
-    while trace is not None and _is_library(trace.tb_frame.f_code.co_filename):
+    while trace and ("-packages" in (file := trace.tb_frame.f_code.co_filename) or file.startswith(LIBRARIES)):
         trace = trace.tb_next
-    if trace is None or not isinstance(own, Exception):
+    if not (trace and isinstance(own, Exception)):
         return error
     own.__suppress_context__ = own is not error or own.__suppress_context__
     return own.with_traceback(trace)
-
-
-def _is_library(file: str) -> bool:
-    return file.startswith(LIBRARIES) or "-packages" in file
 
 
 def _end_by_signal() -> NoReturn:

@@ -21,14 +21,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dml.commands.arguments import (
-    asks_for_sweep,
-    find_path,
-    name_checkpoint,
-    quote_paths,
-    read_arguments,
-    replace_latest,
-)
+from dml.commands.arguments import asks_for_sweep, find_path, quote_paths, read_arguments, replace_latest
 from dml.commands.error_lines import explain, find_own_error, one_line_errors, print_line, told_errors
 from dml.commands.start import follow, import_from_working_folder, quiet
 from dml.run import building, sweeps
@@ -101,7 +94,6 @@ def main(command: str, words: Sequence[str] | None = None, *, outcome: Outcome |
         outcome: object that gets the folder and the error of the run, for a caller in Python.
     """
     words = sys.argv[1:] if words is None else words
-    words = name_checkpoint(words) if command == "evaluate" else words
     is_debugged = "debug=true" in map(str.lower, words)
     # set before torch is loaded: threads that spin while they wait keep the loader's workers, or any other program,
     # from the cores that they in turn wait for; on two busy cores a step then takes ten times as long
@@ -111,7 +103,7 @@ def main(command: str, words: Sequence[str] | None = None, *, outcome: Outcome |
     quiet()  # what is read of a checkpoint imports Lightning before Hydra has called the job
     with one_line_errors(is_debugged, raises=outcome is not None):
         import_from_working_folder()
-        typed = read_arguments(words)
+        typed = read_arguments(words, command)
         if not {"-h", "--help"}.isdisjoint(typed):
             print_line(format_help(command))
             return

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dml.data.table import ImageTable
 from dml.run.config_folders import quote
-from dml.runtime.configuration import key_of
+from dml.runtime.configuration import is_below, key_of
 from dml.runtime.errors import InputError, show
 from dml.runtime.paths import expand_home
 from dml.runtime.run_folder import RunFolder, RunState
@@ -119,10 +119,12 @@ def train(
         words += [f"~{part}", f"+{part}._target_=dml.run.given.take", f"+{part}.part={part}", f"+{part}.name={name}"]
     if "model" in given_objects:
         words.append(f"+model.heads=[{','.join(given_objects['model'].embed_dims)}]")
+    ignored = () if table is None else ("dataset", "dataset.root")
+    for word in overrides:
+        is_of_object = key_of(word) not in given_objects and is_below(key_of(word), given_objects)
+        if is_of_object or (key_of(word) in ignored and word != "dataset=table"):
+            raise InputError(f"{word}: an object or a table takes its place; leave one of them out")
     if table is not None:
-        for word in overrides:
-            if key_of(word) in ("dataset", "dataset.root") and word != "dataset=table":
-                raise InputError(f"{word}: the table takes its place; leave one of them out")
         words.append("dataset=table")
         given_objects["table"] = ImageTable.from_frame(table)
     return _train(words, None if folder is None else expand_home(folder), given_objects, quiet)
@@ -135,9 +137,10 @@ def _check_objects(objects: Any) -> dict[str, Any]:
     for part, given in objects.items():
         if part not in PARTS:
             raise InputError(f"objects: {part}; an object stands for one of {', '.join(PARTS)}")
-        expected = "an EmbeddingModel" if part == "model" and not hasattr(given, "embed_dims") else "an object"
-        if given is None or isinstance(given, str | type) or expected != "an object":
-            raise InputError(f"objects[{part!r}]={show(given)}: must be {expected} that is built, no name or class")
+        has_heads = part != "model" or hasattr(given, "embed_dims")
+        if isinstance(given, type) or not callable(given) or not has_heads:
+            expected = "what its _target_ makes" if has_heads else "an EmbeddingModel"
+            raise InputError(f"objects[{part!r}]={show(given)}: must be {expected}, no name or class")
     return {**objects}
 
 

@@ -1,7 +1,7 @@
 """Evaluation of embeddings: of two arrays, or of the rows of an image table."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from dml.evaluation.ranking import PerQuery, rank_items
 from dml.metrics.verification import PairVerification
 from dml.retrieval.kmeans_clusters import kmeans
 from dml.retrieval.rows import Embeddings
-from dml.runtime.errors import InputError
+from dml.runtime.errors import InputError, suggest
 
 Metrics = dict[str, float]
 
@@ -79,6 +79,8 @@ def evaluate(
     No query with a positive at some level is an `InputError`, because a mean over no query is no result, and so is a
     gallery that holds each query under another row, with an equal vector and finest label (some get a warning).
     """
+    if unknown := settings.keys() - (known := {setting.name for setting in fields(MetricConfig)}):
+        raise InputError(f"{min(unknown)}: no such setting{suggest(min(unknown), known)}")
     config = MetricConfig(**settings)
     queries, items = check_query_and_gallery(query, query_labels, gallery, gallery_labels)
     if items is not None and not config.exclude_nearest:

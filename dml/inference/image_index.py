@@ -31,7 +31,7 @@ from dml.retrieval.vector_index import EXACT, VectorIndex
 from dml.runtime.errors import InputError, check_whole
 from dml.runtime.files import in_one_line
 from dml.runtime.paths import absolute_path, expand_home
-from dml.runtime.text import format_count, printable
+from dml.runtime.text import printable
 
 if TYPE_CHECKING:
     from dml.inference.upgrades import UpgradeReport
@@ -189,7 +189,7 @@ class Index:
         k = min(DEFAULT_NEIGHBORS, len(self)) if k is None else k
         check_whole("k", k, 1)
         if k > len(self):
-            logger.warning("k=%d: the index holds %s, and all are found", k, format_count(len(self), "image"))
+            logger.warning("k=%d: the index holds %d images, which are all found", k, len(self))
         scores, ids = self.vectors.search(self._embed_queries(images), min(int(k), len(self)))
         return np.where(ids < 0, -np.inf, scores), self.items.positions(ids)
 

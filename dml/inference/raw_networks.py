@@ -45,7 +45,7 @@ def wrap_module(
     try:
         with torch.inference_mode():
             embeddings = network(torch.zeros(size))
-    except SIZE_ERRORS as error:
+    except (*SIZE_ERRORS, TypeError) as error:
         line = " ".join(str(error).split())
         raise InputError(f"image_size={image_size}: {kind} can't take images {size} ({line})") from error
     if not isinstance(embeddings, Tensor) or embeddings.ndim != 2 or len(embeddings) != 2:

@@ -25,6 +25,7 @@ from dml.report.pictures import ReadPicture, choose_queries, draw_queries
 from dml.report.run import ReportedRun, collect_versions, read_run
 from dml.report.sheets import COLUMNS, Tiles, find_confusions, make_search_results, make_sheets
 from dml.retrieval.rows import Embeddings
+from dml.runtime.errors import check_whole
 from dml.runtime.files import replacing, write_text
 from dml.runtime.paths import expand_home
 from dml.runtime.run_folder import RunFolder
@@ -64,6 +65,7 @@ def report(vectors: Embeddings, table: ImageTable, folder: str | Path, *, neighb
     """
     path, unit = expand_home(folder).absolute(), UnitEmbeddings.normalize(vectors, "vectors")
     table = ImageTable.from_frame(table)
+    check_whole("neighbors", neighbors, 1)
     if not (table.split != "").any():
         table = replace(table, split=np.full(len(table), "test"))
     lists, metrics = Evaluator(table).evaluate(unit, neighbors=neighbors)

@@ -31,9 +31,6 @@ logger = logging.getLogger(__name__)
 EXACT = "Flat"
 """FAISS's name of the exact index."""
 
-KINDS = (("IVF", ",Flat"), ("IVF", ",SQ8"), ("HNSW", ""))
-"""The beginnings and ends of the most common kinds of approximate indexes, around a number, for error lines."""
-
 TRIAL_VECTORS = 300
 """The largest number of vectors on which a kind of index is tried: codes of 8 bits need 256."""
 
@@ -78,7 +75,7 @@ class VectorIndex:
             inner = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
         except (RuntimeError, TypeError) as error:
             number = next(iter(re.findall(r"\d+", str(factory))), 64)
-            known = [EXACT, "SQ8", *(f"{kind}{number}{codes}" for kind, codes in KINDS)]
+            known = (EXACT, "SQ8", f"IVF{number},Flat", f"IVF{number},SQ8", f"HNSW{number}")
             line = f"factory={factory}: FAISS makes no index of {dimension} dimensions by it"
             raise InputError(f"{line}{suggest(str(factory), known)}; {EXACT} is exact") from error
         _check_metric(inner, factory)

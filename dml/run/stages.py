@@ -147,22 +147,20 @@ QUICK_CLASSES_PER_BATCH = 48
 def shorten(config: DictConfig, typed: Collection[str] = ()) -> None:
     """Make the training of a stage short, in place: `QUICK_STEPS` optimizer steps or fewer, and two validations.
 
-    The keys that were typed keep their values, but for epochs and the validations.
+    Steps and classes of a batch whose keys were typed keep their numbers.
     """
     trainer, scheduler = config.trainer, config.scheduler
-    steps, classes = trainer.max_steps, OmegaConf.select(config, "sampler.classes_per_batch")
-    if not (isinstance(steps, int) and steps > 0 and (steps <= QUICK_STEPS or "trainer.max_steps" in typed)):
-        steps = QUICK_STEPS
     validates = trainer.val_check_interval is not None or trainer.check_val_every_n_epoch is not None
-    values = {
-        "trainer.max_steps": steps,
-        "trainer.max_epochs": None,
-        "trainer.val_check_interval": max(steps // 2, 1) if validates else None,
-        "trainer.check_val_every_n_epoch": None,
-        "scheduler.warmup_steps": 1 if scheduler.warmup_steps or scheduler.get("warmup_epochs") else 0,
-        "scheduler.warmup_epochs": None,
-        "training.bank_every_n_steps": None,
-    } | ({"sampler.classes_per_batch": min(classes, QUICK_CLASSES_PER_BATCH)} if isinstance(classes, int) else {})
-    for key, value in values.items():
-        if key not in typed or "epoch" in key or "val_" in key:
-            OmegaConf.update(config, key, value, merge=False, force_add=True)
+    with open_dict(config):
+        is_given = isinstance(trainer.max_steps, int) and trainer.max_steps > 0
+        most = trainer.max_steps if "trainer.max_steps" in typed else QUICK_STEPS
+        steps = min(trainer.max_steps, most) if is_given else QUICK_STEPS
+        trainer.max_steps, trainer.max_epochs = steps, None
+        trainer.val_check_interval = max(steps // 2, 1) if validates else None
+        trainer.check_val_every_n_epoch = None
+        scheduler.warmup_steps = 1 if scheduler.warmup_steps or scheduler.get("warmup_epochs") else 0
+        scheduler.warmup_epochs = None
+        config.training.bank_every_n_steps = None
+        classes = OmegaConf.select(config, "sampler.classes_per_batch")
+        if isinstance(classes, int) and "sampler.classes_per_batch" not in typed:
+            config.sampler.classes_per_batch = min(classes, QUICK_CLASSES_PER_BATCH)
