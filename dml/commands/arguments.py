@@ -25,7 +25,6 @@ OTHER_NAMES = {
     "gpus": "trainer.devices",
     "learning_rate": "optimizer.lr",
     "steps": "trainer.max_steps",
-    "workers": "data.num_workers",
 }
 """Names that other projects have for keys, and the keys here."""
 NO_CHOICE = ("null", "true", "false")
@@ -54,8 +53,8 @@ def read_arguments(words: Sequence[str], command: str = "train") -> list[str]:
     options, unknown = get_args_parser().parse_known_args(words)
     if unknown:
         key, _, value = unknown[0].lstrip("-").replace("-", "_").partition("=")
-        name = OTHER_NAMES.get(key, key)
-        raise InputError(f"{unknown[0]}: no such option; {name}={value or '...'}, without hyphens, sets a value")
+        word = f"{OTHER_NAMES.get(key, key)}={value or '...'}"
+        raise InputError(f"{unknown[0]}: no such option; {word}, without hyphens, sets a value")
     for word in options.overrides:
         key, equals, value = word.partition("=")
         if key in GROUPS and (value.lower() in NO_CHOICE or value.lstrip("+-").replace(".", "").isdigit()):

@@ -68,9 +68,7 @@ def one_line_errors(debug: bool = False, *, raises: bool = False) -> Iterator[No
         if debug or raises or line is None:
             if ranks.is_joined():
                 ranks.fail(1, format_exc(), is_explained=line is not None)
-            if debug:
-                raise
-            raise find_own_error(error)  # noqa: B904 (it is most often the same error)
+            raise error if debug else find_own_error(error)  # noqa: B904 (it is most often the same error)
         if ranks.is_joined():
             ranks.fail(2, f"error: {line}\n")
         sys.stderr.write(f"error: {line}\n")

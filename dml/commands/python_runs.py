@@ -101,8 +101,7 @@ def train(
 
     Args:
         overrides: words of the command line, such as ["loss=rll", "seed=1"].
-        table: images with their labels and splits, in place of ``dataset``: an `ImageTable`, or a pandas DataFrame that
-            `ImageTable.from_frame` takes.
+        table: images with labels and splits, in place of ``dataset``: a DataFrame, or an `ImageTable` of one.
         objects: objects of one's own in place of "loss", "sampler", "model", "optimizer", "transform.train" and
             "transform.test": what the ``_target_`` of that part makes, such as a module for the loss, of which each
             head gets a copy.

@@ -102,8 +102,7 @@ class ImageTable:
         return frame if isinstance(frame, ImageTable) else cls(**parse_frame(frame))
 
     def __repr__(self) -> str:
-        counts = self.counts().items() if len(self) else ()
-        splits = ", ".join(f"{split} {count['images']:,}" for split, count in counts) or "no splits"
+        splits = ", ".join(f"{split} {count['images']:,}" for split, count in self.counts().items()) or "no splits"
         return f"{type(self).__name__}({len(self):,} images, levels {', '.join(self.levels)}, {splits})"
 
     def _fill_columns(self) -> None:

@@ -79,8 +79,8 @@ def evaluate(
     No query with a positive at some level is an `InputError`, because a mean over no query is no result, and so is a
     gallery that holds each query under another row, with an equal vector and finest label (some get a warning).
     """
-    if unknown := settings.keys() - (known := {setting.name for setting in fields(MetricConfig)}):
-        raise InputError(f"{min(unknown)}: no such setting{suggest(min(unknown), known)}")
+    for name in settings.keys() - (known := {setting.name for setting in fields(MetricConfig)}):
+        raise InputError(f"{name}: no such setting{suggest(name, known)}")
     config = MetricConfig(**settings)
     queries, items = check_query_and_gallery(query, query_labels, gallery, gallery_labels)
     if items is not None and not config.exclude_nearest:

@@ -366,8 +366,6 @@ class Index:
         """
         path = expand_home(folder)
         description = read_description(path)
-        if model is not None:
-            check_model(model)
         while True:
             try:
                 return cls._open(path, description, model, device=device, trust=trust)
@@ -384,7 +382,8 @@ class Index:
         fingerprint, files = description["fingerprint"], description["files"]
         if model is None and fingerprint:
             model = load(path / files["model"], device=device, trust=trust)
-        model = model or VectorsAlone(description["dimension"])
+        model = VectorsAlone(description["dimension"]) if model is None else model
+        check_model(model)
         if fingerprint not in ("", model.fingerprint):
             raise InputError(
                 f"{printable(path)}: its vectors are of the model {printable(fingerprint)}, not of "

@@ -50,11 +50,9 @@ def unpack_paths(paths: Any) -> Any:
 
 def list_inputs(images: ImageInput | Iterable[ImageInput]) -> list[ImageInput]:
     """List the images that a user names: one image, several, or the path of a folder or list (`list_named_images`)."""
-    named: Any = unpack_paths(images)
-    if isinstance(images, str | Path):
-        named = list_named_images(images)[0]
-    elif _is_table(images):
-        named = list_source(images)[0]
+    if _is_table(images):
+        return [*list_source(images)[0]]
+    named = list_named_images(images)[0] if isinstance(images, str | Path) else unpack_paths(images)
     is_pixels = isinstance(named, np.ndarray | Tensor) and named.ndim < 4
     is_one = is_pixels or isinstance(named, Image.Image | bytes) or not isinstance(named, Iterable)
     listed: list[Any] = [named] if is_one else [*named]
@@ -104,9 +102,8 @@ def list_source(source: Source) -> tuple[list[str], list[str]]:
     """List the images of a folder, archive or list, of paths or a table -> paths, and names of the classes or ""."""
     source = unpack_paths(source)
     if _is_table(source):
-        paths, names = _name_rows(
-            source if isinstance(source, ImageTable) else ImageTable(**parse_frame(source, needs_labels=False))
-        )
+        is_table = isinstance(source, ImageTable)
+        paths, names = _name_rows(source if is_table else ImageTable(**parse_frame(source, needs_labels=False)))
     elif isinstance(source, str | Path):
         path = expand_home(source)
         if read_stamps([str(path)])[0, 0] == MISSING[0]:

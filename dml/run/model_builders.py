@@ -45,8 +45,9 @@ def count_features(backbone: DictConfig, image_size: int) -> int:
         features: Tensor = network(image)[0]
     except SIZE_ERRORS as error:
         if not network.fit_image_size(image_size):
-            line = f"{type(network.network).__name__} can't take images of this size"
-            raise InputError(f"image_size={image_size}: {line} ({' '.join(str(error).split())})") from error
+            raise InputError(
+                f"image_size={image_size}: the network can't take it ({' '.join(str(error).split())})"
+            ) from error
         features = network(image)[0]
     return int(features.flatten(1).shape[1])
 
