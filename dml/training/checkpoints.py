@@ -51,7 +51,7 @@ def read_checkpoint(path: str | Path, *, lazily: bool = False) -> dict[str, Any]
         place = is_inside if best.is_file() else "a run keeps checkpoints/best.ckpt and last.ckpt"
         raise InputError(f"checkpoint={path}: {what}; {place}")
     if path.suffix != ".ckpt" and not is_zip(path):
-        raise InputError(f"checkpoint={path}: cannot be read as a checkpoint; a run keeps checkpoints/best.ckpt")
+        raise InputError(f"checkpoint={path}: no checkpoint, or a damaged one; a run keeps checkpoints/best.ckpt")
     try:
         check_zip(path)  # torch.load doesn't look at the checksums
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=lazily)
