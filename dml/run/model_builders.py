@@ -45,9 +45,7 @@ def count_features(backbone: DictConfig, image_size: int) -> int:
         features: Tensor = network(image)[0]
     except SIZE_ERRORS as error:
         if not network.fit_image_size(image_size):
-            raise InputError(
-                f"image_size={image_size}: not for this network ({' '.join(str(error).split())})"
-            ) from error
+            raise InputError(f"image_size={image_size}: not for the network ({error})".replace("\n", " ")) from error
         features = network(image)[0]
     return int(features.flatten(1).shape[1])
 
