@@ -14,6 +14,8 @@
 #     SEEDS=5 runs of each training, PRESET=smoke small on the embedded data, SET='trainer.precision=bf16-mixed'
 # make leaderboard   every loss after the same search, in half an hour for each data set: docs/leaderboard.md. PHOTOGRAPHS=CSV adds a
 #     second data set, KIND=whole trains whole networks (KIND=long for 1,200 steps), LOSSES=rll,circle some losses alone
+# make benchmark DATA=/data   five losses with pretrained networks on public data sets: docs/benchmark.md. DATASETS=cub200
+#     NETWORKS=resnet50 LOSSES=rll a part, PRESET=smoke two steps on miniature data
 # make emoji   rebuilds the embedded data set from its sources (needs npm)
 PYTHON ?= python3
 VENV ?= .venv
@@ -21,7 +23,7 @@ BIN := $(VENV)/bin
 CORE := $(VENV)/.core
 SETUP := $(VENV)/.set-up
 
-.PHONY: demo setup test test-all test-fast test-gpu test-oldest check format docs bench bench-peers tables tables-list leaderboard emoji clean
+.PHONY: demo setup test test-all test-fast test-gpu test-oldest check format docs bench bench-peers tables tables-list leaderboard benchmark emoji clean
 
 demo: $(CORE)
 	$(BIN)/python train.py
@@ -115,6 +117,20 @@ tables-list: setup
 
 leaderboard: setup
 	+$(STUDY) leaderboard run $(STUDY_OPTIONS) $(PHOTOGRAPHS_OPTION) $(addprefix conditions=,$(KIND)) $(addprefix rows=,$(LOSSES))
+
+BENCHMARK = $(STUDY) benchmark run $(STUDY_OPTIONS) $(addprefix --set ,$(SET))
+
+ifeq ($(PRESET),smoke)
+benchmark: DATA = build/miniatures
+benchmark: BENCHMARK += --preset smoke
+benchmark: setup
+	PYTHONPATH=tests $(BIN)/python -m trees.write $(DATA)
+	+$(BENCHMARK) conditions=small_cnn rows=proxy_anchor
+	+$(BENCHMARK) datasets=cub200 rows=rll
+else
+benchmark: setup
+	+$(BENCHMARK) $(addprefix datasets=,$(DATASETS)) $(addprefix conditions=,$(NETWORKS)) $(addprefix rows=,$(LOSSES))
+endif
 
 emoji: setup
 	$(BIN)/python scripts/build_emoji.py --output dml/data/assets/emoji.zip

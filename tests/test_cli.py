@@ -126,7 +126,7 @@ def test_divergence_names_the_step_and_keeps_the_last_checkpoint(
     [
         ("train", "resume=/nowhere", "resume=/nowhere: no run there"),
         ("evaluate", "checkpoint=/nowhere.ckpt", "checkpoint=/nowhere.ckpt: no such file"),
-        ("evaluate", f"checkpoint={__file__}", "cannot be read"),
+        ("evaluate", f"checkpoint={__file__}", "damaged"),
     ],
 )
 def test_what_is_not_a_run_is_refused(refused: Refused, command: str, argument: str, expected: str) -> None:

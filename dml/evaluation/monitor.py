@@ -45,7 +45,7 @@ def make_further_config(names: Any, test: MetricConfig, monitored: Sequence[str]
 
 
 def describe_clustering(validation: Evaluator, dimension: int) -> str:
-    """Say how long k-means takes for a validation's further metrics, and which key leaves it out; "" without it."""
+    """Say how long k-means takes in a validation, and which key leaves it out; "" without k-means or below 1 s."""
     table, metrics = validation.table, validation.config.selected
     clustered = [metric.name for metric in metrics if metric.kind == Kind.CLUSTERS]
     if not clustered:
@@ -55,7 +55,8 @@ def describe_clustering(validation: Evaluator, dimension: int) -> str:
         labels = table.labels[part.queries]
         columns = labels.T if part.level is None else labels.T[[part.level]]
         sizes.append((len(labels), sum(len(np.unique(column)) for column in columns)))
-    duration = estimate_time(dimension * sum(images * clusters for images, clusters in sizes))
+    if not (duration := estimate_time(dimension * sum(images * clusters for images, clusters in sizes))):
+        return ""
     images, clusters = map(sum, zip(*sizes, strict=True))
     others = ",".join(metric.name for metric in metrics if metric.name not in clustered)
     return (

@@ -55,7 +55,7 @@ class Embedder:
         self.settings = settings
         self.device = _choose_device(device)
         self.model = model.eval().to(self.device)
-        self._transforms: dict[int, Pipeline] = {}
+        self._transforms = {1: settings.build_transform()}  # while objects of Python are given
 
     def __repr__(self) -> str:
         return (

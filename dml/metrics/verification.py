@@ -83,7 +83,12 @@ def find_threshold(rates: ErrorRates, fmr: float) -> int:
 
 
 def fnmr_at_fmr(rates: ErrorRates, fmr: float) -> float:
-    """Return the smallest FNMR of a threshold whose FMR is at most ``fmr``; NaN without negatives."""
+    """Return the smallest FNMR of a threshold whose FMR is at most ``fmr``; NaN without negatives.
+
+    >>> rates = ErrorRates(np.array([-1.0, 0.2, 0.5, 0.7]), np.array([1.0, 0.5, 0.1, 0.0]), np.array([0, 0.1, 0.4, 1]))
+    >>> fnmr_at_fmr(rates, 0.2)
+    0.4
+    """
     return float("nan") if np.isnan(rates.fmr[0]) else float(rates.fnmr[find_threshold(rates, fmr)])
 
 
@@ -91,6 +96,9 @@ def equal_error_rate(rates: ErrorRates) -> float:
     """Return the rate at which FMR and FNMR are equal (EER); NaN if the rates are.
 
     The curve is a straight line between two thresholds, as scikit-learn's ``roc_curve`` is drawn.
+
+    >>> equal_error_rate(ErrorRates(np.array([0.0, 0.5, 1.0]), np.array([1.0, 0.25, 0]), np.array([0, 0.25, 1.0])))
+    0.25
     """
     if not rates.are_known:
         return float("nan")
@@ -129,6 +137,11 @@ def opis(pairs: LabeledPairs, rates: ErrorRates) -> float:
     After Zhang et al., "Threshold-Consistent Margin Loss for Open-World Deep Metric Learning" (arXiv 2307.04047), whose
     definition was not at hand: the formula follows the abstract and descriptions by others. The Euclidean distance, and
     the trapezoidal rule over `OPIS_STEPS` distances, are ours.
+
+    >>> import torch
+    >>> pairs = LabeledPairs(torch.eye(3)[[0, 0, 1, 1]], np.array([0, 0, 1, 1]))
+    >>> opis(pairs, error_rates(pairs, CALIBRATION_RANGE))
+    0.0
     """
     if not rates.are_known:
         return float("nan")

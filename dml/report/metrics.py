@@ -77,7 +77,9 @@ def _note_skipped_queries(run: ReportedRun) -> str:
 
 def choose_headlines(run: ReportedRun) -> dict[str, tuple[str, str]]:
     """Return {label: (value, value before the training)} of those metrics of `HEADLINES` that the run has."""
-    described = {name: describe_metric(name, run.custom_metrics) for name in HEADLINES if name in run.metrics}
+    has_levels = len(run.queries.levels) > 1 or "level0/recall@1" not in run.metrics
+    names = [name for name in HEADLINES if name in run.metrics and (has_levels or name != "h_ap")]
+    described = {name: describe_metric(name, run.custom_metrics) for name in names}
     return {
         metric.label: (format_value(run.metrics[name], metric), format_value(run.metrics.get(f"raw/{name}"), metric))
         for name, metric in described.items()

@@ -49,8 +49,11 @@ def kmeans(embeddings: Embeddings, clusters: int, seed: int = 0, iterations: int
 
 
 def estimate_time(products: int) -> str:
-    """Say how long `kmeans` takes on this machine, by the product of embeddings, clusters and dimensions alone."""
+    """Say how long `kmeans` takes here, by the product of embeddings, clusters and dimensions; "" for less than 1 s."""
     cores = faiss.omp_get_max_threads()
     seconds = (ITERATIONS + 1) * products / (SPEED * cores)
-    duration = f"about {seconds:,.0f} s" if seconds >= 1 else "less than 1 s"
-    return f"{duration} on {cores} core{'s' * (cores > 1)}{', less on its GPU' * bool(faiss.get_num_gpus())}"
+    if seconds < 1:
+        return ""
+    return (
+        f"about {seconds:,.0f} s on {cores} core{'s' * (cores > 1)}{', less on its GPU' * bool(faiss.get_num_gpus())}"
+    )

@@ -8,7 +8,10 @@ from dml.runtime.errors import InputError, suggest
 from dml.studies.paper_tables import PAPERS, read_tables
 from dml.studies.study import REFERENCE, Study, apply_settings, read_study
 
-STUDIES = {"leaderboard": "every loss after the same search"}
+STUDIES = {
+    "leaderboard": "every loss after the same search",
+    "benchmark": "five losses with pretrained networks on public data sets",
+}
 """The studies of this project that compare trainings, and what they compare."""
 
 TABLES = "tables"
@@ -48,7 +51,7 @@ def format_list(studies: Sequence[Study]) -> str:
     lines = [f"{'':22}{'cells':>6}{'runs':>6}"]
     for study in studies:
         name = f"{'table-' * study.is_table}{study.name}"
-        cells = study.content["table"].trained if study.is_table else study.cells
-        runs = study.seeds * len({cell.training.extended(cell.after) for cell in study.cells})
+        cells = study.content["table"].trained if study.is_table else study.selected
+        runs = study.seeds * len({cell.training.extended(cell.after) for cell in study.selected})
         lines.append(f"{name:22}{len(cells):6}{runs:6}  {STUDIES.get(study.name, '')}".rstrip())
     return "\n".join([*lines, "Runs that several studies need are made once. dml study NAME show says which are done."])

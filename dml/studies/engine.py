@@ -57,7 +57,7 @@ class Engine:
         has_failed = False
         while jobs := self._list_open_trials():
             has_failed |= self.plan.train([job.run for job in jobs], "search on the validation classes")
-            self._discard(jobs)
+            self.discard_checkpoints()
             if not any(job.run.is_finished for job in jobs):
                 break
         runs = [job.run for job in self._list_open_tests()]
@@ -84,9 +84,14 @@ class Engine:
         return results
 
     def discard_checkpoints(self) -> None:
-        """Delete the checkpoints of the selected cells, unless the study keeps them."""
-        for cell in self.study.selected:
-            self._discard(self._list_tests(cell))
+        """Delete the checkpoints of the selected cells, unless the study keeps those of tested runs."""
+        for cell in [] if self.study.is_table else self._with_parents():
+            trials, tests = self.list_trials(cell), self._list_tests(cell)
+            tried = [(job.overrides, result.metrics["score"]) for job, result in trials if result]
+            best = choose_best(tried) if tried else ()  # as long as the search goes on, it may become the tested one
+            tested = {job.run.folder for job in tests or [job for job, _ in trials if job.overrides == best]}
+            for run in [job.run for job in (*(job for job, _ in trials), *tests)]:
+                run.discard_checkpoints(keeps_best=self.study.keeps_models and run.folder in tested)
 
     def select_valid(self, results: Iterable[Result]) -> list[Result]:
         """Select the results of the study's cells whose trainings haven't changed, or don't say what was trained."""
@@ -180,7 +185,3 @@ class Engine:
             return result
         tested = sum_test_by_class(RunFolder(job.run.folder))
         return replace(result, counts=tested.counts, sums={metric: rows[0] for metric, rows in tested.sums.items()})
-
-    def _discard(self, jobs: Iterable[Job]) -> None:
-        for job in [] if self.study.is_table else jobs:
-            job.run.discard_checkpoints()

@@ -104,8 +104,8 @@ def format_chosen(row: RowResult) -> str:
 def format_table(columns: Mapping[str, str], rows: Sequence[RowResult]) -> str:
     """Format a table with a line for each row, which is compared with the first one.
 
-    The columns are {heading: "name", "code" or "chosen", or a kind of number and its metric, such as "interval map@r"};
-    the kinds are interval, mean, seeds and difference.
+    The columns are {heading: "name", "code", "chosen" or "configuration", or a kind of number and its metric, such as
+    "interval map@r"}; the kinds are interval, mean, seeds and difference.
     """
     lines = [[_format_cell(row, rows[0], *content.split(" ", 1)) for content in columns.values()] for row in rows]
     return markdown_table(
@@ -115,6 +115,7 @@ def format_table(columns: Mapping[str, str], rows: Sequence[RowResult]) -> str:
 
 def _format_cell(row: RowResult, first: RowResult, kind: str, metric: str = "") -> str:
     texts = {"name": row.cell.row, "code": f"`{row.cell.row}`", "chosen": format_chosen(row)}
+    texts["configuration"] = f"`{row.runs[0].configuration}`"
     if not metric and kind in texts:
         return texts[kind]
     if kind not in NUMBERS:

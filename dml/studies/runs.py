@@ -99,11 +99,15 @@ class Run:
             return max(RunFolder(self.folder).values(metric).values())
         return self.metrics[metric]
 
-    def discard_checkpoints(self) -> None:
+    def discard_checkpoints(self, *, keeps_best: bool = False) -> None:
         """Delete the checkpoints and the report if the run is finished: of many runs they take gigabytes."""
         if self.is_finished:
-            shutil.rmtree(RunFolder(self.folder).last_checkpoint.parent, ignore_errors=True)
-            RunFolder(self.folder).report_file.unlink(missing_ok=True)
+            folder = RunFolder(self.folder)
+            folder.report_file.unlink(missing_ok=True)
+            if keeps_best:
+                folder.last_checkpoint.unlink(missing_ok=True)
+            else:
+                shutil.rmtree(folder.last_checkpoint.parent, ignore_errors=True)
 
     def train_arguments(self, data: Path) -> list[str]:
         """Return the arguments of ``train`` that begin the run, or resume it if it was interrupted."""

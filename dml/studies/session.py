@@ -1,6 +1,7 @@
 """One call of ``dml study``: trains a study, keeps its results, and shows or writes its page."""
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from dml.commands.error_lines import print_line
@@ -18,8 +19,10 @@ from dml.studies.study import Study
 
 def run_action(study: Study, options: argparse.Namespace) -> bool:
     """Train a study, and show or write its page, as the options of a call say -> whether a run failed."""
+    if options.preset == "smoke" and "smoke" in study.content:
+        study = _try_once(study)
     plan = _make_plan(study, options)
-    folder = plan.outputs if study.is_table else options.docs
+    folder = plan.outputs if study.is_table or study.keeps_models else options.docs
     file: Path = folder / f"{study.name_results(plan.departures)}.parquet"
     engine = Engine(study, plan, read_results(file))
     if options.commands:
@@ -49,16 +52,25 @@ def _make_plan(study: Study, options: argparse.Namespace) -> Plan:
         raise InputError(f"--launcher {options.launcher}: no such choice{suggest(options.launcher, launchers)}")
     is_small = options.preset == "smoke"
     seeds = 1 if is_small and not any(word.startswith("seeds=") for word in options.settings) else study.seeds
+    own_values = study.content.get("smoke", ()) if is_small else ()
+    has_small_runs = bool(own_values) or not (study.is_table or study.keeps_models)
     return Plan(
         (options.outputs or study.outputs) / ("smoke" if is_small else ""),
         seeds,
-        is_small,
-        tuple(options.set),
+        is_small and not own_values,
+        (*own_values, *options.set),
         options.data,
-        options.jobs or (1 if study.is_table else 2),
+        options.jobs or (2 if has_small_runs else 1),
         options.launcher,
-        runs_copies=not study.is_table,
+        runs_copies=has_small_runs,
     )
+
+
+def _try_once(study: Study) -> Study:
+    """Return the study with the first alternative of each search alone."""
+    searches = [cell.search and replace(cell.search, steps=(cell.search.steps[0][:1],)) for cell in study.cells]
+    cells = [replace(cell, search=search) for cell, search in zip(study.cells, searches, strict=True)]
+    return replace(study, cells=tuple(cells))
 
 
 def _write_page(study: Study, rows: Rows, plan: Plan, file: Path) -> None:

@@ -80,6 +80,7 @@ class Study:
     cells: tuple[Cell, ...]
     content: Mapping[str, Any]
     is_table: bool = False  # a paper's, whose runs keep checkpoints and all metrics, not just those of queries by class
+    keeps_models: bool = False  # whether tested runs keep best.ckpt
     metrics: tuple[str, ...] = ()  # ends of the names of further metrics that are kept of each run; "" for all
     seeds: int = 3  # runs of each training; their seeds count from 0
     outputs: Path = Path("outputs")  # folder of the runs, unless the user names another
@@ -128,6 +129,7 @@ def read_study(path: Path, settings: Sequence[str] = (), data: Path | None = Non
         name=path.stem,
         cells=cells,
         content=content,
+        keeps_models=bool(content.get("keep_models")),
         metrics=tuple(content.get("metrics", ())),
         seeds=content["seeds"],
         outputs=Path("outputs") / path.stem,
@@ -206,13 +208,14 @@ def _make_cell(content: Mapping[str, Any], key: Key) -> Cell:
     overrides = [*named, *dataset.get("overrides", ()), *row.get("overrides", ())]
     searched = search.get("condition", condition_name)
     is_elsewhere = searched != condition_name
+    tested = tuple(condition.get("overrides", ()))
     return Cell(
         dataset=dataset_name,
         row=name,
-        training=Training(dataset["experiment"]).extended(overrides),
+        training=Training(dataset["experiment"]).extended(overrides if is_elsewhere else (*overrides, *tested)),
         condition=condition_name,
-        after=tuple(condition.get("overrides", ())),
-        search=None if is_elsewhere else _make_search(search, row.get("values", {})),
+        after=tested if is_elsewhere else (),
+        search=None if is_elsewhere else _make_search({**search, **condition}, row.get("values", {})),
         choice_from=(dataset_name, searched, name) if is_elsewhere else None,
     )
 

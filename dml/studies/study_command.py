@@ -68,14 +68,14 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     add("name", nargs="?", default="list", metavar="STUDY", help="name of a study, or the path of its file")
     add("words", nargs="*", metavar="WORD", help=f"{', '.join(ACTIONS)}; NAME=VALUE")
     add("--data", type=expand_home, metavar="FOLDER", help="folder with the data sets and weights/")
-    at_a_time = "runs at a time; with several, each has one thread (default: 1 for tables, else 2)"
+    at_a_time = "runs at a time; with several, each has one thread (default: 2 of small ones, else 1)"
     add("--jobs", type=positive_number, metavar="N", help=at_a_time)
     override = "override of all trainings, such as trainer.precision=bf16-mixed; may be repeated"
     add("--set", action="append", type=_quote, default=[], metavar="KEY=VALUE", help=override)
     add("--preset", choices=["smoke"], help="train small on the embedded data, a thousandth of the steps")
     add("--launcher", default="basic", help="what begins runs: basic, joblib, submitit or ray")
     add("--outputs", type=expand_home, metavar="FOLDER", help="folder for runs (default: outputs/STUDY)")
-    pages = "folder for the page and its results; those of tables are in --outputs (default: %(default)s)"
+    pages = "folder for the page and its results; those of tables and the benchmark are in --outputs (default: docs)"
     add("--docs", type=expand_home, default=Path("docs"), metavar="FOLDER", help=pages)
     add("-n", "--commands", action="store_true", help="print the commands of the next runs, and run none")
     options = parser.parse_intermixed_args(arguments)

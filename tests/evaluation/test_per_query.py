@@ -112,3 +112,11 @@ def test_a_file_that_cannot_be_read_is_one_line(table: QueryTable, tmp_path: Pat
     path.unlink()
     with pytest.raises(InputError, match="no such file"):
         read_queries(path)
+
+
+def test_intervals_are_over_the_finest_classes_that_all_queries_have(table: QueryTable) -> None:
+    assert (table.labels[:, 0] == 0).any()
+    assert table.level_of_classes("level0/ap") == 0
+    coarse = table.labels.copy()
+    coarse[0, 0] = -1  # a list of a coarse level has queries without a finer class
+    assert replace(table, labels=coarse).level_of_classes("level0/ap") == 1

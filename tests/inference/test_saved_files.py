@@ -109,7 +109,7 @@ def test_a_damaged_file_of_vectors_is_one_line(tmp_path: Path, factory: str) -> 
     vectors, path = np.random.default_rng(0).normal(size=(64, 8)).astype(np.float32), tmp_path / "vectors.faiss"
     index = VectorIndex(8, factory)
     if index.needs_training:
-        index._train(vectors)
+        index.train(vectors)
     index.add(vectors, np.arange(64))
     index.write(path)
     content = path.read_bytes()

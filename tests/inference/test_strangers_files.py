@@ -186,7 +186,7 @@ def test_a_checkpoint_of_a_stranger_is_held_to_the_same(tmp_path: Path) -> None:
     config["model"]["heads"] = config
     run = {"config": config, "overrides": []}
     torch.save({"format": FORMAT, "state_dict": {}, "global_step": 1, "run": run}, tmp_path / "a.ckpt")
-    assert "more than 100 lists and mappings" in load_quietly(tmp_path / "a.ckpt")
+    assert "not a checkpoint of a dml run" in load_quietly(tmp_path / "a.ckpt")
     for run in (None, [], {"config": 3, "overrides": []}, {"config": {}, "overrides": [3]}, {"config": {"model": 1}}):
         torch.save({"format": FORMAT, "state_dict": {}, "global_step": 1, "run": run}, tmp_path / "b.ckpt")
         assert "not a checkpoint of a dml run" in load_quietly(tmp_path / "b.ckpt")

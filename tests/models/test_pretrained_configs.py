@@ -73,7 +73,8 @@ def test_what_a_file_states_is_what_timm_states(name: str) -> None:
     assert tuple(backbone.std) == stated.std
     assert (3, pretraining.input_size, pretraining.input_size) == stated.input_size
     assert pretraining.license == stated.license
-    assert set(pretraining) == {"input_size", "license", "data", "lr", "gradient_clip_val"}
+    assert pretraining.interpolation == stated.interpolation == "bicubic"
+    assert set(pretraining) == {"input_size", "interpolation", "license", "data", "lr", "gradient_clip_val"}
     assert len(pretraining.data) > 20
 
 

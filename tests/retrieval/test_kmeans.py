@@ -87,4 +87,4 @@ def test_the_time_of_a_clustering_falls_with_the_cores(
 ) -> None:
     monkeypatch.setattr(faiss, "omp_get_max_threads", lambda: cores)
     assert estimate_time(4 * 10**12).startswith(expected)
-    assert estimate_time(1).startswith("less than 1 s")
+    assert estimate_time(1) == ""

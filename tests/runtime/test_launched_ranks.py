@@ -107,8 +107,13 @@ def test_the_end_of_one_ends_all(
 @pytest.mark.distributed
 @pytest.mark.parametrize(("to", "signum"), [("launcher", signal.SIGINT), ("0", signal.SIGTERM), ("1", signal.SIGINT)])
 def test_a_signal_to_one_ends_all_with_one_line(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], to: str, signum: signal.Signals
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    to: str,
+    signum: signal.Signals,
 ) -> None:
+    monkeypatch.setattr(ranks, "STOPPED_WITHIN", 1.0)
     script = WRITES + "(Path(sys.argv[1]) / f'pid_{rank}').write_text(str(os.getpid()))\ntime.sleep(60)"
     process = launch_in_fork(script, tmp_path)
     names = {rank: tmp_path / f"pid_{rank}" for rank in "01"}

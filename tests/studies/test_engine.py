@@ -53,7 +53,9 @@ class Invented:
             missing = [run for run in {run.folder: run for run in runs}.values() if not run.is_finished]
             for run in missing[: self.left - len(self.made)]:
                 self.made.append(run)
-                RunFolder(run.folder).path.mkdir(parents=True)
+                (run.folder / "checkpoints").mkdir(parents=True)
+                for name in ("best", "last"):
+                    (run.folder / "checkpoints" / f"{name}.ckpt").touch()
                 value = sum(map(ord, shlex.join(run.training.overrides))) % 97 / 97
                 (run.folder / "metrics.json").write_text(json.dumps({"level0/map@r": value}))
             return not all(run.is_finished for run in missing)
@@ -94,6 +96,25 @@ def test_other_conditions_take_the_stored_choice_of_the_searched_one(
     assert all(run.training.overrides == ("loss=rll", *chosen, "training.frozen=false") for run in later)
     assert not Engine(whole, Plan(tmp_path / "anew", 2), []).train()  # else the search is made first
     assert len(invented.made) == before + 2 + 4 + 2
+
+
+def test_each_condition_searches_with_its_own_values_and_tested_models_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = GRID.replace("  condition: heads\n", "").replace("heads: {}", "heads: {steps: [[optimizer.lr=3]]}")
+    study, invented = read(f"{text}keep_models: true", tmp_path, "rows=rll"), Invented(monkeypatch)
+    engine = Engine(study, Plan(tmp_path, 2), [])
+    assert not engine.train()
+    tried = [run.training.overrides[1:] for run in invented.made if run.seed == 0]
+    whole = [overrides for overrides in tried if "training.frozen=false" in overrides]
+    assert [overrides[0] for overrides in tried if overrides not in whole] == ["optimizer.lr=3"] * 3
+    assert {overrides[1] for overrides in whole} == {"optimizer.lr=1", "optimizer.lr=2"}
+    assert len(whole) == 4
+    engine.discard_checkpoints()
+    tested = {run.configuration for run in invented.made if run.seed == 1}
+    kept = [run.folder / "checkpoints" / "best.ckpt" for run in invented.made if run.configuration in tested]
+    assert len(kept) == 4
+    assert sorted(tmp_path.rglob("*.ckpt")) == sorted(kept)
 
 
 def test_a_failed_search_keeps_its_rows_from_the_test(

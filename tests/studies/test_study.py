@@ -31,7 +31,8 @@ def test_every_loss_is_on_the_leaderboard() -> None:
 
 @pytest.mark.pipeline
 def test_the_searched_values_have_the_configured_one_in_the_middle() -> None:
-    for cell in read("leaderboard", "datasets=emoji", "conditions=heads").selected:
+    leaderboard = read("leaderboard", "datasets=emoji", "conditions=heads").selected
+    for cell in (*leaderboard, *read("benchmark", "datasets=cub200", "conditions=resnet50").selected):
         assert cell.search is not None
         configured = compose(cell.training)
         for override, is_configured in zip(cell.search.steps[-1], (False, True, False), strict=False):
