@@ -67,6 +67,7 @@ REPLACED = {
     r"outputs/\w+/rll/(TIME|[-\d_]{19})|outputs/\.\.\.": "outputs/RUN",
     r"checkpoint=\.\.\.": "checkpoint=outputs/RUN/checkpoints/best.ckpt",
     "OTHER": "mine",
+    "sampler: n_pair": "sampler: class_balanced",
     r"max_steps: \d+": "max_steps: 2",
     'url="http://localhost:6333"': 'path="qdrant"',
     "http://localhost:6333": "qdrant",
