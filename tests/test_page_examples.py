@@ -58,7 +58,6 @@ NOT_RUN = {
     "^dml study": "tests/studies",
     r"mteb\.get_task": "downloads a benchmark: tests/inference/test_mteb_encoder.py",
     "push_to_hub": "uploads: tests/inference/test_hub.py",
-    r"dml\.report\(vectors, table": "a table without splits, which dml.report doesn't take yet",
     "psycopg": "a server of PostgreSQL",
 }
 """A pattern of each example that can't run here, and the reason, or the tests that run the same."""
