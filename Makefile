@@ -124,7 +124,7 @@ ifeq ($(PRESET),smoke)
 benchmark: DATA = build/miniatures
 benchmark: BENCHMARK += --preset smoke
 benchmark: setup
-	PYTHONPATH=tests $(BIN)/python -m trees.write $(DATA)
+	PYTHONPATH=tests $(BIN)/python -m miniatures $(DATA)
 	+$(BENCHMARK) conditions=small_cnn rows=proxy_anchor
 	+$(BENCHMARK) datasets=cub200 rows=rll
 else

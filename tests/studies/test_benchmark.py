@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Here
-from trees.write import MODULES, write_trees
+from miniatures import MODULES, write_trees
 
 import dml
 from dml.runtime.run_folder import RunFolder

@@ -1,4 +1,4 @@
-"""Write miniatures of the benchmark's data sets below a folder: PYTHONPATH=tests python -m trees.write FOLDER."""
+"""Write miniatures of the benchmark's data sets below a folder: PYTHONPATH=tests python -m miniatures FOLDER."""
 
 import sys
 from importlib import import_module
