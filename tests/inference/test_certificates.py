@@ -12,7 +12,6 @@ import dml
 from dml.__main__ import dispatch
 from dml.inference.certificates import describe
 from dml.report.statistics import clopper_pearson
-from dml.retrieval.vector_index import VectorIndex
 from dml.runtime.errors import InputError
 
 COUNT, SIZE = 600, 16
@@ -143,17 +142,6 @@ def test_codes_are_told_apart_from_vectors(factory: str, decoded: bool) -> None:
         np.testing.assert_allclose(index.vectors.reconstruct(index.items.ids), draw_vectors(), atol=1e-6)
     index.check(50, vectors=draw_vectors())
     assert not index.certificate["decoded"]
-
-
-def test_list_parameters_keeps_the_others() -> None:
-    index = VectorIndex(SIZE, "IVF4_HNSW4,Flat")
-    index.set_parameters("quantizer_efSearch=32,nprobe=2")
-    assert index.list_parameters() == [[f"quantizer_efSearch=32,nprobe={value}" for value in (1, 2, 4)]]
-    assert VectorIndex(SIZE, "SQ8").list_parameters() == [[""]]
-    assert VectorIndex(SIZE, "SQ4,RFlat").list_parameters() == [[f"k_factor_rf={2**n}" for n in range(7)]]
-    both = VectorIndex(SIZE, "IVF4,SQ4,RFlat").list_parameters()
-    assert [len(row) for row in both] == [3] * 7
-    assert (both[0][0], both[-1][-1]) == ("k_factor_rf=1,nprobe=1", "k_factor_rf=64,nprobe=4")
 
 
 def test_what_cannot_be_measured_is_one_line() -> None:

@@ -106,3 +106,15 @@ def test_precise_scores_are_products_to_a_hundredth(factory: str, tmp_path: Path
     assert bool(np.abs(scores - products).max() < 0.01) is are_precise
     for one in (VectorIndex(DIMENSION, factory), index, VectorIndex.read(tmp_path / "index.faiss", factory)):
         assert one.scores_are_precise is are_precise
+
+
+def test_list_parameters_keeps_the_others() -> None:
+    index = VectorIndex(16, "IVF4_HNSW4,Flat")
+    index.set_parameters("quantizer_efSearch=32,nprobe=2")
+    assert index.list_parameters() == [[f"quantizer_efSearch=32,nprobe={value}" for value in (1, 2, 4)]]
+    assert VectorIndex(16, "SQ8").list_parameters() == [[""]]
+    assert VectorIndex(16, "SQ4,RFlat").list_parameters() == [[f"k_factor_rf={2**n}" for n in range(7)]]
+    both = VectorIndex(16, "IVF4,SQ4,RFlat").list_parameters()
+    assert [len(row) for row in both] == [3] * 7
+    assert (both[0][0], both[-1][-1]) == ("k_factor_rf=1,nprobe=1", "k_factor_rf=64,nprobe=4")
+    assert [len(row) for row in VectorIndex(16, "HNSW8,Flat").list_parameters()][0] > 1
