@@ -221,7 +221,7 @@ def test_the_rest_follows_on_the_first_step() -> None:
         (lambda: Resize("both", 5), "resize mode=both: expected warp, shorter or longer"),
         (lambda: Resize("warp", 8, "cubic"), "interpolation=cubic: expected bilinear or bicubic"),  # type: ignore[arg-type]
         (lambda: Resize("warp", 0), "resize size=0: must be a whole number, 1 or more"),
-        (lambda: Resize("warp", "abc"), "resize size=abc: must be a whole number, 1 or more"),  # type: ignore[arg-type]
+        (lambda: Resize("warp", "abc"), "resize size='abc': must be a whole number, 1 or more"),  # type: ignore[arg-type]
         (lambda: RandomResizedCrop(-3), "crop size=-3: must be a whole number, 1 or more"),
         (lambda: RandomResizedCrop(8, (0.5, 0.4)), r"crop scale=\[0.5, 0.4\]: expected two numbers"),
         (lambda: RandomResizedCrop(8, (0.5,)), r"crop scale=\[0.5\]: expected two numbers"),

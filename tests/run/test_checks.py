@@ -16,7 +16,7 @@ WRONG = {
     "loss.margin=abc": "loss.margin=abc: must be a valid number",
     "loss.margin=nan": "loss.margin=nan: must be a finite number",
     "loss.margin=[1,2]": r"loss.margin=\[1,2\]: must be a valid number",
-    "trainer.precision=fp16": "trainer.precision=fp16: must be .*'16-mixed'",
+    "trainer.precision=fp16": "trainer.precision=fp16: must be .*16-mixed",
     "sampler.images_per_class=2.5": "sampler.images_per_class=2.5: must be a valid integer",
     "seed=true": "seed=true: must be a valid integer",
     "seed=0.5": "seed=0.5: must be a valid integer",

@@ -59,7 +59,7 @@ def test_settings_change_and_select() -> None:
     [
         ("rows=rl", "rows=rl: there is none; nearest: rll"),
         ("conditions=whol", "conditions=whol: there is none; nearest: whole"),
-        ("seed=3", "seed=3: the study has no seed; nearest: seeds, search; --set gives one of every run"),
+        ("seed=3", "seed=3: the study has no seed; nearest: seeds; --set gives one of every run"),
         ("seeds=0", "seeds=0: must be above 0, such as 3"),
         ("seeds=x", "seeds=x: must be above 0, such as 3"),
         ("seeds=1.5", "seeds=1.5: must be above 0, such as 3"),
