@@ -198,7 +198,9 @@ def check_values(example: Example) -> None:
     """Compose the configuration of a command that doesn't run here, and check its values."""
     words = shlex.split(example.text) if example.language == "console" else []
     if len(words) > 1 and (name := Path(words[1]).stem) in JOBS:
-        check(name, compose(*words[2:], command=name))
+        # of a sweep, the first value of each key
+        values = [word if "[" in word else word.split(",")[0] for word in words[2:] if word != "-m"]
+        check(name, compose(*values, command=name))
 
 
 class MyLoss(torch.nn.Module):
