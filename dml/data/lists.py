@@ -159,7 +159,7 @@ def _find_levels(place: str, header: list[str], *, needs_labels: bool, is_frame:
     if missing and (needs_labels or not has_no_labels):
         fault = f"{place}: no column {missing[0]!r} among {_quote(header)}"
         option = f"rename one, or give {{{missing[0]}: NAME}} in dataset.reader.columns, for {LAYOUT}"
-        remedy = f"give {LAYOUT}" if is_frame else f"{option}, with commas, semicolons or tabs between the cells"
+        remedy = f"give {LAYOUT.tree}" if is_frame else f"{option}, with commas, semicolons or tabs between the cells"
         raise InputError(f"{fault}; {remedy}")
     if level_columns and "label" in header:
         raise InputError(f"{place}: the columns label and {level_columns[0]}; give one of the two for the finest level")
