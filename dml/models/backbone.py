@@ -181,6 +181,16 @@ class Backbone(nn.Module):
             self.fitted_names |= changed
         return set_input_size is not None
 
+    def run_blank(self, image_size: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """Run on a black image, as `forward` does; a transformer made for another size is fitted to this one."""
+        image = torch.zeros(1, 3, image_size, image_size)
+        try:
+            return self.forward(image)
+        except (AssertionError, RuntimeError):
+            if not self.fit_image_size(image_size):
+                raise
+            return self.forward(image)
+
     @property
     def layered_parameters(self) -> ParameterList:
         """Return the parameters with the layer of each."""

@@ -127,7 +127,7 @@ class EmbeddingModel(nn.Module):
     def _embed_blank(self, image_size: int) -> dict[str, Tensor]:
         """Compute the maps of a black image; a transformer made for another size is fitted to this one."""
         try:
-            return self._embed_fitted(image_size)
+            return self.backbone.run_blank(image_size)[1]
         except SIZE_ERRORS as error:
             if not any(map(self._takes_size, USUAL_SIZES)):
                 raise
@@ -136,19 +136,9 @@ class EmbeddingModel(nn.Module):
                 f"({' '.join(str(error).split())})"
             ) from error
 
-    def _embed_fitted(self, image_size: int) -> dict[str, Tensor]:
-        image = torch.zeros(1, 3, image_size, image_size)
-        try:
-            maps: dict[str, Tensor] = self.backbone(image)[1]
-        except (AssertionError, RuntimeError):
-            if not self.backbone.fit_image_size(image_size):
-                raise
-            maps = self.backbone(image)[1]
-        return maps
-
     def _takes_size(self, image_size: int) -> bool:
         try:
-            self._embed_fitted(image_size)
+            self.backbone.run_blank(image_size)
         except SIZE_ERRORS:
             return False
         return True

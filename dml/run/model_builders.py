@@ -40,13 +40,11 @@ def build_embedding_model(settings: Settings) -> EmbeddingModel:
 @torch.inference_mode()
 def count_features(backbone: DictConfig, image_size: int) -> int:
     """Build a backbone, and return the number of its pooled features."""
-    network, image = build(backbone).eval(), torch.zeros(1, 3, image_size, image_size)
+    network = build(backbone).eval()
     try:
-        features: Tensor = network(image)[0]
+        features: Tensor = network.run_blank(image_size)[0]
     except SIZE_ERRORS as error:
-        if not network.fit_image_size(image_size):
-            raise InputError(f"image_size={image_size}: not for the network ({error})".replace("\n", " ")) from error
-        features = network(image)[0]
+        raise InputError(f"image_size={image_size}: not for the network ({error})".replace("\n", " ")) from error
     return int(features.flatten(1).shape[1])
 
 
