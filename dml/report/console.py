@@ -23,6 +23,7 @@ from dml.evaluation.names import (
     split_parts,
 )
 from dml.evaluation.threshold import describe_choice, find_nearest_threshold
+from dml.report.provenance import SELECTIONS
 from dml.runtime.console import console
 from dml.runtime.text import in_markup, printable
 
@@ -135,16 +136,13 @@ def print_result(
         console.print(f"[bold red]{in_markup(heading):8}[/] {in_markup(text)}")
     _print_threshold(metrics)
     if "step" in metrics:  # a network that dml didn't train has none
-        chosen = (
-            {
-                "test": "[bold red]chosen on the test split itself, as the papers do[/]",
-                "last": "the last one, as no validation chose one",
-                "val": "the best in validations",
-            }[metrics["selection"]]
-            if "selection" in metrics
-            else "of the checkpoint"
-        )
-        console.print(f"[bold]tested[/]   {describe_weights(metrics)}, {chosen}")
+        selection = str(metrics.get("selection", ""))
+        chosen = f", {SELECTIONS[selection]}" if selection else ""
+        if selection == "last" != settings["evaluation"]["selection"]:
+            chosen += ", as no validation chose one"
+        if selection == "test":
+            chosen = ", [bold red]chosen on the test split itself, as the papers do[/]"
+        console.print(f"[bold]tested[/]   {describe_weights(metrics)}{chosen}")
     files = [name for name in ("metrics.json", "retrieval.png", "report.html") if (folder / name).exists()]
     console.print(f"[bold]written[/]  {in_markup(folder)}: {', '.join(files)}")
 
