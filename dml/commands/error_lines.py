@@ -78,16 +78,16 @@ def one_line_errors(debug: bool = False, *, raises: bool = False) -> Iterator[No
 
 def find_own_error(error: Exception) -> Exception:
     """Return the exception that the user's own code raised, without the frames of libraries that called it, if any."""
-    own: BaseException = error
-    while isinstance(own, InstantiationException) and own.__cause__ is not None:
-        own = own.__cause__
-    trace = own.__traceback__
+    raised: BaseException = error
+    while isinstance(raised, InstantiationException) and raised.__cause__ is not None:
+        raised = raised.__cause__
+    trace = raised.__traceback__
     while trace and ("-packages" in (file := trace.tb_frame.f_code.co_filename) or file.startswith(LIBRARIES)):
         trace = trace.tb_next
-    if not (trace and isinstance(own, Exception)):
+    if not (trace and isinstance(raised, Exception)):
         return error
-    own.__suppress_context__ = own is not error or own.__suppress_context__
-    return own.with_traceback(trace)
+    raised.__suppress_context__ = raised is not error or raised.__suppress_context__
+    return raised.with_traceback(trace)
 
 
 def _end_by_signal() -> NoReturn:
