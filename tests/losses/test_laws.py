@@ -86,13 +86,14 @@ def test_one_class_is_finite(loss: nn.Module) -> None:
     assert gradient.isfinite().all()
 
 
-def test_no_positives_is_exactly_zero(loss: nn.Module) -> None:
-    if not getattr(loss, "needs_positives", False):
-        pytest.skip("compares with proxies, not with positives")
+def test_no_positives_is_exactly_zero_for_a_loss_that_needs_them(loss: nn.Module) -> None:
+    needs_positives = getattr(loss, "needs_positives", False)
     labels = torch.arange(3)[:, None].repeat(1, 2)
+    if not needs_positives:  # it compares with proxies, or images of a coarser level
+        labels[:, 1] = 0
     value, gradient = value_and_gradient(loss, batch(3), labels)
-    assert value == 0
-    assert (gradient == 0).all()
+    assert (value == 0) == needs_positives
+    assert (gradient == 0).all() == needs_positives
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -56,6 +56,11 @@ class Evil:
         ({"state_dict": {}, "run": {}, "global_step": 1}, "of format None; this version of dml reads"),
         ({"state_dict": {}, "run": {}, "global_step": 1, "format": FORMAT + 1}, f"of format {FORMAT + 1}; this"),
         ({"weights": torch.ones(1)}, "not a checkpoint of a dml run"),
+        (
+            {"state_dict": {}, "run": {"overrides": [1]}, "global_step": 1, "format": FORMAT},
+            "not a checkpoint of a dml run",
+        ),
+        ({"state_dict": [], "run": {}, "global_step": 1, "format": FORMAT}, "not a checkpoint of a dml run"),
         ([1, 2], "not a checkpoint of a dml run"),
     ],
 )
