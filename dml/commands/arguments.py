@@ -12,7 +12,7 @@ from hydra.errors import HydraException
 
 from dml.run.config_folders import CONF, GROUPS, format_value
 from dml.runtime.errors import InputError, suggest
-from dml.runtime.paths import expand_home
+from dml.runtime.files import expand_home
 from dml.runtime.run_folder import RUN_KEYS, newest_runs
 from dml.runtime.text import printable
 

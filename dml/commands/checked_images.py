@@ -15,9 +15,8 @@ from dml.data.subsets import draw_share_of_classes
 from dml.data.table import ImageTable
 from dml.run.builders import build_table
 from dml.run.settings import InspectSettings
-from dml.runtime.console import console, progress_bar, warn
 from dml.runtime.errors import InputError
-from dml.runtime.text import format_count, printable
+from dml.runtime.text import console, format_count, printable, progress_bar, warn
 from dml.training.frozen import FeatureCache
 
 

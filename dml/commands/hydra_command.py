@@ -22,20 +22,18 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dml.commands.arguments import asks_for_sweep, find_path, quote_paths, read_arguments, replace_latest
-from dml.commands.error_lines import explain, find_own_error, one_line_errors, print_line, told_errors
+from dml.commands.error_lines import explain, one_line_errors, print_line, told_errors
 from dml.commands.start import follow, import_from_working_folder, quiet
 from dml.run import building, sweeps
 from dml.run.config_folders import CONF, list_network_overrides, list_overrides, pretrained_name, quote
 from dml.run.stored import StoredRun, check_foreign, name_choices, offer, read_checkpoint_run, read_stored_run
-from dml.runtime import processes, ranks, signals
+from dml.runtime import processes, signals
 from dml.runtime.configuration import key_of
-from dml.runtime.console import console
 from dml.runtime.errors import InputError, show
-from dml.runtime.new_folders import note_new_folder, remove_unused_folder, remove_unused_folders
-from dml.runtime.paths import expand_home
-from dml.runtime.quick_imports import quick_imports
-from dml.runtime.run_folder import RunFolder
-from dml.runtime.text import in_markup, printable
+from dml.runtime.files import expand_home
+from dml.runtime.imports import quick_imports
+from dml.runtime.run_folder import RunFolder, note_new_folder, remove_unused_folder, remove_unused_folders
+from dml.runtime.text import console, in_markup, printable
 
 PREPARED = (".hydra", "splits.json", "raw_metrics.json", "fixed_neighbors.npz", "train.log")
 """What a training writes before its first step."""
@@ -75,7 +73,7 @@ def run_from_python(command: str, words: Sequence[str]) -> Path:
     if (mistake := outcome.error) is not None:
         line = explain(mistake)
         if line is None:
-            raise find_own_error(mistake)
+            raise mistake
         raise mistake if line == str(mistake) else InputError(line) from mistake
     if outcome.folder is None:
         raise InputError(f"overrides={show([*words])}: they run no training; give KEY=VALUE alone")
@@ -200,17 +198,17 @@ class Task:
         alone = partial(one_line_errors, self.is_debugged, raises=self.outcome is not None)
         with told_errors(folder.path, self.is_debugged) if in_sweep else alone():
             trainer = OmegaConf.select(config, "trainer") if has_folder and not in_sweep else None
-            if trainer and ranks.count_processes(trainer) > 1 and not ranks.is_launched(trainer):
+            if trainer and processes.count_processes(trainer) > 1 and not processes.is_launched(trainer):
                 self._launch(trainer, folder)
             # a sweeper may propose the same values twice at a time: the second waits for the first, and is skipped
             with (
-                _hold(folder, wait=in_sweep) if has_folder and ranks.is_first() else nullcontext(),
+                _hold(folder, wait=in_sweep) if has_folder and processes.is_first() else nullcontext(),
                 building.trusting(True),  # what is typed, and a file's values after `check_foreign`
             ):
                 if self.stored is not None:
                     check_foreign(self.command, config, self.typed)
-                ranks.name_folder(str(folder.path))
-                if has_folder and ranks.is_first() and not in_sweep:
+                processes.name_folder(str(folder.path))
+                if has_folder and processes.is_first() and not in_sweep:
                     self._announce(config, folder.path)
                 self._check(config)
                 overrides = self._list_overrides()
@@ -248,7 +246,7 @@ class Task:
             if (nodes := trainer.get("num_nodes") or 1) > 1:
                 raise InputError(f"trainer.num_nodes={nodes}: torchrun or srun starts the processes on each machine")
         command = [*processes.python_command(self.command), *self.typed, f"hydra.run.dir={quote(folder.path)}"]
-        if (code := ranks.launch(command, ranks.count_processes(trainer))) == 2:
+        if (code := processes.launch(command, processes.count_processes(trainer))) == 2:
             remove_unused_folder(folder.path, PREPARED)
         sys.exit(code)
 

@@ -24,10 +24,9 @@ from dml.evaluation.raw_features import Metrics, spread_embeddings
 from dml.report.pictures import OTHER, QUERY, SAME, choose_class_rows, draw_sheet
 from dml.run.prepare_job import make_cache_folder
 from dml.run.settings import InspectSettings, read_settings
-from dml.runtime.console import console, warn
 from dml.runtime.files import replacing
 from dml.runtime.run_folder import RunFolder
-from dml.runtime.text import in_markup
+from dml.runtime.text import console, in_markup, warn
 
 LIST, SHEET = "findings.csv", "sheet.png"
 

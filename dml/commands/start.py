@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dml.commands.arguments import asks_for_sweep, find_path
 from dml.run.config_folders import quote
-from dml.runtime import ranks
+from dml.runtime import processes
 from dml.runtime.errors import InputError
 
 EXPECTED = (
@@ -47,19 +47,19 @@ def import_from_working_folder() -> None:
 def follow(arguments: Sequence[str]) -> list[str]:
     """Join the other processes of the job -> the arguments of the command line, with the run folder of rank 0.
 
-    Processes that torchrun, srun or `ranks.launch` started side by side would otherwise each compose a folder of their
-    own, with their own clock in its name.
+    Processes that torchrun, srun or `processes.launch` started side by side would otherwise each compose a folder of
+    their own, with their own clock in its name.
     """
     rank, world_size = _find_rank(arguments)
     if world_size == 1:
         return [*arguments]
     if asks_for_sweep(arguments):
         raise InputError("--multirun: torchrun and srun start the processes of one run")
-    ranks.join(rank, world_size)
+    processes.join(rank, world_size)
     if rank == 0:
         return [*arguments]
     typed = find_path(arguments, "hydra.run.dir")
-    folder = ranks.wait_for_folder() if typed is None or "${" in str(typed) else str(typed)
+    folder = processes.wait_for_folder() if typed is None or "${" in str(typed) else str(typed)
     return [*arguments, f"hydra.run.dir={quote(folder)}", f"hydra.job.name=process_{rank}"]  # a log of its own
 
 

@@ -25,7 +25,7 @@ from dml.commands.error_lines import explain
 from dml.commands.start import follow
 from dml.run import loop
 from dml.run.config_folders import CONF
-from dml.runtime import ranks
+from dml.runtime import processes
 from dml.runtime.errors import InputError
 
 pytestmark = pytest.mark.distributed
@@ -108,7 +108,7 @@ def follow_as_rank(environment: dict[str, str], numbered: list[str], arguments: 
     rank = dist.get_rank()
     os.environ |= environment | {name: str(rank) for name in numbered}
     followed = follow(arguments)
-    ranks.name_folder(f'outputs/of "process" {rank}')
+    processes.name_folder(f'outputs/of "process" {rank}')
     dist.barrier()  # the first process keeps what the others ask
     return followed
 
