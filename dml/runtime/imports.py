@@ -1,8 +1,10 @@
-"""Imports: public names when they are first used, and large libraries in less time."""
+"""Imports: public names when they are first used, large libraries faster and silent, modules of the working folder."""
 
 import ast
 import gc
+import logging
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -68,3 +70,35 @@ def hidden(*names: str) -> Iterator[None]:
         for name in hidden_names:
             if sys.modules.get(name, name) is None:
                 del sys.modules[name]
+
+
+EXPECTED = (
+    r".*does not have many workers.*",  # two cores are enough for small images; data.num_workers says how many
+    r".*module\(s\) in eval mode at the start of training.*",  # frozen batch normalization
+    r"Checkpoint directory .* exists and is not empty.*",  # a resumed run
+    r".*LeafSpec.*is deprecated.*",  # Lightning's own
+    r"The dirpath has changed from .*",  # a run folder that was moved
+    r"torch.distributed.nn.functional.all_gather is deprecated.*",  # Lightning's own
+    r"It is recommended to use .*sync_dist=True.*",  # every process has the metrics of all
+    r"The AccumulateGrad node's stream does not match.*",  # Lightning's own, with trainer=ddp on GPUs
+    r"GPU available but not used.*",  # trainer.accelerator=cpu
+    r"TensorFloat32 tensor cores .* available but not enabled.*",  # matmul_precision=high enables them
+)
+
+
+def quiet() -> None:
+    """Silence the warnings of libraries about choices that are deliberate here."""
+    for name in ("pytorch_lightning", "lightning_fabric", "faiss"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for message in EXPECTED:
+        warnings.filterwarnings("ignore", message=message)
+
+
+def import_from_working_folder() -> None:
+    """Let ``_target_`` name modules in the working folder, behind all others, however the command was started.
+
+    ``python -m dml`` alone finds them by itself. Like there, ``python -P`` and PYTHONSAFEPATH=1 turn it off.
+    """
+    folder = str(Path.cwd())
+    if not sys.flags.safe_path and folder not in sys.path:
+        sys.path.append(folder)

@@ -21,8 +21,8 @@ from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.utilities import rank_zero_only
 from runs import TWO, Ended, assert_same_run, last, run_ranks
 
+from dml.commands.arguments import follow
 from dml.commands.error_lines import explain
-from dml.commands.start import follow
 from dml.run import loop
 from dml.run.config_folders import CONF
 from dml.runtime import processes
