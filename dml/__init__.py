@@ -5,7 +5,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from dml.runtime.public_names import read_stub
+from dml.runtime.imports import read_stub
 
 __version__ = "0.3.0"
 

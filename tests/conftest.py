@@ -18,7 +18,7 @@ from quick_hydra import remembering
 
 from dml.commands import main
 from dml.runtime import signals
-from dml.runtime.quick_imports import quick_imports
+from dml.runtime.imports import quick_imports
 
 # many small jobs: threads would only wait for each other; set before torch is imported. Milvus leaves threads of gRPC
 # behind, which would print a line at each fork of a later test and when the server ends its connection, and Ray's print

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dml.runtime.checksums import CHECKSUMS, file_checksum, write_manifest
+from dml.runtime.reading import CHECKSUMS, file_checksum, write_manifest
 
 
 def seal(manifest: Path, **changed: Any) -> None:

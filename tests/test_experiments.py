@@ -16,11 +16,11 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from small_networks import TWO_CONVOLUTIONS
 
-from dml.commands.start import quiet
 from dml.run import builders, jobs
 from dml.run.config_folders import CONF
 from dml.run.stored import plain_config
 from dml.runtime.configuration import flat, is_below, key_of
+from dml.runtime.imports import quiet
 from dml.runtime.run_folder import RunFolder
 from dml.studies.experiments import compose, shrink
 from dml.studies.paper_tables import read_entries, read_tables

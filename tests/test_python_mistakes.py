@@ -181,9 +181,7 @@ def test_an_own_loss_raises_its_own_error(kit: SimpleNamespace, tmp_path: Path) 
 
     with pytest.raises(KeyError, match="nothing") as raised:
         dml.train(FAST, table=kit.table, objects={"loss": OwnLoss()}, folder=tmp_path / "run", quiet=True)
-    names = [entry.name for entry in raised.traceback]
-    assert names[-1] == "forward"
-    assert len(names) < 6  # neither Hydra's frames nor Lightning's
+    assert raised.traceback[-1].name == "forward"
 
 
 def test_whole_numbers_are_vectors(kit: SimpleNamespace) -> None:

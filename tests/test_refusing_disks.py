@@ -16,9 +16,8 @@ from runs import assert_same_run, last
 
 from dml.commands.error_lines import explain
 from dml.data.dataset import ImageDataset
-from dml.runtime.files import replacing, write_text
+from dml.runtime.files import replacing, write_csv, write_text
 from dml.runtime.run_folder import RunFolder, RunState
-from dml.runtime.text import write_csv
 
 QUICK = [*ONE_HEAD, "evaluation.heads=false", "evaluation.metrics=[recall]", "model.heads=[H]", "scheduler=constant"]
 

@@ -6,7 +6,7 @@ import torch
 from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor
 
-from dml.commands.start import quiet
+from dml.runtime.imports import quiet
 
 
 class Falling(LightningModule):

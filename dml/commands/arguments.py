@@ -1,21 +1,26 @@
-"""The arguments of a command that Hydra composes: what it would misread is quoted, or refused in one line."""
+"""The words of a command line that Hydra composes: what it would misread is quoted, or refused in one line."""
 
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from dml.run.config_folders import CONF, GROUPS, format_value
+from dml.run.config_folders import CONF, GROUPS, format_value, quote
+from dml.runtime import processes
 from dml.runtime.errors import InputError, suggest
-from dml.runtime.paths import expand_home
+from dml.runtime.files import expand_home
 from dml.runtime.run_folder import RUN_KEYS, newest_runs
 from dml.runtime.text import printable
 
+OPTIONS = (
+    *("--cfg", "--config-dir", "--config-name", "--config-path", "--experimental-rerun", "--help", "--hydra-help"),
+    *("--info", "--multirun", "--package", "--resolve", "--run", "--shell-completion", "--version"),
+)
+"""Hydra's options, which it also knows by the beginnings of their names."""
 MERGED = ("evaluation", "experiment", "logger")
 """The groups of which a run may have several choices, whose values join."""
 OTHER_NAMES = {
@@ -27,7 +32,6 @@ OTHER_NAMES = {
     "steps": "trainer.max_steps",
 }
 """Names that other projects have for keys, and the keys here."""
-NO_CHOICE = ("null", "true", "false")
 PATHS = (
     *("data.cache", "dataset.root", "distill.teacher", "training.init", "resume", "checkpoint"),
     *("model.backbone.weights", "hydra.run.dir", "hydra.sweep.dir"),
@@ -50,19 +54,19 @@ def read_arguments(words: Sequence[str], command: str = "train") -> list[str]:
                 f"{printable(word)}: not UTF-8, as all that a run writes; rename the file or folder"
             ) from error
     words = sorted(words, key=lambda word: word[:1] == "~" or (word[:1] != "-" and "=" in word))
-    options, unknown = get_args_parser().parse_known_args(words)
-    if unknown:
-        key, _, value = unknown[0].lstrip("-").replace("-", "_").partition("=")
-        word = f"{OTHER_NAMES.get(key, key)}={value or '...'}"
-        raise InputError(f"{unknown[0]}: no such option; {word}, without hyphens, sets a value")
-    for word in options.overrides:
+    for word in words:
         key, equals, value = word.partition("=")
-        if key in GROUPS and (value.lower() in NO_CHOICE or value.lstrip("+-").replace(".", "").isdigit()):
+        if key[:2] == "--" and not any(option.startswith(key) for option in OPTIONS):
+            name = key.lstrip("-").replace("-", "_")
+            raise InputError(
+                f"{word}: no such option; {OTHER_NAMES.get(name, name)}={value or '...'}, without hyphens, sets a value"
+            )
+        is_list = value.startswith("[") and key not in MERGED  # Hydra would merge the files of the choices
+        if key in GROUPS and (is_list or ("," in value and value[0] != "[" and not asks_for_sweep(words))):
+            raise InputError(f"{word}: must be one choice; -m {key}={value.strip('[]')} runs each in turn")
+        if key in GROUPS and value.lower() in ("null", "true", "false"):
             choices = [path.stem for path in (CONF / key).glob("*.yaml")]
             raise InputError(f"{word}: must be the name of a choice{suggest(value, choices)}")
-        is_merged = value.startswith("[") and key not in MERGED  # Hydra would merge the files of the choices
-        if key in GROUPS and (is_merged or ("," in value and value[0] != "[" and not asks_for_sweep(words))):
-            raise InputError(f"{word}: must be one choice; -m {key}={value.strip('[]')} runs each in turn")
         if key in ("hydra.run.dir", "hydra.sweep.dir") and equals and value in ("", "''", '""', "null"):
             raise InputError(
                 f"{word}: names no folder; {key}=. is the current one, and without {key} a new one is made"
@@ -126,3 +130,38 @@ def find_path(arguments: Sequence[str], key: str) -> Path | None:
     if value[:1] in ("'", '"'):
         value = str(OverridesParser.create().parse_override(overrides[-1]).value())
     return expand_home(value) if value not in ("", "null") else None
+
+
+def follow(arguments: Sequence[str]) -> list[str]:
+    """Join the other processes of the job -> the arguments of the command line, with the run folder of rank 0.
+
+    Processes that torchrun, srun or `processes.launch` started side by side would otherwise each compose a folder of
+    their own, with their own clock in its name.
+    """
+    rank, world_size = _find_rank(arguments)
+    if world_size == 1:
+        return [*arguments]
+    if asks_for_sweep(arguments):
+        raise InputError("--multirun: torchrun and srun start the processes of one run")
+    processes.join(rank, world_size)
+    if rank == 0:
+        return [*arguments]
+    typed = find_path(arguments, "hydra.run.dir")
+    folder = processes.wait_for_folder() if typed is None or "${" in str(typed) else str(typed)
+    return [*arguments, f"hydra.run.dir={quote(folder)}", f"hydra.job.name=process_{rank}"]  # a log of its own
+
+
+def _find_rank(arguments: Sequence[str]) -> tuple[int, int]:
+    """Return this process's number and the number of processes; (0, 1) for a process alone.
+
+    Under srun processes that are no job together are common, one of each of many seeds, so trainer=slurm must say it.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if "trainer=slurm" in arguments and "SLURM_PROCID" in os.environ:
+        from dml.training.hardware import slurm
+
+        environment = slurm()
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = environment.main_address, str(environment.main_port)
+        return environment.global_rank(), environment.world_size()
+    return 0, 1

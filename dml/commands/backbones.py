@@ -33,9 +33,8 @@ from dml.run.evaluators import build_metric_config, choose_final_split
 from dml.run.feature_source import FeatureSource
 from dml.run.settings import InspectSettings
 from dml.runtime.configuration import key_of
-from dml.runtime.console import console, warn
 from dml.runtime.errors import InputError, suggest
-from dml.runtime.text import in_markup
+from dml.runtime.text import console, in_markup, warn
 
 METRICS = ("recall@1", "map@r")
 

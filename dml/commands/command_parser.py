@@ -5,8 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dml.commands.start import import_from_working_folder
-from dml.runtime.quick_imports import quick_imports
+from dml.runtime.imports import import_from_working_folder, quick_imports
 from dml.runtime.text import printable
 
 if TYPE_CHECKING:

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 
 from dml.commands.command_parser import CommandParser
 from dml.commands.error_lines import one_line_errors
-from dml.runtime.files import write_text
-from dml.runtime.paths import expand_home
-from dml.runtime.text import printable, write_csv
+from dml.runtime.files import expand_home, write_csv, write_text
+from dml.runtime.text import printable
 
 DESCRIPTION = """\
 Print one table of finished runs: the mean of each configuration over its

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dml.commands.command_parser import CommandParser, embedding_options, load_for_many_images
 from dml.commands.error_lines import one_line_errors, print_line
-from dml.runtime.paths import absolute_path, expand_home
+from dml.runtime.files import absolute_path, expand_home
 from dml.runtime.text import printable
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ import re
 import select
 import signal
 import sys
-import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,15 +17,13 @@ from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
-import dml
 from dml.commands.arguments import OTHER_NAMES
 from dml.run.config_folders import CONF, GROUPS
-from dml.runtime import ranks, signals
+from dml.runtime import processes, signals
 from dml.runtime.configuration import flat
-from dml.runtime.console import console
 from dml.runtime.errors import InputError, suggest
 from dml.runtime.files import DISK_ERRORS
-from dml.runtime.text import printable
+from dml.runtime.text import console, printable
 from dml.training.trainer_arguments import explain_refusal
 
 STDOUT = 1
@@ -41,8 +38,6 @@ OUT_OF_MEMORY = re.compile("out of memory|can't allocate memory")
 """What PyTorch's errors say on a GPU and on a CPU."""
 PATH_ERRORS = (errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR, errno.EISDIR)
 """Errors that are a path's only if they name one: sockets and signals have them, too."""
-LIBRARIES = (str(Path(dml.__file__).parent), sysconfig.get_path("stdlib"), "<frozen ")
-"""What the paths of code that isn't the user's begin with, but that in site-packages."""
 
 
 @contextmanager
@@ -57,37 +52,30 @@ def one_line_errors(debug: bool = False, *, raises: bool = False) -> Iterator[No
     except signals.Stopped:
         _end_by_signal()
     except Exception as error:
-        if isinstance(error, BrokenPipeError) and _is_output_closed():
-            if ranks.is_joined():
-                ranks.fail(CLOSED_PIPE_CODE, "")
-            os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)  # Python writes the rest of its buffer when it exits
-            sys.exit(CLOSED_PIPE_CODE)
-        line = _explain_printably(error)
+        line = explain(error)
         if line is None and signals.is_requested():
             _end_by_signal()  # or a process that was waited for has ended as well
-        if debug or raises or line is None:
-            if ranks.is_joined():
-                ranks.fail(1, format_exc(), is_explained=line is not None)
-            raise error if debug else find_own_error(error)  # noqa: B904 (it is most often the same error)
-        if ranks.is_joined():
-            ranks.fail(2, f"error: {line}\n")
-        sys.stderr.write(f"error: {line}\n")
-        console.write_log(f"error: {line}", markup=False)
-        sys.exit(2)
+        code, text = 2, f"error: {line}\n"
+        if isinstance(error, BrokenPipeError) and hasattr(select, "poll") and _is_output_closed():  # no poll on Windows
+            code, text = CLOSED_PIPE_CODE, ""
+        elif debug or raises or line is None:
+            code, text = 1, format_exc()
+        if processes.is_joined():
+            processes.fail(code, text, is_explained=line is not None or not text)
+        if code == 1:
+            raise
+        sys.stderr.write(text)
+        console.write_log(text, markup=False, end="")
+        sys.exit(code)
 
 
-def find_own_error(error: Exception) -> Exception:
-    """Return the exception that the user's own code raised, without the frames of libraries that called it, if any."""
-    raised: BaseException = error
-    while isinstance(raised, InstantiationException) and raised.__cause__ is not None:
-        raised = raised.__cause__
-    trace = raised.__traceback__
-    while trace and ("-packages" in (file := trace.tb_frame.f_code.co_filename) or file.startswith(LIBRARIES)):
-        trace = trace.tb_next
-    if not (trace and isinstance(raised, Exception)):
-        return error
-    raised.__suppress_context__ = raised is not error or raised.__suppress_context__
-    return raised.with_traceback(trace)
+def _is_output_closed() -> bool:
+    """Return whether this process's output is a pipe whose reader has ended; what it hasn't read is dropped then."""
+    poll = select.poll()
+    poll.register(STDOUT, 0)
+    if is_closed := any(event & select.POLLERR for _, event in poll.poll(0)):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)  # Python writes the rest when it exits
+    return is_closed
 
 
 def _end_by_signal() -> NoReturn:
@@ -101,7 +89,7 @@ def told_errors(folder: Path, debug: bool) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        line = _explain_printably(error)
+        line = explain(error)
         if line is None:
             signals.check()
         sys.stderr.write(f"failed: {printable(folder)}: {line or printable(repr(error))}\n")
@@ -116,27 +104,19 @@ def print_line(line: str) -> None:
     sys.stdout.flush()
 
 
-def _explain_printably(error: BaseException) -> str | None:
-    """Return the line as a terminal may show it: names out of files and arguments are in it."""
-    line = explain(error)
-    return None if line is None else printable(line)
-
-
 def explain(error: BaseException) -> str | None:
     """Return the one line that tells a user what is wrong and what would be right; None for a bug.
 
     The type of the error decides, or that of an error which it was raised from: libraries wrap some in their own.
     """
+    line: str | None = None
     cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, InputError):
-            return _join_lines(cause)
-        if line := _explain_machine(cause):
-            return line
+    while line is None and cause is not None:
+        line = _join_lines(cause) if isinstance(cause, InputError) else _explain_machine(cause)
         # OmegaConf drops the cause of what a resolver raised
-        before = cause.__context__ if isinstance(cause, OmegaConfBaseException) else None
-        cause = cause.__cause__ or before
-    return _explain_hydra(error)
+        cause = cause.__cause__ or (cause.__context__ if isinstance(cause, OmegaConfBaseException) else None)
+    line = line or _explain_hydra(error)
+    return None if line is None else printable(line)  # names out of files and arguments are in it
 
 
 def _join_lines(error: BaseException) -> str:
@@ -150,11 +130,10 @@ def _explain_machine(error: BaseException) -> str | None:
     """Return the line about a disk that refuses a file, short memory, or another process that died."""
     text, rest = str(error), signals.describe_rest()
     if isinstance(error, OSError) and error.errno in DISK_ERRORS:
-        is_of_path = error.errno in PATH_ERRORS
-        if is_of_path and error.filename is None:
+        if error.filename is None and error.errno in PATH_ERRORS:
             return None
         name = "a file" if error.filename is None else os.fsdecode(error.filename)
-        return f"{name}: {os.strerror(error.errno)}; {DISK_ERRORS[error.errno]}{'' if is_of_path else rest}"
+        return f"{name}: {os.strerror(error.errno)}; {DISK_ERRORS[error.errno]}{rest}"
     if isinstance(error, RuntimeError) and (lost := LOST_WORKER.search(text)):
         memory = "shared memory (/dev/shm)" if "shared memory" in text else "memory"
         return f"process {lost[1]}, which loads images, {lost[2]}: most often {memory} is short; {FEWER_WORKERS}{rest}"
@@ -231,12 +210,3 @@ def _explain_key(error: HydraException | OmegaConfBaseException) -> str:
         return f"{cause.full_key}: no such key; is it {meant}?"
     beside = {str(name) for name in parent} | (set() if path else GROUPS)
     return f"{cause.full_key}: no such key{suggest(key, beside)}"
-
-
-def _is_output_closed() -> bool:
-    """Return whether this process's output is a pipe whose reader has ended."""
-    if not hasattr(select, "poll"):  # on Windows
-        return False
-    poll = select.poll()
-    poll.register(STDOUT, 0)
-    return any(event & select.POLLERR for _, event in poll.poll(0))

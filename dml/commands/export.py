@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from dml.commands.command_parser import CommandParser
 from dml.commands.error_lines import one_line_errors, print_line
-from dml.runtime.quick_imports import quick_imports
+from dml.runtime.imports import quick_imports
 from dml.runtime.text import printable
 
 if TYPE_CHECKING:

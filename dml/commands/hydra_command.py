@@ -6,7 +6,7 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -21,21 +21,18 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dml.commands.arguments import asks_for_sweep, find_path, quote_paths, read_arguments, replace_latest
-from dml.commands.error_lines import explain, find_own_error, one_line_errors, print_line, told_errors
-from dml.commands.start import follow, import_from_working_folder, quiet
+from dml.commands.arguments import asks_for_sweep, find_path, follow, quote_paths, read_arguments, replace_latest
+from dml.commands.error_lines import explain, one_line_errors, print_line, told_errors
 from dml.run import building, sweeps
 from dml.run.config_folders import CONF, list_network_overrides, list_overrides, pretrained_name, quote
 from dml.run.stored import StoredRun, check_foreign, name_choices, offer, read_checkpoint_run, read_stored_run
-from dml.runtime import processes, ranks, signals
+from dml.runtime import processes, signals
 from dml.runtime.configuration import key_of
-from dml.runtime.console import console
 from dml.runtime.errors import InputError, show
-from dml.runtime.new_folders import note_new_folder, remove_unused_folder, remove_unused_folders
-from dml.runtime.paths import expand_home
-from dml.runtime.quick_imports import quick_imports
-from dml.runtime.run_folder import RunFolder
-from dml.runtime.text import in_markup, printable
+from dml.runtime.files import expand_home
+from dml.runtime.imports import import_from_working_folder, quick_imports, quiet
+from dml.runtime.run_folder import RunFolder, note_new_folder, remove_unused_folder, remove_unused_folders
+from dml.runtime.text import console, in_markup, printable
 
 PREPARED = (".hydra", "splits.json", "raw_metrics.json", "fixed_neighbors.npz", "train.log")
 """What a training writes before its first step."""
@@ -47,8 +44,11 @@ JOBS = {
     "inspect": "dml.commands.inspect.inspect",
 }
 """The function of each command, which is imported late: --help and --cfg need no torch, preparing no Lightning."""
+Job = Callable[[DictConfig, RunFolder, list[str]], Any]
 WITHOUT_RUN_FOLDER = ("prepare", "inspect")
 """The commands that write to the data set's cache folder alone."""
+SWEEP_HINT = "the same command goes on with the sweep"
+"""How a sweep goes on that a signal has stopped."""
 
 
 @dataclass
@@ -75,7 +75,7 @@ def run_from_python(command: str, words: Sequence[str]) -> Path:
     if (mistake := outcome.error) is not None:
         line = explain(mistake)
         if line is None:
-            raise find_own_error(mistake)
+            raise mistake
         raise mistake if line == str(mistake) else InputError(line) from mistake
     if outcome.folder is None:
         raise InputError(f"overrides={show([*words])}: they run no training; give KEY=VALUE alone")
@@ -172,9 +172,14 @@ class Task:
         if is_worker:
             signals.handle_signals()
             signals.state.notice = "stopping"  # for good: joblib kills the other workers if one ends
+        quiet()  # before FAISS is imported
+        import_from_working_folder()  # a launcher may have started this process
+        folder = RunFolder(HydraConfig.get().runtime.output_dir)
+        in_sweep = self.command == "train" and HydraConfig.get().mode == RunMode.MULTIRUN
         try:
             signals.check()
-            return self._run(config)
+            with building.trusting(True):  # what is typed, and a file's values after `check_foreign`
+                return self._sweep(config, folder) if in_sweep else self._run(config, folder)
         except signals.Stopped:
             if not is_worker:
                 raise
@@ -185,37 +190,46 @@ class Task:
         finally:
             console.end_log()
 
-    def _run(self, config: DictConfig) -> Any:
+    def _sweep(self, config: DictConfig, folder: RunFolder) -> float | None:
+        """Do one run of a sweep, or skip it."""
+        signals.state.hint = lambda: SWEEP_HINT
+        # a sweeper may propose the same values twice at a time: the second waits for the first, and is skipped
+        with told_errors(folder.path, self.is_debugged), _hold(folder, wait=True):
+            job, overrides = self._prepare(config), list_overrides(HydraConfig.get())
+            return sweeps.finish_run(config, folder, overrides, partial(job, config, folder, overrides))
+
+    def _run(self, config: DictConfig, folder: RunFolder) -> Any:
         """Hold the run's folder, and check the configuration before the job reads or builds anything."""
-        quiet()  # before FAISS is imported
-        import_from_working_folder()  # a launcher may have started this process
-        hydra_config = HydraConfig.get()
-        folder = RunFolder(hydra_config.runtime.output_dir)
+        signals.state.hint = partial(_hint, self.command, folder)
+        has_folder = self.command not in WITHOUT_RUN_FOLDER
+        is_first = has_folder and processes.is_first()
         if self.outcome is not None:
             self.outcome.folder = folder.path
-        in_sweep = self.command == "train" and hydra_config.mode == RunMode.MULTIRUN
-        signals.state.hint = sweep_hint if in_sweep else partial(_hint, self.command, folder)
-        has_folder = self.command not in WITHOUT_RUN_FOLDER
         # user errors end within the job: Hydra would announce its failure first
-        alone = partial(one_line_errors, self.is_debugged, raises=self.outcome is not None)
-        with told_errors(folder.path, self.is_debugged) if in_sweep else alone():
-            trainer = OmegaConf.select(config, "trainer") if has_folder and not in_sweep else None
-            if trainer and ranks.count_processes(trainer) > 1 and not ranks.is_launched(trainer):
+        with one_line_errors(self.is_debugged, raises=self.outcome is not None):
+            trainer = OmegaConf.select(config, "trainer") if has_folder else None
+            if trainer and processes.count_processes(trainer) > 1 and not processes.is_launched(trainer):
                 self._launch(trainer, folder)
-            # a sweeper may propose the same values twice at a time: the second waits for the first, and is skipped
-            with (
-                _hold(folder, wait=in_sweep) if has_folder and ranks.is_first() else nullcontext(),
-                building.trusting(True),  # what is typed, and a file's values after `check_foreign`
-            ):
+            with _hold(folder, wait=False) if is_first else nullcontext():
                 if self.stored is not None:
                     check_foreign(self.command, config, self.typed)
-                ranks.name_folder(str(folder.path))
-                if has_folder and ranks.is_first() and not in_sweep:
+                processes.name_folder(str(folder.path))
+                if is_first:
                     self._announce(config, folder.path)
-                self._check(config)
-                overrides = self._list_overrides()
-                do_job = partial(self._do_job, config, folder, overrides)
-                return sweeps.finish_run(config, folder, overrides, do_job) if in_sweep else do_job()
+                return self._prepare(config)(config, folder, self._list_overrides())
+
+    def _prepare(self, config: DictConfig) -> Job:
+        """Check the values, and write each as the job takes it: 1e3 steps as 1000, for example -> the job."""
+        with quick_imports():
+            from dml.run.checks import check, check_search  # late: it imports torch
+
+            job: Job = resolve_name(JOBS[self.command])
+            quiet()  # Lightning sets its own level when it is imported
+            check(self.command, config)  # it imports the targets
+        if self.command == "train" and sweeps.is_search():
+            with one_line_errors(self.is_debugged):  # it ends the search: no other run would fare better
+                check_search(config)
+        return job
 
     def _list_overrides(self) -> list[str]:
         """List the overrides of the run for people, those of a resumed or tested run before its new ones."""
@@ -224,31 +238,13 @@ class Task:
         stored = self.stored.overrides if self.stored is not None else []
         return [*(word for word in stored if key_of(word) not in keys), *overrides]
 
-    def _check(self, config: DictConfig) -> None:
-        """Check the values of a configuration, and write each as the job takes it: 1e3 steps as 1000, for example."""
-        with quick_imports():
-            from dml.run.checks import check, check_search  # late: it imports torch
-
-            quiet()  # Lightning sets its own level when it is imported
-            check(self.command, config)  # it imports the targets
-        if self.command == "train" and sweeps.is_search():
-            with one_line_errors(self.is_debugged):  # it ends the search: no other run would fare better
-                check_search(config)
-
-    def _do_job(self, config: DictConfig, folder: RunFolder, overrides: list[str]) -> Any:
-        with quick_imports():
-            job = resolve_name(JOBS[self.command])
-        return job(config, folder, overrides)
-
     def _launch(self, trainer: DictConfig, folder: RunFolder) -> NoReturn:
         """Run the command in a process for each device, and exit as they do."""
         with _hold(folder, wait=False):  # it removes the folder after an error
-            if asks_for_sweep(self.typed):
-                raise InputError(f"trainer.devices={trainer.devices}: a sweep of {self.command} takes one device")
             if (nodes := trainer.get("num_nodes") or 1) > 1:
                 raise InputError(f"trainer.num_nodes={nodes}: torchrun or srun starts the processes on each machine")
         command = [*processes.python_command(self.command), *self.typed, f"hydra.run.dir={quote(folder.path)}"]
-        if (code := ranks.launch(command, ranks.count_processes(trainer))) == 2:
+        if (code := processes.launch(command, processes.count_processes(trainer))) == 2:
             remove_unused_folder(folder.path, PREPARED)
         sys.exit(code)
 
@@ -292,16 +288,11 @@ def _hint(command: str, folder: RunFolder) -> str:
     return "" if command == "evaluate" else "the same command starts it again"
 
 
-def sweep_hint() -> str:
-    """Return how a sweep goes on that a signal has stopped."""
-    return "the same command goes on with the sweep"
-
-
 @contextmanager
 def stopping_workers(arguments: Sequence[str]) -> Iterator[None]:
     """At a signal, wait for the workers that joblib has started for a sweep: each stops its run after a step."""
     if asks_for_sweep(arguments):
-        signals.state.hint = sweep_hint
+        signals.state.hint = lambda: SWEEP_HINT
     if not asks_for_sweep(arguments) or {"launcher=joblib", "hydra/launcher=joblib"}.isdisjoint(arguments):
         yield
         return

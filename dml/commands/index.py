@@ -8,7 +8,7 @@ from dml.commands.command_parser import CommandParser, embedding_options, load_f
 from dml.commands.error_lines import one_line_errors, print_line
 from dml.runtime import signals
 from dml.runtime.errors import InputError
-from dml.runtime.paths import expand_home
+from dml.runtime.files import expand_home
 from dml.runtime.text import printable
 
 DESCRIPTION = """\

@@ -3,31 +3,35 @@
 import csv
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import log10
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from omegaconf import DictConfig
-from torch import Tensor
+from torch import Tensor, nn
 
 from dml.commands.backbones import compose_models, evaluate_backbones
-from dml.commands.checked_images import check_and_summarize, load_pictures, read_part, take_readable
-from dml.data.copies import describe_copies
-from dml.data.image_files.images import read_image
+from dml.data.copies import describe_copies, read_small_pictures
+from dml.data.image_files.images import read_image, suggest_slashes
 from dml.data.prepared.cache import CacheFolder, hold_preparation_lock
-from dml.data.prepared.verification import CheckedImage
-from dml.data.split_overview import find_base_folder, make_relative
+from dml.data.prepared.verification import CheckedImage, check_images, write_table
+from dml.data.split_overview import find_base_folder, make_overview_table, make_relative
+from dml.data.subsets import draw_share_of_classes
 from dml.data.table import TEST_SPLITS, UNKNOWN, ImageTable
 from dml.evaluation.doubtful_labels import find_doubtful_labels
 from dml.evaluation.near_duplicates import find_near_duplicates
 from dml.evaluation.raw_features import Metrics, spread_embeddings
 from dml.report.pictures import OTHER, QUERY, SAME, choose_class_rows, draw_sheet
+from dml.run.builders import build_table
 from dml.run.prepare_job import make_cache_folder
 from dml.run.settings import InspectSettings, read_settings
-from dml.runtime.console import console, warn
+from dml.runtime.errors import InputError
 from dml.runtime.files import replacing
 from dml.runtime.run_folder import RunFolder
-from dml.runtime.text import in_markup
+from dml.runtime.text import console, format_count, in_markup, printable, progress_bar, warn
+from dml.training.frozen import FeatureCache
 
 LIST, SHEET = "findings.csv", "sheet.png"
 
@@ -40,22 +44,76 @@ def inspect(config: DictConfig, _folder: RunFolder, overrides: list[str]) -> dic
     """
     settings = read_settings(config, InspectSettings)
     model_configs = compose_models(settings, overrides)
-    table, whole_table = read_part(settings)
+    table, whole_table = _read_part(settings)
     folder = make_cache_folder(settings)
     with hold_preparation_lock(folder.path):
-        images = check_and_summarize(settings, table, folder, whole_table)
+        images = _check_and_summarize(settings, table, folder, whole_table)
         for line in describe_copies(table, images):
             warn(line)
-        readable = take_readable(table, images)
+        readable = _take_readable(table, images)
         if len(readable) < len(table):
             warn("missing and unreadable files are left out below; dml prepare lists them")
         results, features = evaluate_backbones(settings, readable, folder, model_configs)
         known_first = np.argsort(readable.labels[:, 0] == UNKNOWN, kind="stable")
         rows = np.sort(known_first[np.unique(readable.paths[known_first], return_index=True)[1]])
         compared = readable.take(rows)
-        findings = _find_faults(compared, features[rows], load_pictures(settings, compared, folder), images)
+        findings = _find_faults(compared, features[rows], _load_pictures(settings, compared, folder), images)
         _write_findings(settings, readable, compared, findings, folder)
     return results
+
+
+def _read_part(settings: InspectSettings) -> tuple[ImageTable, ImageTable]:
+    """Read the data set -> the table, with ``max_images`` of a part of each class, and the table of the whole."""
+    whole_table = build_table(settings)
+    table = draw_share_of_classes(whole_table, settings.max_images, settings.seed)
+    if len(table) < len(whole_table):
+        part = f"{len(table):,} of {len(whole_table):,} images"
+        console.print(f"[bold]part[/]     {part}, the same share of each class, at least 2 (max_images)")
+    return table, whole_table
+
+
+def _check_and_summarize(
+    settings: InspectSettings, table: ImageTable, folder: CacheFolder, whole_table: ImageTable
+) -> dict[str, CheckedImage]:
+    """Read and decode each image once, and print what the splits hold; ``dml prepare`` and later calls use the results.
+
+    The caller holds the lock of the folder. Only a table of the whole data set can be written to ``table.parquet``.
+    """
+    with progress_bar("verified", len({*table.paths.tolist()})) as advance:
+        limits, processes = settings.data.limits, settings.processes
+        images = check_images(table, folder, processes=processes, advance=advance, warn=warn, limits=limits)
+    dataset = settings.dataset
+    if len(table) == len(whole_table) and not settings.quick:
+        # with folds, the splits that its lists give, as dml prepare writes them
+        listed = build_table(replace(settings, dataset=replace(dataset, folds=None))) if dataset.folds else table
+        write_table(folder, listed, images)
+    console.print(make_overview_table(table, images))
+    return images
+
+
+def _take_readable(table: ImageTable, images: dict[str, CheckedImage]) -> ImageTable:
+    """Return a table of the images that can be read."""
+    readable = [not images[path].error for path in table.paths.tolist()]
+    if not any(readable):
+        first = str(table.paths[0])
+        raise InputError(
+            f"{table.source}: none of {format_count(len(table), 'image')} can be read, the first: "
+            f"{printable(first)}: {images[first].error}{suggest_slashes(first)}"
+        )
+    return table.take(np.flatnonzero(readable).astype(np.int64))
+
+
+def _load_pictures(settings: InspectSettings, table: ImageTable, folder: CacheFolder) -> Tensor:
+    """Return small pictures (N, 32, 32) of the images, which are kept as the features are."""
+    limits = settings.data.limits
+
+    def compute(images: ImageTable, _names: object) -> tuple[dict[str, Tensor], Tensor]:
+        with progress_bar("scaled down", len(images)) as advance:
+            pictures = read_small_pictures(images.paths.tolist(), advance, limits)
+        return {"pictures": pictures}, torch.arange(len(images))
+
+    described = {"pictures": {"background": limits.color}}
+    return FeatureCache(folder, warn).load(table, nn.Identity(), described, compute)["pictures"]
 
 
 COPY, NEAR_DUPLICATE, DOUBTFUL_LABEL = "copy", "near_duplicate", "doubtful_label"

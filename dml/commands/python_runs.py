@@ -12,7 +12,7 @@ from dml.data.table import ImageTable
 from dml.run.config_folders import quote
 from dml.runtime.configuration import is_below, key_of
 from dml.runtime.errors import InputError, show
-from dml.runtime.paths import expand_home
+from dml.runtime.files import expand_home
 from dml.runtime.run_folder import RunFolder, RunState
 from dml.runtime.text import printable
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from dml.commands.command_parser import CommandParser
 from dml.commands.error_lines import one_line_errors, print_line
 from dml.runtime.errors import InputError
-from dml.runtime.paths import expand_home, shorten_path
-from dml.runtime.quick_imports import quick_imports
+from dml.runtime.files import expand_home, shorten_path
+from dml.runtime.imports import quick_imports
 from dml.runtime.text import printable
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from dml.commands.command_parser import CommandParser
 from dml.commands.error_lines import one_line_errors, print_line
 from dml.runtime import signals
 from dml.runtime.errors import InputError, check_installed
-from dml.runtime.paths import expand_home
-from dml.runtime.quick_imports import quick_imports
+from dml.runtime.files import expand_home
+from dml.runtime.imports import quick_imports
 from dml.runtime.text import printable
 
 DESCRIPTION = """\

@@ -8,8 +8,8 @@ from pathlib import Path
 from dml.commands.command_parser import CommandParser, embedding_options, load_for_many_images
 from dml.commands.error_lines import one_line_errors, print_line
 from dml.runtime import signals
-from dml.runtime.paths import expand_home
-from dml.runtime.quick_imports import quick_imports
+from dml.runtime.files import expand_home
+from dml.runtime.imports import quick_imports
 from dml.runtime.text import printable
 
 DESCRIPTION = """\

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from dml.data.cells import to_text
 from dml.data.image_files.limits import read_list_bytes
 from dml.runtime.errors import InputError
-from dml.runtime.paths import expand_home
+from dml.runtime.files import expand_home
 from dml.runtime.text import printable
 
 SEPARATORS = ",;\t"

@@ -16,7 +16,7 @@ from dml.data.image_files.parts import COLUMNS, name_part, parse_edges
 from dml.data.layout import Layout
 from dml.data.split_names import SPLITS, read_split_columns
 from dml.runtime.errors import InputError, show
-from dml.runtime.paths import URL
+from dml.runtime.files import URL
 from dml.runtime.text import format_count, printable
 
 logger = logging.getLogger(__name__)

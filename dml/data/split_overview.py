@@ -12,7 +12,7 @@ from dml.data.image_files.contents import ARCHIVE
 from dml.data.prepared.verification import NO_FILE, CheckedImage
 from dml.data.split_names import SPLITS
 from dml.data.table import UNKNOWN, ImageTable
-from dml.runtime.paths import expand_home
+from dml.runtime.files import expand_home
 from dml.runtime.text import format_count, printable
 
 

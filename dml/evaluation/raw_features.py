@@ -19,9 +19,9 @@ from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES, MetricConfig
 from dml.evaluation.names import choose_first_metric
 from dml.metrics.binary import positive_ranks, recall_at_k
 from dml.retrieval.rows import Embeddings
-from dml.runtime.checksums import DamageError, check_zip
 from dml.runtime.errors import InputError
 from dml.runtime.files import replacing
+from dml.runtime.reading import DamageError, check_zip
 
 Metrics = dict[str, float]
 

@@ -27,9 +27,8 @@ from dml.metrics.verification import Calibration
 from dml.models.embedding import EmbeddingModel, embed_views
 from dml.ops.precision import full_float32
 from dml.run.model_builders import make_fingerprint
-from dml.runtime.console import progress_bar
 from dml.runtime.errors import InputError, show
-from dml.runtime.text import printable
+from dml.runtime.text import printable, progress_bar
 
 PRECISIONS = {"32": None, "bf16": torch.bfloat16, "16": torch.float16}
 

@@ -12,11 +12,9 @@ from numpy.typing import NDArray
 
 from dml.inference.image_inputs import check_readable
 from dml.retrieval.rows import stack_rows
-from dml.runtime.console import progress_bar
 from dml.runtime.errors import InputError
-from dml.runtime.files import replacing
-from dml.runtime.paths import absolute_path, expand_home
-from dml.runtime.text import printable
+from dml.runtime.files import absolute_path, expand_home, replacing
+from dml.runtime.text import printable, progress_bar
 
 SUFFIXES = (".parquet", ".npz")
 

@@ -34,8 +34,7 @@ from dml.run.builders import build_table
 from dml.run.evaluators import choose_final_split
 from dml.run.settings import Settings, read_settings
 from dml.runtime.errors import InputError, check_installed
-from dml.runtime.files import replacing, write_text
-from dml.runtime.paths import expand_home
+from dml.runtime.files import expand_home, replacing, write_text
 from dml.runtime.text import printable
 
 MAX_IMAGES, IMAGES_OF_CLASS = 1000, 4

@@ -29,8 +29,7 @@ from dml.metrics.verification import Calibration
 from dml.retrieval.adapters import Adapter
 from dml.retrieval.vector_index import EXACT, VectorIndex
 from dml.runtime.errors import InputError, check_whole
-from dml.runtime.files import in_one_line
-from dml.runtime.paths import absolute_path, expand_home
+from dml.runtime.files import absolute_path, expand_home, in_one_line
 from dml.runtime.text import printable
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from dml.data.readers import csv
 from dml.data.table import ImageTable, check_paths
 from dml.data.transforms import Pipeline, stack
 from dml.runtime.errors import InputError
-from dml.runtime.paths import expand_home
+from dml.runtime.files import expand_home
 from dml.runtime.text import printable
 
 logger = logging.getLogger(__name__)

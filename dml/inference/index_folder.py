@@ -16,11 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from dml.inference.certificates import describe
-from dml.runtime.checksums import CHECKSUMS, DamageError, check_files, file_checksum, read_manifest, write_manifest
 from dml.runtime.errors import InputError
-from dml.runtime.files import replacing
-from dml.runtime.locks import holding
-from dml.runtime.paths import expand_home
+from dml.runtime.files import expand_home, holding, replacing
+from dml.runtime.reading import CHECKSUMS, DamageError, check_files, file_checksum, read_manifest, write_manifest
 from dml.runtime.text import printable
 
 FORMAT = 5  # the version of the files; an index of another one is built again

@@ -22,7 +22,7 @@ from dml.inference.image_inputs import Source, check_readable, list_source
 from dml.retrieval.rows import unit_rows
 from dml.retrieval.vector_index import VectorIndex
 from dml.runtime.errors import InputError
-from dml.runtime.paths import absolute_path
+from dml.runtime.files import absolute_path
 from dml.runtime.text import printable
 
 UNIT_TOLERANCE = 1e-5  # difference of a vector's length from 1 that comes from rounding

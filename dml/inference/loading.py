@@ -22,10 +22,9 @@ from dml.run.config_folders import pretrained_name
 from dml.run.given import giving
 from dml.run.stages import find_stage, resolve_parts
 from dml.run.stored import extract_run, open_stored
-from dml.runtime.checksums import rows_checksum
 from dml.runtime.errors import InputError
-from dml.runtime.files import clean_up
-from dml.runtime.paths import expand_home
+from dml.runtime.files import clean_up, expand_home
+from dml.runtime.reading import rows_checksum
 from dml.runtime.run_folder import RunFolder
 from dml.runtime.text import printable
 from dml.training import checkpoints

@@ -14,7 +14,7 @@ from ray.data import DataContext, from_items
 from dml.inference.loading import load
 from dml.ops.freed_memory import keep_freed_memory
 from dml.runtime.errors import InputError
-from dml.runtime.paths import absolute_path
+from dml.runtime.files import absolute_path
 
 CHUNK = 1024  # the smallest number of images in a chunk, which is a whole number of batches
 

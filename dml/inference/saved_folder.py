@@ -22,11 +22,10 @@ from dml.evaluation.threshold import describe_choice
 from dml.inference.embedder import Embedder
 from dml.inference.model_settings import ModelSettings
 from dml.report.provenance import name_dataset
-from dml.runtime.checksums import check_files, file_checksum, read_manifest, write_manifest
 from dml.runtime.errors import InputError
-from dml.runtime.files import in_one_line, replacing_folder
-from dml.runtime.paths import expand_home
-from dml.runtime.run_files import check_metrics, read_configuration, replace_nan, restore_nan
+from dml.runtime.files import expand_home, in_one_line, replacing_folder
+from dml.runtime.reading import check_files, file_checksum, read_manifest, write_manifest
+from dml.runtime.run_folder import check_metrics, read_configuration, replace_nan, restore_nan
 from dml.runtime.text import printable
 
 FORMAT = 2  # the version of the files; a model of another one is saved again

@@ -23,10 +23,9 @@ from dml.inference.embedder import Embedder
 from dml.inference.embedding_files import check_names, join_blocks, name_images
 from dml.inference.image_inputs import check_readable, list_source
 from dml.inference.index_items import IndexItems
-from dml.runtime.console import console, progress_bar
 from dml.runtime.errors import InputError, check_installed, suggest
-from dml.runtime.paths import expand_home
-from dml.runtime.text import in_markup, printable
+from dml.runtime.files import expand_home
+from dml.runtime.text import console, in_markup, printable, progress_bar
 
 NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "dml:images")
 Vectors = NDArray[np.float32]

@@ -4,6 +4,6 @@ The functions `small_cnn`, `googlenet` and `bn_inception` have the names of modu
 them from `dml.models.small_cnn` and `dml.models.networks`.
 """
 
-from dml.runtime.public_names import read_stub
+from dml.runtime.imports import read_stub
 
 __getattr__, __dir__, __all__ = read_stub(__name__, __file__)

@@ -22,7 +22,7 @@ from dml.models.backbone import Backbone
 from dml.models.bn_inception import BNInception
 from dml.models.weights import load_file, load_packaged, load_state_dict, read_state_dict
 from dml.runtime.errors import InputError, suggest
-from dml.runtime.quick_imports import hidden
+from dml.runtime.imports import hidden
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dml.runtime.checksums import DamageError, check_zip, is_zip
 from dml.runtime.errors import InputError
-from dml.runtime.paths import expand_home
+from dml.runtime.files import expand_home
+from dml.runtime.reading import DamageError, check_zip, is_zip
 
 StateDict = Mapping[str, Tensor]
 

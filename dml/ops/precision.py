@@ -1,13 +1,42 @@
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial, wraps
 from operator import itemgetter
-from typing import Any
+from threading import Lock
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from dml.runtime.processes import SharedSetting
+T = TypeVar("T")
+
+
+class SharedSetting(Generic[T]):
+    """A setting of the process that threads change while they need another value, and its former value afterwards.
+
+    A thread that restored the value which it had read could restore that of another thread, and leave it for good.
+    ``choose`` takes the former value and those that threads need now, and returns the one that suits all.
+    """
+
+    def __init__(self, read: Callable[[], T], write: Callable[[T], None], choose: Callable[[Sequence[T]], T]) -> None:
+        self.read, self.write, self.choose = read, write, choose
+        self._lock = Lock()
+        self._values: list[T] = []
+
+    @contextmanager
+    def hold(self, value: T) -> Iterator[None]:
+        """Let the setting suit a value in the body of the ``with`` statement."""
+        with self._lock:
+            if len(self._values) < 2:
+                self._values = [self.read()]
+            self._values.append(value)
+            self.write(self.choose(self._values))
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._values[self._values.index(value, 1)]
+                self.write(self.choose(self._values))
 
 
 def full_precision(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:

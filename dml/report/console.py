@@ -24,8 +24,7 @@ from dml.evaluation.names import (
 )
 from dml.evaluation.threshold import describe_choice, find_nearest_threshold
 from dml.report.provenance import SELECTIONS
-from dml.runtime.console import console
-from dml.runtime.text import in_markup, printable
+from dml.runtime.text import console, in_markup, printable
 
 NUMBER_WIDTH = 4
 """Characters of a percentage with a decimal, such as 61.8."""

@@ -26,8 +26,7 @@ from dml.report.run import ReportedRun, collect_versions, read_run
 from dml.report.sheets import COLUMNS, Tiles, find_confusions, make_search_results, make_sheets
 from dml.retrieval.rows import Embeddings
 from dml.runtime.errors import check_whole
-from dml.runtime.files import replacing, write_text
-from dml.runtime.paths import expand_home
+from dml.runtime.files import expand_home, replacing, write_text
 from dml.runtime.run_folder import RunFolder
 from dml.runtime.text import printable
 

@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from dml.retrieval.rows import Embeddings
-from dml.runtime.checksums import DamageError, check_zip
 from dml.runtime.errors import InputError
+from dml.runtime.reading import DamageError, check_zip
 
 logger = logging.getLogger(__name__)
 

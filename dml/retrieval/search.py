@@ -11,10 +11,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dml.ops.precision import SharedSetting
 from dml.retrieval.gallery import SORT_FACTOR, Gallery, k_nearest, nearest
 from dml.retrieval.rows import Embeddings, float32_rows
 from dml.runtime.errors import InputError, check_whole
-from dml.runtime.processes import SharedSetting
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]

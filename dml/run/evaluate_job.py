@@ -22,11 +22,10 @@ from dml.run.settings import EvaluateSettings, Settings, read_settings
 from dml.run.stages import Stage, find_stage, make_evaluation_config
 from dml.run.stored import StoredRun, extract_run, plain_config, write_configuration
 from dml.runtime.configuration import key_of
-from dml.runtime.console import console
 from dml.runtime.errors import InputError
-from dml.runtime.paths import expand_home
+from dml.runtime.files import expand_home
 from dml.runtime.run_folder import RunFolder
-from dml.runtime.text import in_markup
+from dml.runtime.text import console, in_markup
 from dml.training.checkpoints import TrainingProgress, lacks_weights, load_model, read_checkpoint
 
 

@@ -15,8 +15,8 @@ from dml.run.builders import build_evaluation_data
 from dml.run.loop import build_testing_trainer
 from dml.run.prepare_job import make_cache_folder
 from dml.run.settings import Settings
-from dml.runtime.console import warn
 from dml.runtime.errors import InputError
+from dml.runtime.text import warn
 from dml.training.frozen import RAW, FeatureCache, FeatureEmbedder
 from dml.training.hardware import uses_cuda
 

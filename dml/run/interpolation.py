@@ -15,10 +15,9 @@ from dml.evaluation.geometry import ranking_device
 from dml.evaluation.names import MetricName, join_head_names, split_head_names
 from dml.report.statistics import Values, average_by_class
 from dml.run.settings import Settings
-from dml.runtime.console import console, warn
 from dml.runtime.errors import InputError
 from dml.runtime.run_folder import RunFolder
-from dml.runtime.text import in_markup
+from dml.runtime.text import console, in_markup, warn
 from dml.training.callbacks.checkpoints import AtomicCheckpointIO
 from dml.training.checkpoints import INTERPOLATION, PREFIX, FrozenWeights, load_model, read_checkpoint
 from dml.training.data import DataModule

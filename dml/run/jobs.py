@@ -45,11 +45,10 @@ from dml.run.teachers import add_teacher
 from dml.run.untrained_model import evaluate_raw_features, store_fixed_neighbors
 from dml.runtime import signals
 from dml.runtime.configuration import key_of
-from dml.runtime.console import console, warn
 from dml.runtime.errors import InputError
-from dml.runtime.paths import expand_home
+from dml.runtime.files import expand_home
 from dml.runtime.run_folder import CONFIGURATION, RunFolder, configuration_id
-from dml.runtime.text import in_markup
+from dml.runtime.text import console, in_markup, warn
 from dml.training.callbacks.checkpoints import AtomicCheckpointIO
 from dml.training.checkpoints import FrozenWeights, TrainingProgress, load_model
 from dml.training.data import DataModule

@@ -18,11 +18,10 @@ from dml.data.transforms import Resize
 from dml.report.pictures import write_contact_sheets
 from dml.run.building import build
 from dml.run.settings import PrepareSettings, Settings, read_settings
-from dml.runtime.console import console, progress_bar, warn
 from dml.runtime.errors import InputError
 from dml.runtime.files import clean_up
 from dml.runtime.run_folder import RunFolder
-from dml.runtime.text import format_count, in_markup, printable
+from dml.runtime.text import console, format_count, in_markup, printable, progress_bar, warn
 
 PRINTED_FAULTS = 5
 """The number of faults of a kind that are printed."""

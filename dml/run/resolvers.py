@@ -11,9 +11,8 @@ from dml.run.config_folders import list_overrides
 from dml.run.stored import plain_config
 from dml.runtime.configuration import flat
 from dml.runtime.errors import InputError
-from dml.runtime.new_folders import make_folder
-from dml.runtime.paths import expand_home
-from dml.runtime.run_folder import RunFolder, configuration_id, folders_below
+from dml.runtime.files import expand_home
+from dml.runtime.run_folder import RunFolder, configuration_id, folders_below, make_folder
 
 
 def unless(value: Any, default: Any) -> Any:

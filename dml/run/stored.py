@@ -22,10 +22,9 @@ from dml.run.config_folders import GROUPS, format_value
 from dml.run.settings import SETTINGS, TRAINED, list_declared
 from dml.run.stages import list_stages, resolve_parts
 from dml.runtime.configuration import flat, is_below, key_of
-from dml.runtime.console import console
 from dml.runtime.errors import InputError
 from dml.runtime.run_folder import RUN_KEYS, RunFolder, newest_runs, without_run_keys
-from dml.runtime.text import in_markup
+from dml.runtime.text import console, in_markup
 
 if TYPE_CHECKING:
     from dml.training.checkpoints import TrainingProgress

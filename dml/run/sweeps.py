@@ -10,13 +10,11 @@ from omegaconf import DictConfig, OmegaConf
 from dml.run.config_folders import quote
 from dml.run.settings import Settings, read_settings
 from dml.run.stored import plain_config, read_stored_run, write_configuration
-from dml.runtime import ranks
-from dml.runtime.console import console
+from dml.runtime import processes
 from dml.runtime.errors import InputError
-from dml.runtime.processes import python_command
 from dml.runtime.run_folder import HELD_FOLDER, RunFolder
 from dml.runtime.signals import SILENT
-from dml.runtime.text import in_markup
+from dml.runtime.text import console, in_markup
 
 
 def finish_run(config: DictConfig, folder: RunFolder, overrides: list[str], train: Callable[[], Any]) -> float | None:
@@ -32,7 +30,7 @@ def finish_run(config: DictConfig, folder: RunFolder, overrides: list[str], trai
         if has_checkpoint:
             console.print(f"[bold]resumed[/]  {in_markup(folder.path)}")
             config.resume = str(folder.path)
-        if (count := ranks.count_processes(config.trainer)) > 1:
+        if (count := processes.count_processes(config.trainer)) > 1:
             _train_in_processes(count, folder, [*overrides, *([f"resume={folder.path}"] if has_checkpoint else [])])
         else:
             train()
@@ -54,8 +52,8 @@ def _is_folder_chosen() -> bool:
 def _train_in_processes(count: int, folder: RunFolder, overrides: list[str]) -> None:
     """Train on several devices, in new processes, as a single run does, while this process holds the folder's lock."""
     folders = [f"hydra.run.dir={quote(folder.path)}", f"hydra.sweep.dir={quote(HydraConfig.get().sweep.dir)}"]
-    command = [*python_command("train"), *overrides, *folders]
-    code = ranks.launch(command, count, **{SILENT: "1", HELD_FOLDER: str(folder.path)})
+    command = [*processes.python_command("train"), *overrides, *folders]
+    code = processes.launch(command, count, **{SILENT: "1", HELD_FOLDER: str(folder.path)})
     if code:
         raise InputError(f"its processes ended with exit code {code}; the lines above say why")
 

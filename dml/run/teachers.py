@@ -25,11 +25,10 @@ from dml.run.model_builders import count_features, list_decisive, make_fingerpri
 from dml.run.prepare_job import make_cache_folder
 from dml.run.settings import Settings, read_settings
 from dml.run.stages import make_evaluation_config, resolve_parts
-from dml.runtime.console import warn
 from dml.runtime.errors import InputError
-from dml.runtime.paths import expand_home
+from dml.runtime.files import expand_home
 from dml.runtime.run_folder import RunFolder
-from dml.runtime.text import printable
+from dml.runtime.text import printable, warn
 from dml.training.checkpoints import find_checkpoint, lacks_weights, load_model, read_checkpoint
 from dml.training.embedders import CHOSEN_HEADS, Embedded
 from dml.training.frozen import FeatureCache

@@ -23,9 +23,9 @@ from dml.run.feature_source import FeatureSource
 from dml.run.settings import Settings
 from dml.run.stages import Stage
 from dml.run.stored import plain_config
-from dml.runtime.console import console
 from dml.runtime.errors import InputError
 from dml.runtime.run_folder import RunFolder, configuration_id
+from dml.runtime.text import console
 from dml.training.data import DataModule, EvaluationData
 from dml.training.embedders import CHOSEN_HEADS, RawFeatures
 from dml.training.module import MetricLearner

@@ -1,16 +1,60 @@
-"""Functions that write files and folders so that each is complete or missing, whatever interrupts the writing."""
+"""Paths that a user gives, files that are whole or missing whatever interrupts their writing, and locks on files."""
 
+import csv
 import errno
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+import socket
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import filelock
+
 from dml.runtime import signals
 from dml.runtime.errors import InputError
+from dml.runtime.text import printable
+
+URL = re.compile(r"[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
+"""The beginning of a URL, also of one in a `pathlib.Path`, which has a single slash."""
+
+
+def expand_home(path: str | Path) -> Path:
+    """Return a path that a user gave with ``~`` or ``~name`` replaced by the home folder.
+
+    A shell does so where the path is a word of its own, but not in ``dataset.root=~/images``.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"{printable(type(path).__name__)}: no path; give a path, as a text or a pathlib.Path")
+    if not os.fspath(path):
+        raise InputError("an empty path: give that of a file or folder, or . for the working folder")
+    if URL.match(os.fspath(path)):
+        raise InputError(f"{printable(path)}: a URL; only files can be read, so download it first")
+    return Path(os.path.expanduser(path))
+
+
+def absolute_path(path: str | Path) -> str:
+    """Return the absolute path of a file, without ``..``.
+
+    ``link/../1.jpg`` lies beside the folder that the link leads to, where `os.path.abspath` doesn't look.
+    """
+    text = os.fspath(path)
+    absolute = os.path.abspath(text)
+    if os.pardir in text.split(os.sep) and (real := os.path.realpath(text)) != os.path.realpath(absolute):
+        return real
+    return absolute
+
+
+def shorten_path(path: str) -> str:
+    """Return the path from the working folder for a file below it, and any other path as it is.
+
+    >>> shorten_path(os.path.abspath("photos/1.jpg")), shorten_path("/elsewhere/1.jpg")
+    ('photos/1.jpg', '/elsewhere/1.jpg')
+    """
+    return path.removeprefix(os.path.join(os.getcwd(), ""))
+
 
 PARTIAL, OLD = ".partial", ".old"
 """The ends of the names of a file or folder that is being written, and of a folder that is being replaced."""
@@ -148,6 +192,13 @@ def write_text(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
 
 
+def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
+    """Write rows, the header first, to a CSV file in one step: the file is never seen half written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(rows)
+
+
 def _remove_partial_files() -> None:
     for partial in [*_partial_files]:
         _delete(partial)
@@ -156,3 +207,38 @@ def _remove_partial_files() -> None:
 signals.before_end.append(_remove_partial_files)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_partial_files.clear)
+
+
+AT_WORK = "is at work on it; wait for it"
+"""The usual end of the error line, behind the name of the process that holds the lock."""
+GRACE_PERIOD = 0.5
+"""Seconds to wait for a lock whose holder is just ending."""
+WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+"""Errors of file systems that have no locks, as some networks' have none; there every process gets the lock."""
+
+
+@contextmanager
+def holding(path: Path, *, name: object = None, does: str = AT_WORK, wait: bool = False) -> Iterator[None]:
+    """Hold the lock on a file in the body of the ``with`` statement.
+
+    The kernel frees it when the process ends. A forked child, such as a loader's worker, doesn't hold it.
+
+    Args:
+        path: path of the file, which is created if it is missing. Only a process that holds the lock may delete it.
+        name: beginning of the error line, such as the folder that is locked; None for the path.
+        does: end of the error line, behind the name of the other process.
+        wait: whether to wait until another process that holds the lock ends, instead of raising an `InputError`.
+    """
+    lock = filelock.FileLock(path, timeout=-1 if wait else GRACE_PERIOD, poll_interval=0.02, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except filelock.Timeout as error:
+        raise InputError(f"{name or path}: {path.read_text().strip() or 'another process'} {does}") from error
+    except OSError as error:
+        if error.errno not in WITHOUT_LOCKS:
+            raise
+    try:
+        path.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
+        yield
+    finally:
+        lock.release()

@@ -1,17 +1,23 @@
-"""The processes that a command starts, and settings of the whole process that several threads change for a while."""
+"""The processes of a command: programs and workers that it starts, and those that train together, one a device.
+
+`launch` starts these itself: torch's ``elastic_launch`` replaces the handlers of signals, and loses those that come
+while the Python of a process starts. The user, torchrun or srun may start them, too. Rank 0 names the run folder and
+tells the user what all have to tell.
+"""
 
 import atexit
 import multiprocessing.util
 import os
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Lock, Thread
-from time import sleep
-from typing import Any, Generic, TypeVar
+from threading import Thread
+from time import monotonic, sleep
+from typing import Any, NoReturn
 
 from dml.runtime import signals
 
@@ -20,7 +26,18 @@ PACKAGE = Path(__file__).resolve().parents[1]
 IS_INSTALLED = (PACKAGE / "conf").is_dir()
 """Whether the package was built into a wheel, which holds its configurations (setup.py)."""
 
+LAUNCHER = "DML_LAUNCHER"
+"""The environment variable with the id of the process that called `launch`."""
+FOLDER = "dml/folder"
+"""The key under which rank 0 stores the path of the run folder."""
+TOLD_WITHIN = 3.0
+"""Seconds for which a process leaves it to another to tell of an error, after which a launcher ends the rest."""
+STOPPED_WITHIN = 20.0
+"""Seconds that processes have to end after a signal has ended the first of them."""
+
 _started: list["subprocess.Popen[Any]"] = []
+_store: Any = None  # it lives in rank 0, so it is held until the end
+_rank: int | None = None  # None for a process alone
 
 
 def python_command(command: str) -> list[str]:
@@ -94,32 +111,119 @@ def _end_workers() -> None:
 
 atexit.register(_end_workers)  # runs before the standard library's, which was registered before
 
-T = TypeVar("T")
+
+def count_processes(trainer: Mapping[str, Any]) -> int:
+    """Return the number of processes on this machine that a training takes, one for each device."""
+    devices = trainer.get("devices")
+    if devices is None or str(devices) in ("auto", "-1"):
+        import torch
+
+        has_gpus = trainer.get("accelerator") in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+        return torch.cuda.device_count() if has_gpus else 1
+    if isinstance(devices, str):
+        return int(devices) if devices.isdecimal() else len([name for name in devices.split(",") if name.strip()])
+    return devices if isinstance(devices, int) else len(devices)
 
 
-class SharedSetting(Generic[T]):
-    """A setting of the process that threads change while they need another value, and its former value afterwards.
+def is_launched(trainer: Mapping[str, Any]) -> bool:
+    """Return whether a launcher has started this process as one of a job, or the configuration implies it."""
+    strategy = trainer.get("strategy")
+    has_environment = isinstance(strategy, Mapping) and "cluster_environment" in strategy
+    is_srun = int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1
+    return has_environment or is_srun or "TORCHELASTIC_RUN_ID" in os.environ or "LOCAL_RANK" in os.environ
 
-    A thread that restored the value which it had read could restore that of another thread, and leave it for good.
-    ``choose`` takes the former value and those that threads need now, and returns the one that suits all.
+
+def launch(command: Sequence[str], count: int, **variables: str) -> int:
+    """Run a dml program in several processes on this machine, in the environment that torchrun makes -> exit code.
+
+    When one has failed, the others are ended, and its exit code is returned. Signals are passed on: `signals.Stopped`
+    is raised if one has come, to this process or to one of them. The variables are added to the environment.
     """
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    job = {"TORCHELASTIC_RUN_ID": "dml", "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+    job |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), LAUNCHER: str(os.getpid())}
+    environment = {"OMP_NUM_THREADS": str(max(1, cores // count))} | python_environment(**variables, **job)
+    first_tells = signals.SILENT not in variables
+    with signals.deferring("stopping after this step", stop_processes):
+        was_silent, signals.state.is_silent = signals.state.is_silent, signals.state.is_silent or first_tells
+        numbers = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
+        processes = [start_process(command, env=environment | number) for number in numbers]
+        failed_rank, code = _wait(processes)
+        if code - 128 in signals.list_handled():
+            signals.request(code - 128)
+            was_silent |= first_tells and processes[0].returncode == code
+        signals.state.is_silent = was_silent
+    if code >= 0:
+        return code
+    reason = ": most often memory is short" if code == -signal.SIGKILL else ""
+    name, rest = signal.Signals(-code).name, signals.describe_rest()
+    sys.stderr.write(f"error: process {failed_rank} of {count} was killed by {name}{reason}{rest}\n")
+    return 128 - code
 
-    def __init__(self, read: Callable[[], T], write: Callable[[T], None], choose: Callable[[Sequence[T]], T]) -> None:
-        self.read, self.write, self.choose = read, write, choose
-        self._lock = Lock()
-        self._values: list[T] = []
 
-    @contextmanager
-    def hold(self, value: T) -> Iterator[None]:
-        """Let the setting suit a value in the body of the ``with`` statement."""
-        with self._lock:
-            if len(self._values) < 2:
-                self._values = [self.read()]
-            self._values.append(value)
-            self.write(self.choose(self._values))
-        try:
-            yield
-        finally:
-            with self._lock:
-                del self._values[self._values.index(value, 1)]
-                self.write(self.choose(self._values))
+def _wait(processes: Sequence["subprocess.Popen[Any]"]) -> tuple[int, int]:
+    """Wait for processes, and end those that one has left behind which failed -> its rank and exit code, or (0, 0)."""
+    failed_rank, failed_code, deadline = 0, 0, float("inf")
+    while True:
+        codes = [process.poll() for process in processes]
+        if not failed_code and any(codes):
+            failed_rank, failed_code = next((rank, code) for rank, code in enumerate(codes) if code)
+            deadline = monotonic() + (STOPPED_WITHIN if failed_code - 128 in signals.list_handled() else 0)
+        if None not in codes:
+            return failed_rank, failed_code
+        if monotonic() >= deadline:
+            for process in processes:
+                process.kill()
+        sleep(0.1)
+
+
+def join(rank: int, world_size: int) -> None:
+    """Make this process one of a job; those that `launch` hasn't started meet at MASTER_ADDR and MASTER_PORT."""
+    global _store, _rank
+    _rank = rank
+    signals.state.is_silent |= rank > 0
+    if launcher := os.environ.get(LAUNCHER):
+        end_with(int(launcher))
+    else:
+        from torch.distributed.rendezvous import rendezvous
+
+        _store, _, _ = next(rendezvous("env://", rank, world_size))
+
+
+def is_joined() -> bool:
+    """Return whether this process works with others of its job."""
+    return _rank is not None
+
+
+def is_first() -> bool:
+    """Return whether this process is rank 0 of its job, or alone."""
+    return not _rank
+
+
+def name_folder(folder: str) -> None:
+    """Tell the folder of the run to the other processes, if there are any that wait for it."""
+    if _store is not None and is_first():
+        _store.set(FOLDER, folder)
+
+
+def wait_for_folder() -> str:
+    """Return the folder that rank 0 names; its end is a RuntimeError here, after it has told why."""
+    return str(_store.get(FOLDER).decode())
+
+
+def fail(code: int, text: str, *, is_explained: bool = True) -> NoReturn:
+    """Tell of an error, and end this process at once, whatever the others of its job wait for.
+
+    All processes may have made the user's mistake, so rank 0 tells of it, and the launcher ends the others before they
+    do. An error that is no mistake may follow from the end of another process, of which that or the launcher tells.
+    """
+    signals.state.is_silent = True
+    sleep(TOLD_WITHIN * (bool(_rank) + (not is_explained)))
+    with suppress(RuntimeError):  # rank 0 had the store, and has told of the error
+        if _store is not None:
+            _store.check([FOLDER])
+        if not (_rank and signals.is_requested()):
+            sys.stderr.write(text)
+    signals.exit_at_once(code)

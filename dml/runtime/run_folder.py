@@ -1,9 +1,12 @@
-"""The folder of a run: its files, its state, and the lock of the process that works in it."""
+"""The folder of a run: its files, its state, the lock of the process that works in it, and its removal if unused."""
 
+import csv
 import json
+import math
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import cached_property
@@ -11,21 +14,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dml.runtime.configuration import flat, is_below
+import yaml
+
+from dml.runtime import signals
+from dml.runtime.configuration import check_parts, flat, is_below
 from dml.runtime.errors import InputError
-from dml.runtime.files import clean_up, write_text
-from dml.runtime.locks import holding
-from dml.runtime.reading import read_bounded
-from dml.runtime.run_files import (
-    read_configuration,
-    read_json,
-    read_metrics,
-    read_rows,
-    read_runtime,
-    read_yaml,
-    remedy_for,
-    replace_nan,
-)
+from dml.runtime.files import clean_up, holding, write_text
+from dml.runtime.reading import DamageError, parse_json, parse_yaml, read_bounded
 
 T = TypeVar("T")
 
@@ -140,19 +135,16 @@ class RunFolder:
     @property
     def is_evaluation(self) -> bool:
         """Tell whether the folder is one in which ``evaluate.py`` tested a checkpoint, and no run was trained."""
-        config: Mapping[str, Any] = self._read_if_there(self.config_file, lambda path: read_yaml(path, dict), {})
-        return "checkpoint" in config
+        return "checkpoint" in self._read(self.config_file, read_mapping, {})
 
     @cached_property
     def overrides(self) -> list[str]:
         """The overrides: the arguments of the command line."""
-        read: list[Any] = self._read_if_there(self.overrides_file, lambda path: read_yaml(path, list), [])
-        return [*map(str, read)]
+        return [*map(str, self._read(self.overrides_file, lambda path: read_yaml(path, list), []))]
 
     @cached_property
     def _runtime(self) -> tuple[dict[str, Any], str]:
-        nothing: tuple[dict[str, Any], str] = {}, ""
-        return self._read_if_there(self.hydra_file, read_runtime, nothing)
+        return self._read(self.hydra_file, read_runtime, ({}, ""))
 
     @property
     def choices(self) -> dict[str, Any]:
@@ -189,7 +181,7 @@ class RunFolder:
 
     def raw_metrics(self, configuration: str) -> dict[str, Any] | None:
         """Read the metrics of the backbone's features; None if there are none of this `configuration_id`."""
-        metrics: dict[str, Any] = self._read_if_there(self.raw_metrics_file, read_metrics, {})
+        metrics: dict[str, Any] = self._read(self.raw_metrics_file, read_metrics, {})
         return metrics if metrics.pop(CONFIGURATION, None) == configuration else None
 
     def write_raw_metrics(self, metrics: Mapping[str, Any], configuration: str) -> None:
@@ -198,7 +190,7 @@ class RunFolder:
 
     def threshold_curves(self) -> dict[str, list[list[float]]]:
         """Read the curves of the thresholds, {split: rows of numbers}; no curve if the test wrote none."""
-        return self._read_if_there(self.threshold_curves_file, read_json, {})
+        return self._read(self.threshold_curves_file, read_json, {})
 
     def write_threshold_curves(self, curves: Mapping[str, Sequence[Sequence[float]]]) -> None:
         """Write the rows of the thresholds' curves by name; without any, remove earlier ones."""
@@ -209,7 +201,7 @@ class RunFolder:
 
     def splits(self) -> dict[str, dict[str, str]] | None:
         """Read the summary of the data set, {split: {class: summary of its images}}; None for runs without the file."""
-        return self._read_if_there(self.splits_file, read_json, None)
+        return self._read(self.splits_file, read_json) if self.splits_file.exists() else None
 
     def write_splits(self, splits: Mapping[str, Mapping[str, str]]) -> None:
         """Write the summary of the data set."""
@@ -217,22 +209,20 @@ class RunFolder:
 
     def history(self) -> list[dict[str, str]]:
         """Read the rows of metrics.csv, each without the columns in which it is empty; no rows if there is no file."""
-        return self._read_if_there(self.history_file, read_rows, [])
+        return self._read(self.history_file, read_rows, [])
 
     def values(self, metric: str) -> dict[int, float]:
         """Read the values of a metric in the history, by step."""
         return {int(row["step"]): float(row[metric]) for row in self.history() if metric in row}
 
-    def _read_if_there(self, path: Path, read: Callable[[Path], T], default: T) -> T:
-        return self._read(path, read) if path.exists() else default
-
-    def _read(self, path: Path, read: Callable[[Path], T]) -> T:
-        """Read a file of the folder with ``read``, and turn damage into an error line with a remedy."""
+    def _read(self, path: Path, read: Callable[[Path], T], default: Any = None) -> T:
+        """Read a file with ``read``, or return the default if it is missing; damage is an error line with a remedy."""
         try:
-            return read(path)
+            content: T = default if default is not None and not path.exists() else read(path)
         except ValueError as error:
             damage = " ".join(str(error).split())
             raise InputError(f"{path}: damaged ({damage}); {remedy_for(path, self.path)}") from error
+        return content
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:
@@ -259,3 +249,145 @@ def newest_runs(folder: Path) -> Iterator[RunFolder]:
     """Find the runs in a folder, at any depth, the one that was started or resumed last before others."""
     folders = sorted(folders_below(folder), key=lambda run: run.config_file.stat().st_mtime, reverse=True)
     return (run for run in folders if not run.is_evaluation)
+
+
+def remedy_for(path: Path, run: Path) -> str:
+    """Return the end of an error line that tells what a user can do about a damaged file of a run."""
+    damaged = path.parent if path.parent.name == ".hydra" else "it"
+    return f"delete {damaged}, and {shlex.quote(f'resume={run}')} goes on without"
+
+
+def read_yaml(path: Path, kind: type[T]) -> T:
+    """Read a YAML file, whose content must be of the type ``kind``; like the functions below it raises a ValueError."""
+    try:
+        return _check_kind(parse_yaml(read_bounded(path).decode()), kind)
+    except yaml.YAMLError as error:
+        raise DamageError(f"no YAML: {error}") from error
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """Read a YAML file that holds values by name."""
+    return read_yaml(path, dict)
+
+
+def read_configuration(path: Path) -> dict[str, Any]:
+    """Read the configuration of a run."""
+    check_parts(config := read_mapping(path))
+    return config
+
+
+def read_runtime(path: Path) -> tuple[dict[str, Any], str]:
+    """Read from hydra.yaml the choice of each configuration group, and the working folder; {} and "" without Hydra."""
+    content = read_mapping(path)
+    try:
+        runtime = content["hydra"]["runtime"] if content else {"choices": {}}
+        return {str(group): choice for group, choice in runtime["choices"].items()}, str(runtime.get("cwd", ""))
+    except (AttributeError, KeyError, TypeError) as error:
+        raise DamageError("no hydra.runtime.choices in it") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds values by name."""
+    return _check_kind(parse_json(read_bounded(path)), dict)
+
+
+def _check_kind(content: Any, kind: type[T]) -> T:
+    if not isinstance(content, kind):
+        raise DamageError(f"it holds {type(content).__name__}, not {kind.__name__}")
+    return content
+
+
+def read_metrics(path: Path) -> dict[str, Any]:
+    """Read metrics and facts about a test by name, in which a null is NaN."""
+    values = restore_nan(read_json(path))
+    check_metrics(values)
+    return values
+
+
+def check_metrics(values: Mapping[str, Any]) -> None:
+    """Make sure that metrics, whose names hold a slash, are numbers; facts about the test may be texts."""
+    for name, value in values.items():
+        if "/" in name and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise ValueError(f"{name} is {value!r}, not a number")
+
+
+def replace_nan(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by name with None in place of NaN, which JSON doesn't have."""
+    return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in values.items()}
+
+
+def restore_nan(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `replace_nan` was given."""
+    return {name: math.nan if value is None else value for name, value in values.items()}
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Read a CSV file of numbers with increasing steps -> the cells of each row by column, without empty ones."""
+    rows: list[dict[str, str]] = []
+    previous_step = -1
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            lines = csv.reader(file, strict=True)
+            header = next(lines, [])
+            for line in lines:
+                row = {name: value for name, value in zip(header, line, strict=True) if value}
+                numbers = {name: float(value) for name, value in row.items()}
+                if numbers["step"] <= previous_step:
+                    raise ValueError(f"step {row['step']} after step {previous_step}")  # noqa: TRY301
+                rows.append(row)
+                previous_step = int(row["step"])
+    except (csv.Error, ValueError, KeyError) as error:
+        raise ValueError(f"line {len(rows) + 2}: {error}") from error
+    return rows
+
+
+_new_folders: set[Path] = set()
+"""The absolute paths of the folders that this process made, or is going to make."""
+
+
+def _list_missing(folder: Path) -> list[Path]:
+    return [path for path in (folder.absolute(), *folder.absolute().parents) if not path.exists()]
+
+
+def make_folder(folder: Path) -> bool:
+    """Make a folder, and return whether this process made it, and no other one."""
+    missing = _list_missing(folder)
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        return False
+    _new_folders.update(missing)
+    return True
+
+
+def note_new_folder(folder: Path) -> None:
+    """Note that a folder which doesn't exist yet, such as one that the user names, will be of this process."""
+    _new_folders.update(_list_missing(folder))
+
+
+def remove_unused_folder(folder: Path, removable: Collection[str] = ()) -> None:
+    """Remove the folder of a run that this process made, and its new parents, if nothing is in it.
+
+    The file of the lock, which the caller holds, an empty log that Hydra has opened, and what is named removable don't
+    count.
+    """
+    path = folder.absolute()
+    if path not in _new_folders or not path.exists():
+        return
+    for entry in path.iterdir():
+        is_empty_log = entry.suffix == ".log" and not entry.stat().st_size
+        if not is_empty_log and entry.name not in (".lock", *removable):
+            return
+    shutil.rmtree(path)
+    _new_folders.remove(path)
+    if not any(path.parent.iterdir()):  # no other run is in it
+        remove_unused_folder(path.parent)
+
+
+def remove_unused_folders() -> None:
+    """Remove each folder of this process in which no run was begun."""
+    for path in sorted(_new_folders, reverse=True):
+        remove_unused_folder(path)
+
+
+signals.before_end.append(remove_unused_folders)

@@ -17,10 +17,11 @@ from io import TextIOWrapper
 from time import monotonic
 from typing import Any, NoReturn
 
-SAME_SIGNAL = 1.0
-"""Seconds within which signals count as one: terminals, launchers and `timeout` signal a process and then its group."""
-ANNOUNCED_AFTER = 1.0
-"""Seconds after which a process that is still running tells the user that it is stopping."""
+GRACE_PERIOD = 1.0
+"""Seconds within which signals count as one, as terminals and launchers signal a process and then its group.
+
+A process that is still running after them tells the user that it is stopping.
+"""
 SILENT = "DML_SILENT"
 """The environment variable of a process that leaves it to the one that started it to tell the user about a signal."""
 
@@ -115,9 +116,10 @@ def is_requested() -> bool:
 
 
 def request(signum: int) -> None:
-    """Record a signal that another process received, unless this one has received one itself."""
+    """Record a signal that this or another process has received; the first one counts."""
     if state.signum is None:
-        state.signum, state.received_at = signum, monotonic()
+        state.signum = signum
+    state.received_at = monotonic()
 
 
 def forget() -> None:
@@ -168,18 +170,18 @@ def _receive(signum: int, _frame: Any) -> None:
     if os.getpid() != _process:
         return
     is_first = state.signum is None
-    is_second = not is_first and monotonic() - state.received_at > SAME_SIGNAL
+    is_same = not is_first and monotonic() - state.received_at <= GRACE_PERIOD
     request(signum)
-    state.received_at = monotonic()
-    if (is_first or is_second) and state.pass_on is not None:
+    if is_same:
+        return
+    if state.pass_on is not None:
         state.pass_on()
-    if not state.notice or is_second:
+    if not (is_first and state.notice):
         if sys.stderr.isatty():
             _write("\x1b[?25h\n")  # shows the cursor, which a progress bar has hidden
         exit_at_once(report())
-    if is_first:
-        signal.signal(signal.SIGALRM, _announce)
-        signal.setitimer(signal.ITIMER_REAL, ANNOUNCED_AFTER)
+    signal.signal(signal.SIGALRM, _announce)
+    signal.setitimer(signal.ITIMER_REAL, GRACE_PERIOD)
 
 
 def _announce(_signum: int, _frame: Any) -> None:

@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 from dml.report.provenance import merge_facts
 from dml.report.statistics import ClassSums
 from dml.runtime.errors import InputError
-from dml.runtime.files import replacing
-from dml.runtime.locks import holding
+from dml.runtime.files import holding, replacing
 from dml.studies.study import Cell, Key, Study
 
 SEARCH, TEST = "search", "test"

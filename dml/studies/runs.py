@@ -19,7 +19,7 @@ from dml.run.config_folders import quote
 from dml.runtime import signals
 from dml.runtime.configuration import check_set_elsewhere, is_below, key_of
 from dml.runtime.errors import InputError
-from dml.runtime.paths import expand_home
+from dml.runtime.files import expand_home
 from dml.runtime.processes import (
     blocking_signals,
     python_command,

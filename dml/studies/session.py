@@ -7,8 +7,7 @@ from pathlib import Path
 from dml.commands.error_lines import print_line
 from dml.run.config_folders import CONF
 from dml.runtime.errors import InputError, suggest
-from dml.runtime.files import write_text
-from dml.runtime.text import write_csv
+from dml.runtime.files import write_csv, write_text
 from dml.studies import table_pages
 from dml.studies.engine import Engine
 from dml.studies.pages import render_page

@@ -13,7 +13,7 @@ from typing import Any
 from dml.run.config_folders import quote
 from dml.runtime.configuration import key_of
 from dml.runtime.errors import InputError, suggest
-from dml.runtime.paths import expand_home
+from dml.runtime.files import expand_home
 from dml.runtime.reading import parse_yaml
 from dml.studies.searches import Overrides, Search
 

@@ -9,7 +9,7 @@ from dml.commands.arguments import quote_paths
 from dml.commands.command_parser import CommandParser, positive_number
 from dml.commands.error_lines import one_line_errors, print_line
 from dml.runtime.errors import InputError, suggest
-from dml.runtime.paths import expand_home
+from dml.runtime.files import expand_home
 from dml.studies.catalog import find_studies, format_list
 
 ACTIONS = ("list", "show", "run", "resume", "page")

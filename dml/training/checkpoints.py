@@ -16,10 +16,9 @@ from dml.models.adapters import plain_name
 from dml.models.backbone import Backbone
 from dml.models.recurrent import AnyModel, RecurrentModel
 from dml.models.weights import hash_tensors
-from dml.runtime.checksums import DamageError, check_zip, is_zip
 from dml.runtime.configuration import check_parts
 from dml.runtime.errors import InputError
-from dml.runtime.reading import check_plain
+from dml.runtime.reading import DamageError, check_plain, check_zip, is_zip
 from dml.runtime.run_folder import RunFolder, newest_runs
 from dml.runtime.text import printable
 

@@ -20,9 +20,9 @@ from dml.data.prepared.cache import CacheFolder, refuse_links
 from dml.data.table import ImageTable
 from dml.models.embedding import EmbeddingModel
 from dml.models.weights import add_tensors
-from dml.runtime.checksums import DamageError, check_zip
 from dml.runtime.errors import InputError
 from dml.runtime.files import replacing
+from dml.runtime.reading import DamageError, check_zip
 from dml.training.data import DataModule, Transform
 from dml.training.embedders import Embedded, EmbeddedBatch, Embedder
 from dml.training.module import MetricLearner

@@ -11,7 +11,7 @@ from torch import nn
 
 from dml.data.image_files.limits import ImageLimits
 from dml.runtime.errors import InputError, suggest
-from dml.runtime.ranks import count_processes
+from dml.runtime.processes import count_processes
 from dml.training.data import LoaderSettings
 
 MOST_WORKERS = 16

@@ -14,12 +14,10 @@ from pytorch_lightning.loggers import WandbLogger
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities import rank_zero_only
 
-from dml.runtime.checksums import rows_checksum
 from dml.runtime.errors import InputError
-from dml.runtime.files import write_text
-from dml.runtime.run_files import remedy_for
-from dml.runtime.run_folder import RunFolder
-from dml.runtime.text import write_csv
+from dml.runtime.files import write_csv, write_text
+from dml.runtime.reading import rows_checksum
+from dml.runtime.run_folder import RunFolder, remedy_for
 
 
 class History(Logger):

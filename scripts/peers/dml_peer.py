@@ -81,8 +81,8 @@ def compose_job(job: Job) -> Settings:
     from hydra import compose, initialize_config_dir
     from pytorch_lightning import seed_everything
 
-    from dml.commands.start import quiet
     from dml.run.config_folders import CONF
+    from dml.runtime.imports import quiet
 
     torch.set_num_threads(job.threads)
     quiet()

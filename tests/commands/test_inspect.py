@@ -109,7 +109,7 @@ def test_metrics_are_those_of_loops_and_a_second_call_embeds_nothing(
         raise AssertionError("a second call embeds images")
 
     monkeypatch.setattr(FeatureEmbedder, "embed_images", fail)
-    monkeypatch.setattr("dml.commands.checked_images.read_small_pictures", fail)
+    monkeypatch.setattr("dml.commands.inspect.read_small_pictures", fail)
     again = inspect("components=2")
     assert find_row(again, "small_cnn, raw") == find_row(printed, "small_cnn, raw")
     told = re.sub("scaled down.*\n", "", printed)

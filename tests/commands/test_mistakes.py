@@ -10,8 +10,7 @@ from conftest import PLAIN, ROOT, Refused
 from omegaconf import OmegaConf
 
 from dml.run import resolvers
-from dml.runtime.new_folders import remove_unused_folder
-from dml.runtime.run_folder import RunFolder
+from dml.runtime.run_folder import RunFolder, remove_unused_folder
 
 
 def test_a_mistake_leaves_no_folder(

@@ -67,7 +67,7 @@ def test_modules_in_the_working_folder_are_found_unless_python_is_told_otherwise
     (tmp_path / "own_module.py").touch()
     (tmp_path / "program.py").write_text(
         "from importlib.util import find_spec\n"
-        "from dml.commands.start import import_from_working_folder\n"
+        "from dml.runtime.imports import import_from_working_folder\n"
         "import_from_working_folder()\n"
         "print(find_spec('own_module') is not None)\n"
     )

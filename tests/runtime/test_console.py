@@ -9,8 +9,8 @@ import pytest
 from conftest import ROOT
 from rich.table import Table
 
-from dml.runtime.console import RunConsole, progress_bar
 from dml.runtime.processes import python_environment
+from dml.runtime.text import RunConsole, progress_bar
 
 
 def test_a_log_holds_what_is_printed_from_before_its_beginning_on(
@@ -35,8 +35,8 @@ def test_a_log_holds_what_is_printed_from_before_its_beginning_on(
 
 def test_progress_is_no_part_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     console = RunConsole()
-    monkeypatch.setattr("dml.runtime.console.console", console)
-    monkeypatch.setattr("dml.runtime.console.ProgressMeter.advance", lambda *_, **__: True)
+    monkeypatch.setattr("dml.runtime.text.console", console)
+    monkeypatch.setattr("dml.runtime.text.ProgressMeter.advance", lambda *_, **__: True)
     console.begin_log(tmp_path / "train.log")
     with progress_bar("verified", 2) as advance:
         advance(1)
@@ -64,7 +64,7 @@ def test_letters_that_the_output_cannot_hold_are_escaped(program: list[str]) -> 
 
 def test_a_table_that_the_output_cannot_hold_is_escaped() -> None:
     lines = "from dml.runtime.signals import handle_signals; handle_signals()\n"
-    lines += "from dml.runtime.console import console; console.print('100 → 200 % ─')"
+    lines += "from dml.runtime.text import console; console.print('100 → 200 % ─')"
     environment = python_environment(PYTHONIOENCODING="latin-1")
     ended = subprocess.run([sys.executable, "-c", lines], env=environment, capture_output=True, check=True)
     assert ended.stdout == b"100 \\u2192 200 % \\u2500\n"

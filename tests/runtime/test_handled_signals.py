@@ -12,7 +12,7 @@ import pytest
 from dml.commands.error_lines import one_line_errors
 from dml.runtime import signals
 from dml.runtime.files import replacing
-from dml.runtime.signals import SAME_SIGNAL, SignalState, Stopped
+from dml.runtime.signals import GRACE_PERIOD, SignalState, Stopped
 
 
 def send(signum: int) -> None:
@@ -128,7 +128,7 @@ def test_a_second_signal_ends_the_process_at_once_and_removes_its_partial_files(
         with replacing(tmp_path / "file") as partial:
             partial.write_text("half")
             send(signal.SIGINT)
-            signals.state.received_at -= 2 * SAME_SIGNAL
+            signals.state.received_at -= 2 * GRACE_PERIOD
             send(signal.SIGINT)
 
     assert end_in_fork(write) == (130, "stopped by SIGINT\n")
@@ -136,7 +136,7 @@ def test_a_second_signal_ends_the_process_at_once_and_removes_its_partial_files(
 
 
 def test_a_user_who_waits_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signals, "ANNOUNCED_AFTER", 0.1)
+    monkeypatch.setattr(signals, "GRACE_PERIOD", 0.1)
 
     @defer
     def wait() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dml.commands.error_lines import one_line_errors
-from dml.runtime import ranks, signals
+from dml.runtime import processes, signals
 
 FORK = get_context("fork")
 
@@ -19,7 +19,7 @@ def test_each_device_has_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def count(devices: Any, accelerator: str, gpus: int) -> int:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-        return ranks.count_processes({"devices": devices, "accelerator": accelerator})
+        return processes.count_processes({"devices": devices, "accelerator": accelerator})
 
     assert [count(devices, "cpu", 0) for devices in (2, "3", "nonsense")] == [2, 3, 1]
     assert [count("auto", accelerator, 4) for accelerator in ("cpu", "auto", "cuda")] == [1, 4, 4]
@@ -30,15 +30,15 @@ def test_each_device_has_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_processes_of_a_launcher_start_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("TORCHELASTIC_RUN_ID", "LOCAL_RANK", "SLURM_STEP_NUM_TASKS"):
         monkeypatch.delenv(name, raising=False)
-    assert not ranks.is_launched({"strategy": {"timeout": 10}})
-    assert not ranks.is_launched({"strategy": "auto"})
-    assert ranks.is_launched({"strategy": {"cluster_environment": {}}})
+    assert not processes.is_launched({"strategy": {"timeout": 10}})
+    assert not processes.is_launched({"strategy": "auto"})
+    assert processes.is_launched({"strategy": {"cluster_environment": {}}})
     for name, value in (("TORCHELASTIC_RUN_ID", "none"), ("LOCAL_RANK", "0"), ("SLURM_STEP_NUM_TASKS", "2")):
         with monkeypatch.context() as patched:
             patched.setenv(name, value)
-            assert ranks.is_launched({})
+            assert processes.is_launched({})
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
-    assert not ranks.is_launched({})
+    assert not processes.is_launched({})
 
 
 # launching
@@ -46,18 +46,18 @@ def test_the_processes_of_a_launcher_start_no_others(monkeypatch: pytest.MonkeyP
 WRITES = """
 import os, sys, time
 from pathlib import Path
-from dml.runtime import ranks
+from dml.runtime import processes
 from dml.runtime.signals import handle_signals
 handle_signals()
 rank = os.environ["RANK"]
 (Path(sys.argv[1]) / rank).write_text(" ".join([os.environ["WORLD_SIZE"], os.environ["ADDED"], *sys.argv[2:]]))
 """
 WAITS = WRITES + "if rank == {rank!r}: {then}\ntime.sleep(60)"
-FAILS = WRITES + "ranks.join(int(rank), 2)\ntime.sleep({delays}[int(rank)])\n{then}"
+FAILS = WRITES + "processes.join(int(rank), 2)\ntime.sleep({delays}[int(rank)])\n{then}"
 
 
 def launch(script: str, folder: Path, *arguments: str) -> int:
-    return ranks.launch([sys.executable, "-c", script, str(folder), *arguments], 2, ADDED="x")
+    return processes.launch([sys.executable, "-c", script, str(folder), *arguments], 2, ADDED="x")
 
 
 def launch_in_fork(script: str, folder: Path) -> Any:
@@ -113,7 +113,7 @@ def test_a_signal_to_one_ends_all_with_one_line(
     to: str,
     signum: signal.Signals,
 ) -> None:
-    monkeypatch.setattr(ranks, "STOPPED_WITHIN", 1.0)
+    monkeypatch.setattr(processes, "STOPPED_WITHIN", 1.0)
     script = WRITES + "(Path(sys.argv[1]) / f'pid_{rank}').write_text(str(os.getpid()))\ntime.sleep(60)"
     process = launch_in_fork(script, tmp_path)
     names = {rank: tmp_path / f"pid_{rank}" for rank in "01"}
@@ -132,8 +132,8 @@ def test_a_process_ends_with_its_launcher(monkeypatch: pytest.MonkeyPatch) -> No
     reader, writer = os.pipe()  # the process alone keeps it open in the end
 
     def join() -> None:
-        monkeypatch.setenv(ranks.LAUNCHER, str(os.getppid()))
-        ranks.join(0, 1)
+        monkeypatch.setenv(processes.LAUNCHER, str(os.getppid()))
+        processes.join(0, 1)
         os.write(writer, b"joined")
         time.sleep(60)
 
@@ -160,14 +160,14 @@ def test_a_process_ends_with_its_launcher(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("delays", "then", "line"),
     [
-        ([1.0, 0.0], "ranks.fail(2, f'error {rank}\\n')", "error 0\n"),  # all have made the user's mistake
-        ([60.0, 0.0], "ranks.fail(2, f'error {rank}\\n')", "error 1\n"),  # the first waits for the second
+        ([1.0, 0.0], "processes.fail(2, f'error {rank}\\n')", "error 0\n"),  # all have made the user's mistake
+        ([60.0, 0.0], "processes.fail(2, f'error {rank}\\n')", "error 1\n"),  # the first waits for the second
         (  # a bug that is a consequence of the other's end
             [0.5, 0.0],
-            "os.kill(os.getpid(), 9) if rank == '1' else ranks.fail(1, 'lost', is_explained=False)",
+            "os.kill(os.getpid(), 9) if rank == '1' else processes.fail(1, 'lost', is_explained=False)",
             "error: process 1 of 2 was killed by SIGKILL: most often memory is short\n",
         ),
-        ([0.0, 0.0], "ranks.fail(1, f'bug {rank}\\n', is_explained=False)", "bug 0\n"),
+        ([0.0, 0.0], "processes.fail(1, f'bug {rank}\\n', is_explained=False)", "bug 0\n"),
     ],
 )
 def test_one_process_reports_an_error(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dml.runtime.errors import InputError
-from dml.runtime.locks import holding
+from dml.runtime.files import holding
 
 FORK = multiprocessing.get_context("fork")
 

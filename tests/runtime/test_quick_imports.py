@@ -11,7 +11,7 @@ from conftest import ROOT, SHORT_RUN
 from small_embedders import make_model, write_photos
 
 from dml.inference import Index
-from dml.runtime.quick_imports import hidden, quick_imports
+from dml.runtime.imports import hidden, quick_imports
 
 FOR_NOTHING = {"optuna", "ray", "wandb"}
 """Libraries that neither a start of a training nor a search needs, and that take more than a tenth of a second."""

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dml.runtime.text import markdown_table, write_csv
+from dml.runtime.files import write_csv
+from dml.runtime.text import markdown_table
 
 
 def test_columns_are_aligned_and_bars_are_escaped() -> None:

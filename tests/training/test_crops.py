@@ -10,12 +10,12 @@ from conftest import PLAIN
 from torch import Tensor
 from torchvision.transforms import v2
 
-from dml.commands.start import quiet
 from dml.data.image_files.images import ImageFile
 from dml.data.transforms import Crops, Resize, and_mirrored, stack
 from dml.models.embedding import EmbeddingModel, embed_views
 from dml.run import builders, loop
 from dml.runtime.errors import InputError
+from dml.runtime.imports import quiet
 from dml.training.embedders import CHOSEN_HEADS, RawFeatures
 
 

@@ -11,7 +11,6 @@ from gloo import on_processes
 from pytorch_lightning import Trainer
 from torch import Tensor, nn
 
-from dml.commands.start import quiet
 from dml.data.readers.emoji import read
 from dml.data.table import ImageTable
 from dml.evaluation import Evaluator, MetricConfig
@@ -19,6 +18,7 @@ from dml.losses.rll import RankedListLoss
 from dml.models.backbone import Backbone
 from dml.models.embedding import EmbeddingModel
 from dml.models.heads import PoolHead
+from dml.runtime.imports import quiet
 from dml.samplers.class_balanced import ClassBalancedSampler
 from dml.training.data import DataModule, LoaderSettings
 from dml.training.embedders import Embedded

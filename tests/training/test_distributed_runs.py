@@ -21,11 +21,11 @@ from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.utilities import rank_zero_only
 from runs import TWO, Ended, assert_same_run, last, run_ranks
 
+from dml.commands.arguments import follow
 from dml.commands.error_lines import explain
-from dml.commands.start import follow
 from dml.run import loop
 from dml.run.config_folders import CONF
-from dml.runtime import ranks
+from dml.runtime import processes
 from dml.runtime.errors import InputError
 
 pytestmark = pytest.mark.distributed
@@ -108,7 +108,7 @@ def follow_as_rank(environment: dict[str, str], numbered: list[str], arguments: 
     rank = dist.get_rank()
     os.environ |= environment | {name: str(rank) for name in numbered}
     followed = follow(arguments)
-    ranks.name_folder(f'outputs/of "process" {rank}')
+    processes.name_folder(f'outputs/of "process" {rank}')
     dist.barrier()  # the first process keeps what the others ask
     return followed
 

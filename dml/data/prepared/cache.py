@@ -28,8 +28,7 @@ from dml.data.image_files.limits import ImageLimits
 from dml.data.table import ImageTable
 from dml.data.transforms import Resize
 from dml.runtime.errors import InputError
-from dml.runtime.locks import holding
-from dml.runtime.paths import expand_home
+from dml.runtime.files import expand_home, holding
 from dml.runtime.reading import parse_json, read_bounded
 
 FOLDER = ".dml"

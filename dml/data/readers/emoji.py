@@ -14,7 +14,7 @@ from dml.data.image_files.limits import LIST_OPTION, current_max_list_bytes
 from dml.data.readers.folder import name_reader
 from dml.data.table import ImageTable, hold_out_classes
 from dml.runtime.errors import InputError
-from dml.runtime.paths import expand_home
+from dml.runtime.files import expand_home
 from dml.runtime.reading import RefusedFileError, check_regular
 
 LEVELS = ("emoji", "subgroup", "group")

@@ -14,7 +14,7 @@ from dml.data.split_names import divide_by_folders, match_splits
 from dml.data.splits import complete_splits
 from dml.data.table import ImageTable
 from dml.runtime.errors import InputError
-from dml.runtime.paths import expand_home
+from dml.runtime.files import expand_home
 from dml.runtime.text import printable
 
 LAYOUT = Layout(

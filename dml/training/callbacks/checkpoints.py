@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from dml.evaluation.names import full_metric_name
 from dml.runtime import signals
-from dml.runtime.console import console
 from dml.runtime.errors import InputError
 from dml.runtime.files import replacing
 from dml.runtime.run_folder import RunFolder
+from dml.runtime.text import console
 from dml.training.checkpoints import FORMAT, FrozenWeights, fill_in, read_checkpoint
 from dml.training.loggers import History
 

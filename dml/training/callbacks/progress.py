@@ -9,8 +9,7 @@ from pytorch_lightning.callbacks.progress.rich_progress import ProcessingSpeedCo
 from rich.console import Console
 
 from dml.evaluation.names import choose_shown_metrics, describe_metric, format_value
-from dml.runtime.console import console
-from dml.runtime.text import LINE_EVERY, ProgressMeter, printable
+from dml.runtime.text import LINE_EVERY, ProgressMeter, console, printable
 
 FIRST_ESTIMATE = 10
 """Batches after which the first line about the time left is printed into a file or a pipe."""

@@ -8,7 +8,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from rich.console import Console
 from torch.utils.data import DataLoader
 
-from dml.commands.start import quiet
+from dml.runtime.imports import quiet
 from dml.training.callbacks import progress
 from dml.training.callbacks.progress import Progress, ProgressLines
 
