@@ -21,7 +21,7 @@ from dml.evaluation.names import (
     select_prefix,
 )
 from dml.evaluation.per_query import QueryTable
-from dml.evaluation.threshold import RELIABILITY, RELIABILITY_BALANCED, describe_choice, find_calibration
+from dml.evaluation.threshold import describe_choice, find_calibration
 from dml.report.pictures import choose_queries
 from dml.report.run import ReportedRun
 from dml.retrieval.rows import Embeddings
@@ -58,7 +58,6 @@ class Chart:
     curves: Sequence[Curve]
     x_name: str = "step"
     marked: float | None = None  # percent from the left to the step that was tested
-    has_diagonal: bool = False
 
 
 def make_charts(
@@ -151,8 +150,6 @@ def _format_number(value: float) -> str:
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"  # separators instead of an exponent
 
 
-RELIABILITY_NAMES = {RELIABILITY: "all pairs", RELIABILITY_BALANCED: "balanced"}
-"""The labels of the reliability curves by their names among the stored curves; all others are of splits."""
 SPLITS = {"val": "validation", "train": "training"}
 """The words for splits that have other names in the configuration."""
 FACTS = (
@@ -161,7 +158,6 @@ FACTS = (
     *("nearest_similarity", "unknown_auroc", "known_accepted", "known_identified", "unknown_accepted", "wrong_share"),
 )
 """The metrics of the tested split that the section lists, without `THRESHOLD_PREFIX`."""
-PERCENTS = range(0, 101, 20)
 
 
 def make_threshold_section(run: ReportedRun) -> dict[str, Any] | None:
@@ -175,20 +171,14 @@ def make_threshold_section(run: ReportedRun) -> dict[str, Any] | None:
     for kind in ("median", "worst"):
         rates[f"{SPLITS.get(tested, tested)}, {kind} class"] = (f"fmr_{kind}_class", f"fnmr_{kind}_class")
     curves = {name: np.array(points) for name, points in run.threshold_curves.items()}
-    reliability = [_draw_rates(label, *curves[name]) for name, label in RELIABILITY_NAMES.items() if name in curves]
-    splits = sorted((name for name in curves if name not in RELIABILITY_NAMES), key=lambda split: split != tested)
+    splits = sorted(curves, key=lambda split: split != tested)
     chosen = {split: (metrics[fmr], metrics[fnmr]) for split, (fmr, fnmr) in columns.items() if fmr in metrics}
-    charts = [_make_error_chart({split: curves[split] for split in splits}, chosen)]
-    if reliability:
-        x, y = ([Tick(abs(start - percent), str(percent)) for percent in PERCENTS] for start in (0, 100))
-        title = "Share of pairs of one class over their probability, %"
-        charts.append(Chart(title, x, y, reliability, x_name="probability", has_diagonal=True))
     calibration = find_calibration(metrics)
     described = {name: describe_metric(THRESHOLD_PREFIX + name) for name in FACTS if name in metrics}
     return {
         "similarity": f"{metrics['similarity']:.4f}" if "similarity" in metrics else "",
         "choice": describe_choice(metrics),  # the end of a sentence
-        "charts": charts,
+        "chart": _make_error_chart({split: curves[split] for split in splits}, chosen),
         "rows": {  # FMR and FNMR in percent
             row: (format_percent(metrics[fmr]), f"{100 * metrics[fnmr]:.1f}")
             for row, (fmr, fnmr) in rates.items()
@@ -200,11 +190,6 @@ def make_threshold_section(run: ReportedRun) -> dict[str, Any] | None:
         },
         "prior": format_percent(calibration.prior, digits=2) if calibration else "",
     }
-
-
-def _draw_rates(name: str, x: Any, y: Any, dots: str = "") -> Curve:
-    """Draw a curve of shares from 0 to 1."""
-    return Curve(name, draw_path(100 * x, 100 * (1 - y)), dots)
 
 
 def _make_error_chart(curves: Mapping[str, Any], chosen: Mapping[str, tuple[float, float]]) -> Chart:
@@ -221,14 +206,15 @@ def _make_error_chart(curves: Mapping[str, Any], chosen: Mapping[str, tuple[floa
         if split in chosen:  # a rate of 0 is at the left end of the axis
             x, y = chosen[split]
             dots = draw_dots([100 * max(0.0, place(max(x, 1e-12)))], [100 * (1 - y)])
-        drawn.append(_draw_rates(SPLITS.get(split, split), place(fmr), fnmr, dots))
+        path = draw_path(100 * place(fmr), 100 * (1 - fnmr))
+        drawn.append(Curve(SPLITS.get(split, split), path, dots))
     return Chart(
         title="FNMR over FMR of all thresholds, %",
         x=[
             Tick(100 * (1 + power / decades), f"{10.0 ** (power + 2):.{max(0, -power - 2)}f}")
             for power in range(-decades, 1)
         ],
-        y=[Tick(100 - percent, str(percent)) for percent in PERCENTS],
+        y=[Tick(100 - percent, str(percent)) for percent in range(0, 101, 20)],
         curves=drawn,
         x_name="FMR",
     )

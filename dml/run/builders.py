@@ -163,8 +163,8 @@ def build_crops_transform(settings: Settings) -> Pipeline | None:
     last: Any = steps[-1]
     if crops not in CROPS or not isinstance(last, import_object("torchvision.transforms.v2.CenterCrop")):
         raise InputError(
-            f"evaluation.crops={crops}: transform.test ends with {type(last).__name__}, and a CenterCrop alone can be "
-            "replaced by 5 or 10 crops; evaluation.crops=2, the image and its mirror image, would do"
+            f"evaluation.crops={crops}: 1, 2, 5 or 10 views, and 5 or 10 replace a CenterCrop, but transform.test ends "
+            f"with {type(last).__name__}; evaluation.crops=2, the image and its mirror image, would do"
         )
     return Pipeline([*steps[:-1], Crops(import_object(CROPS[crops])(last.size))])
 
