@@ -21,11 +21,12 @@ from pytorch_lightning import Callback
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from dml.commands.hydra_command import quiet
 from dml.data.dataset import Batch
 from dml.run import builders, loop
 from dml.run.config_folders import CONF
 from dml.run.settings import Settings, read_settings
-from dml.runtime.imports import quiet
+from dml.run.stored import Stage
 from dml.training.callbacks.process_state import StepSeed
 from dml.training.callbacks.progress import Progress
 from dml.training.loggers import History
@@ -88,11 +89,11 @@ def main() -> None:
             "train", overrides=["trainer.val_check_interval=null", *sys.argv[1:], f"trainer.max_steps={STEPS}"]
         )
     settings = read_settings(config, Settings)
-    images = builders.build_data(settings, builders.build_table(settings))
-    builders.count_in_steps(config, len(images.sampler))
+    images = loop.build_data(settings, builders.build_table(settings))
+    loop.count_in_steps(Stage("", config), len(images.sampler))
     settings = read_settings(config, Settings)
     torch.manual_seed(config.seed)
-    learner = builders.build_learner(settings, images, builders.build_model(settings))
+    learner = loop.build_learner(settings, images, builders.build_model(settings))
 
     started = perf_counter()
     batches = [*islice(images.train_dataloader(), 30)]

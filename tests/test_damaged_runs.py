@@ -148,7 +148,7 @@ def flip(path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["checkpoint", "training.init"])
-def test_a_damaged_checkpoint_is_refused_and_an_intact_one_named(
+def test_a_damaged_checkpoint_is_refused_and_the_other_one_named(
     refused: Refused, run: Path, tmp_path: Path, small_emoji: Path, option: str
 ) -> None:
     best, last = run / "checkpoints" / "best.ckpt", run / "checkpoints" / "last.ckpt"
@@ -157,23 +157,19 @@ def test_a_damaged_checkpoint_is_refused_and_an_intact_one_named(
     if option == "training.init":
         new, command = [*SHORT, f"dataset.root={small_emoji}", *new], "train"
     line = refused(*new, command=command)
-    assert line.startswith(f"error: checkpoint={best}: damaged (")
-    assert f"{last} is whole: checkpoint={last} tests it, training.init={last} begins a new run" in line
-    flip(last)
-    assert "no other one beside it that is whole" in refused(*new, command=command)
+    assert line.startswith(f"error: checkpoint={best}: damaged, or no checkpoint (")
+    assert f"checkpoint={last} tests the other one, training.init={last} begins a new run" in line
 
 
 def test_a_run_with_a_damaged_checkpoint_is_not_resumed(refused: Refused, here: Here, run: Path) -> None:
     best, last = run / "checkpoints" / "best.ckpt", run / "checkpoints" / "last.ckpt"
     written = (run / ".hydra" / "config.yaml").read_bytes()
     flip(last)
-    line = refused(f"resume={run}", "trainer.max_steps=3")
-    assert line.startswith(f"error: checkpoint={last}: damaged (")
-    assert f"{best} is whole: checkpoint={best} tests it, training.init={best} begins a new run" in line
+    assert f"training.init={best} begins a new run" in refused(f"resume={run}", "trainer.max_steps=3")
     flip(last)
     flip(best)
     line = refused(f"resume={run}", "trainer.max_steps=3")
-    assert line.endswith(f"delete this one, and resume={run} goes on with its run")
+    assert line.endswith(f"without this file, resume={run} goes on with the run")
     assert (run / ".hydra" / "config.yaml").read_bytes() == written
     best.unlink()
     here("train", f"resume={run}", "trainer.max_steps=3")

@@ -15,7 +15,8 @@ from trainers import small_trainer
 
 from dml.data.table import ImageTable
 from dml.evaluation.per_query import read_queries
-from dml.run import builders
+from dml.run import builders, loop
+from dml.run.stored import Stage
 
 STEPS = 12
 ARGUMENTS = [
@@ -295,9 +296,9 @@ def test_every_loss_takes_a_step(table: ImageTable, loss: str) -> None:
     config, small = compose(f"loss={loss}"), compose(*ONE_HEAD)
     for part in ("model", "transform", "sampler", "data", "trainer"):
         config[part] = small[part]
-    images, model = builders.build_data(settings_of(config), table), builders.build_model(settings_of(config))
-    builders.count_in_steps(config, len(images.sampler))
-    learner = builders.build_learner(settings_of(config), images, model)
+    images, model = loop.build_data(settings_of(config), table), builders.build_model(settings_of(config))
+    loop.count_in_steps(Stage("", config), len(images.sampler))
+    learner = loop.build_learner(settings_of(config), images, model)
     before = [weights.detach().clone() for weights in model.parameters()]
     trainer = small_trainer(1)
     trainer.fit(learner, datamodule=images)

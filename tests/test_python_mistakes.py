@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
 from PIL import Image
 from torch import Tensor, nn
 
 import dml
 from dml.losses.rll import RankedListLoss
 from dml.models import networks
-from dml.run.stages import QUICK_STEPS, shorten
 
 HALF = (0.5, 0.5, 0.5)
 FAST = [
@@ -198,15 +196,6 @@ def test_more_neighbors_than_images(kit: SimpleNamespace, caplog: pytest.LogCapt
     assert scores.shape == (1, 18)
     assert len(caplog.records) == 1
     assert "k=1000" in caplog.text
-
-
-def test_typed_steps_win_over_quick() -> None:
-    trainer = {"max_steps": 40, "max_epochs": None, "val_check_interval": 100, "check_val_every_n_epoch": None}
-    parts = {"scheduler": {"warmup_steps": 0}, "training": {"bank_every_n_steps": None}}
-    for typed, steps in (([], QUICK_STEPS), (["trainer.max_steps"], 40)):
-        config = OmegaConf.create({"trainer": trainer, **parts})
-        shorten(config, typed)
-        assert (config.trainer.max_steps, config.trainer.val_check_interval) == (steps, steps // 2)
 
 
 def test_without_a_connection_a_download_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

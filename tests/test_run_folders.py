@@ -63,7 +63,7 @@ def test_a_run_under_way_is_not_trained_twice(refused: Refused, short: list[str]
 def test_a_folder_that_holds_a_run_is_not_begun_anew(refused: Refused, short: list[str], run: Path) -> None:
     assert f"resume={run} goes on with it" in refused(*short, f"hydra.run.dir={run}")
     shutil.rmtree(run / "checkpoints")
-    assert "holds a finished run; choose another folder, or delete it" in refused(*short, f"hydra.run.dir={run}")
+    assert "holds a run already" in refused(*short, f"hydra.run.dir={run}")
 
 
 def test_a_finished_run_resumed_with_other_values_and_killed_is_not_finished(
@@ -95,12 +95,12 @@ def test_a_resumed_run_goes_on_as_it_began(refused: Refused, run: Path, here: He
         assert line.startswith(f"error: {override.partition('=')[0]}"), line
         assert f"training.init={run / 'checkpoints' / 'last.ckpt'}" in line
         assert RunFolder(run).state == RunState.FINISHED
-    assert "optimizer.lr=0.1: the run has trained all of its 1 steps" in refused(f"resume={run}", "optimizer.lr=0.1")
+    assert "optimizer.lr=0.1: the run has 1 steps already" in refused(f"resume={run}", "optimizer.lr=0.1")
     here("train", f"resume={run}", "trainer.max_steps=2", "optimizer.lr=0.1")
     assert last(run)["global_step"] == 2
     assert last(run)["run"]["config"]["optimizer"]["lr"] == 0.1
     line = refused(f"resume={run}", "trainer.max_steps=1")
-    assert "trainer.max_steps=1: the run has 2 steps already; a shorter one is a new run" in line
+    assert "trainer.max_steps=1: the run has 2 steps already" in line
     here("train", f"resume={run}", *TAKEN)  # the test alone
     assert "level0/recall@4" not in metrics(run)
 

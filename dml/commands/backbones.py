@@ -28,10 +28,10 @@ from dml.models.embedding import EmbeddingModel
 from dml.models.networks import describe_timm_model
 from dml.report.console import metric_table
 from dml.report.statistics import mean_interval
+from dml.run.builders import build_metric_config, choose_final_split
 from dml.run.building import build
-from dml.run.evaluators import build_metric_config, choose_final_split
-from dml.run.feature_source import FeatureSource
 from dml.run.settings import InspectSettings
+from dml.run.untrained_model import FeatureSource
 from dml.runtime.configuration import key_of
 from dml.runtime.errors import InputError, suggest
 from dml.runtime.text import console, in_markup, warn

@@ -26,9 +26,6 @@ from dml.metrics.verification import (
 )
 from dml.ops.precision import without_tf32
 
-RELIABILITY, RELIABILITY_BALANCED = "reliability", "reliability_balanced"
-"""The names of the reliability curves: each pair counts once, or both kinds of pairs count alike."""
-
 LOWEST_FMR, POINTS = 1e-6, 121
 """The lowest false match rate of a stored curve, and its number of points, 20 in each power of ten."""
 
@@ -169,8 +166,7 @@ def evaluate_threshold(
     """Choose thresholds and fit probabilities on the validation classes, and judge all on those of a tested split.
 
     If that is "val", nothing is judged. Pairs are None if there is no such split, or a list for each level. Returns
-    {name in metrics.json: value}, and {name of a split: (2, P) FMR and FNMR}, the ROC curve of each, with the
-    reliability curves of the tested split, (2, P) mean probability and share of pairs of one class.
+    {name in metrics.json: value}, and {name of a split: (2, P) FMR and FNMR}, the ROC curve of each.
     """
     if tested is None or not (verification := PairVerification(tested)).rates.are_known:
         return {}, {}
@@ -196,7 +192,7 @@ def evaluate_threshold(
         calibration = fit_calibration(validated.counts)
         metrics |= {f"{CALIBRATION_PREFIX}{name}": value for name, value in asdict(calibration).items()}
         for suffix, prior in (("", None), ("_balanced", EVEN)) if split != "val" else ():
-            errors, curves[f"{RELIABILITY}{suffix}"] = compute_calibration_errors(tested.counts, calibration, prior)
+            errors = compute_calibration_errors(tested.counts, calibration, prior)[0]
             metrics |= {f"{name}{suffix}": value for name, value in errors.items()}
     if split != "val":
         metrics |= {} if similarity is None else compute_threshold_errors(tested, similarity)

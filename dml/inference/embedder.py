@@ -26,7 +26,7 @@ from dml.inference.model_settings import ModelSettings
 from dml.metrics.verification import Calibration
 from dml.models.embedding import EmbeddingModel, embed_views
 from dml.ops.precision import full_float32
-from dml.run.model_builders import make_fingerprint
+from dml.run.builders import make_fingerprint
 from dml.runtime.errors import InputError, show
 from dml.runtime.text import printable, progress_bar
 

@@ -30,8 +30,7 @@ from dml.inference import exported_graph
 from dml.inference.embedder import Embedder
 from dml.inference.exported_graph import ONNX, PROGRAM, Run, open_graph
 from dml.inference.image_inputs import Source, list_source
-from dml.run.builders import build_table
-from dml.run.evaluators import choose_final_split
+from dml.run.builders import build_table, choose_final_split
 from dml.run.settings import Settings, read_settings
 from dml.runtime.errors import InputError, check_installed
 from dml.runtime.files import expand_home, replacing, write_text

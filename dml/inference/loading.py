@@ -17,11 +17,9 @@ from dml.inference.model_settings import ModelSettings
 from dml.inference.raw_networks import build_pretrained
 from dml.inference.saved_folder import FILES, WEIGHTS, is_saved_folder, read_folder
 from dml.models.adapters import merge_updates
-from dml.run import resolvers  # noqa: F401 (it registers the resolvers that configurations call)
 from dml.run.config_folders import pretrained_name
 from dml.run.given import giving
-from dml.run.stages import find_stage, resolve_parts
-from dml.run.stored import extract_run, open_stored
+from dml.run.stored import extract_stage, resolve_parts
 from dml.runtime.errors import InputError
 from dml.runtime.files import clean_up, expand_home
 from dml.runtime.reading import rows_checksum
@@ -157,7 +155,7 @@ def _load_saved(path: Path, place: object, heads: Sequence[str] | None, device: 
 def _read_settings(path: Path, checkpoint: Mapping[str, Any], *, trust: bool) -> ModelSettings:
     """Return what a checkpoint, and the folder of its run if it lies in one, say of the model and its training."""
     progress = TrainingProgress.from_checkpoint(checkpoint)
-    stage = find_stage(open_stored(extract_run(checkpoint).config), progress.stage).config
+    stage = extract_stage(checkpoint).config
     config = resolve_parts(stage, [str(key) for key in stage if key not in (*SAVED, "recurrent")])
     if config.pop("recurrent") is not None:
         raise InputError(

@@ -14,8 +14,8 @@ from omegaconf import DictConfig, OmegaConf
 from dml.data.image_files.limits import ImageLimits
 from dml.data.transforms import Pipeline
 from dml.models.embedding import EmbeddingModel
+from dml.run.builders import build_crops_transform, build_embedding_model, list_decisive, without_weights
 from dml.run.building import build, check_values, trusting
-from dml.run.model_builders import build_crops_transform, build_embedding_model, list_decisive, without_weights
 from dml.run.settings import Settings, read_settings
 from dml.runtime.errors import InputError
 

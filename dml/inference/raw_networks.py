@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from dml.inference.model_settings import ModelSettings
 from dml.models.embedding import SIZE_ERRORS, EmbeddingModel
+from dml.run.builders import use_pooled_features
 from dml.run.building import build
 from dml.run.config_folders import compose_training, list_network_overrides, quote
 from dml.run.given import giving
-from dml.run.model_builders import count_features, use_features
-from dml.run.stages import resolve_parts
+from dml.run.stored import resolve_parts
 from dml.runtime.errors import InputError, check_whole, show
 
 
@@ -28,7 +28,7 @@ def build_pretrained(name: str, image_size: int, weights: str | None) -> tuple[E
     config = _compose(image_size, words)
     try:
         with torch.random.fork_rng(devices=()):
-            return _embed_by_features(config, count_features(config.model.backbone, image_size), name)
+            return _embed_by_features(config, name)
     except InstantiationException as error:
         raise InputError(str(error.__cause__ or error)) from error
 
@@ -60,7 +60,7 @@ def wrap_module(
         "channels_last": False,  # the digits of the module itself
     }
     with giving({"module": network}):
-        return _embed_by_features(config, embeddings.shape[1], name or kind)
+        return _embed_by_features(config, name or kind)
 
 
 def _check_channels(name: str, values: Any, is_possible: Callable[[float], bool]) -> list[float]:
@@ -78,9 +78,9 @@ def _compose(image_size: int, words: Sequence[str]) -> DictConfig:
     return compose_training(["transform=imagenet", f"transform.size={image_size}", *words])
 
 
-def _embed_by_features(config: DictConfig, dimension: int, name: str) -> tuple[EmbeddingModel, ModelSettings]:
-    """Build a model whose one head returns the backbone's pooled features (B, dimension)."""
-    use_features(config.model, dimension)
+def _embed_by_features(config: DictConfig, name: str) -> tuple[EmbeddingModel, ModelSettings]:
+    """Build a model whose one head returns the backbone's pooled features."""
+    use_pooled_features(config)
     # there was no training, so the settings say nothing of a data set, a loss or a test
     parts = resolve_parts(config, [str(key) for key in config if key not in ("model", "transform", "data")])
     return build(config.model), ModelSettings(parts, name)

@@ -1,4 +1,4 @@
-"""The charts of a report: curves over the steps of a training, and the error rates of a similarity threshold."""
+"""What a report draws: curves of a training, the error rates of a similarity threshold, and the map of embeddings."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
+from threadpoolctl import threadpool_limits
 
+from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES
 from dml.evaluation.names import (
     THRESHOLD_PREFIX,
@@ -17,8 +20,11 @@ from dml.evaluation.names import (
     format_value,
     select_prefix,
 )
-from dml.evaluation.threshold import RELIABILITY, RELIABILITY_BALANCED, describe_choice, find_calibration
+from dml.evaluation.per_query import QueryTable
+from dml.evaluation.threshold import describe_choice, find_calibration
+from dml.report.pictures import choose_queries
 from dml.report.run import ReportedRun
+from dml.retrieval.rows import Embeddings
 
 MOST_POINTS = 100
 """The largest number of points of a curve: a longer history is averaged in this many parts, which smooths it."""
@@ -52,7 +58,6 @@ class Chart:
     curves: Sequence[Curve]
     x_name: str = "step"
     marked: float | None = None  # percent from the left to the step that was tested
-    has_diagonal: bool = False
 
 
 def make_charts(
@@ -145,8 +150,6 @@ def _format_number(value: float) -> str:
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"  # separators instead of an exponent
 
 
-RELIABILITY_NAMES = {RELIABILITY: "all pairs", RELIABILITY_BALANCED: "balanced"}
-"""The labels of the reliability curves by their names among the stored curves; all others are of splits."""
 SPLITS = {"val": "validation", "train": "training"}
 """The words for splits that have other names in the configuration."""
 FACTS = (
@@ -155,7 +158,6 @@ FACTS = (
     *("nearest_similarity", "unknown_auroc", "known_accepted", "known_identified", "unknown_accepted", "wrong_share"),
 )
 """The metrics of the tested split that the section lists, without `THRESHOLD_PREFIX`."""
-PERCENTS = range(0, 101, 20)
 
 
 def make_threshold_section(run: ReportedRun) -> dict[str, Any] | None:
@@ -169,20 +171,14 @@ def make_threshold_section(run: ReportedRun) -> dict[str, Any] | None:
     for kind in ("median", "worst"):
         rates[f"{SPLITS.get(tested, tested)}, {kind} class"] = (f"fmr_{kind}_class", f"fnmr_{kind}_class")
     curves = {name: np.array(points) for name, points in run.threshold_curves.items()}
-    reliability = [_draw_rates(label, *curves[name]) for name, label in RELIABILITY_NAMES.items() if name in curves]
-    splits = sorted((name for name in curves if name not in RELIABILITY_NAMES), key=lambda split: split != tested)
+    splits = sorted(curves, key=lambda split: split != tested)
     chosen = {split: (metrics[fmr], metrics[fnmr]) for split, (fmr, fnmr) in columns.items() if fmr in metrics}
-    charts = [_make_error_chart({split: curves[split] for split in splits}, chosen)]
-    if reliability:
-        x, y = ([Tick(abs(start - percent), str(percent)) for percent in PERCENTS] for start in (0, 100))
-        title = "Share of pairs of one class over their probability, %"
-        charts.append(Chart(title, x, y, reliability, x_name="probability", has_diagonal=True))
     calibration = find_calibration(metrics)
     described = {name: describe_metric(THRESHOLD_PREFIX + name) for name in FACTS if name in metrics}
     return {
         "similarity": f"{metrics['similarity']:.4f}" if "similarity" in metrics else "",
         "choice": describe_choice(metrics),  # the end of a sentence
-        "charts": charts,
+        "chart": _make_error_chart({split: curves[split] for split in splits}, chosen),
         "rows": {  # FMR and FNMR in percent
             row: (format_percent(metrics[fmr]), f"{100 * metrics[fnmr]:.1f}")
             for row, (fmr, fnmr) in rates.items()
@@ -194,11 +190,6 @@ def make_threshold_section(run: ReportedRun) -> dict[str, Any] | None:
         },
         "prior": format_percent(calibration.prior, digits=2) if calibration else "",
     }
-
-
-def _draw_rates(name: str, x: Any, y: Any, dots: str = "") -> Curve:
-    """Draw a curve of shares from 0 to 1."""
-    return Curve(name, draw_path(100 * x, 100 * (1 - y)), dots)
 
 
 def _make_error_chart(curves: Mapping[str, Any], chosen: Mapping[str, tuple[float, float]]) -> Chart:
@@ -215,14 +206,94 @@ def _make_error_chart(curves: Mapping[str, Any], chosen: Mapping[str, tuple[floa
         if split in chosen:  # a rate of 0 is at the left end of the axis
             x, y = chosen[split]
             dots = draw_dots([100 * max(0.0, place(max(x, 1e-12)))], [100 * (1 - y)])
-        drawn.append(_draw_rates(SPLITS.get(split, split), place(fmr), fnmr, dots))
+        path = draw_path(100 * place(fmr), 100 * (1 - fnmr))
+        drawn.append(Curve(SPLITS.get(split, split), path, dots))
     return Chart(
         title="FNMR over FMR of all thresholds, %",
         x=[
             Tick(100 * (1 + power / decades), f"{10.0 ** (power + 2):.{max(0, -power - 2)}f}")
             for power in range(-decades, 1)
         ],
-        y=[Tick(100 - percent, str(percent)) for percent in PERCENTS],
+        y=[Tick(100 - percent, str(percent)) for percent in range(0, 101, 20)],
         curves=drawn,
         x_name="FMR",
     )
+
+
+POINTS = 1000
+"""The largest number of points on a map: t-SNE places them in about 4 seconds on one core."""
+FEWEST = 5
+"""The smallest number of points that have neighborhoods to keep."""
+FEW = 12
+"""The largest number of classes that colors can tell apart."""
+
+
+def embedding_map(
+    embeddings: Embeddings | UnitEmbeddings, *, points: int = POINTS, seed: int = 0
+) -> npt.NDArray[np.float32]:
+    """Compute places in the plane at which near embeddings stay near, by t-SNE. (N, D) -> (N, 2) float32
+
+    ``points`` rows are drawn at random; the others are NaN, as are all of fewer than 5. The same input gives the same
+    places on the same machine. Source: van der Maaten and Hinton, 2008; scikit-learn's Barnes-Hut approximation.
+    """
+    from sklearn.manifold import TSNE  # late: it takes seconds, and most evaluations draw no map
+
+    rows = UnitEmbeddings.normalize(embeddings).rows.cpu().numpy()
+    places = np.full((len(rows), 2), np.nan, dtype=np.float32)
+    if len(rows) < FEWEST:
+        return places
+    chosen = choose_queries(len(rows), points, seed)
+    drawn = rows[chosen]
+    can_project = drawn.shape[1] > 1 and np.ptp(drawn, axis=0).any()
+    tsne = TSNE(
+        perplexity=min(30, (len(drawn) - 1) / 3),
+        init="pca" if can_project else "random",
+        angle=0.8,
+        max_iter=500,
+        random_state=seed,
+        n_jobs=1,
+    )
+    with threadpool_limits(1):  # threads would add in any order
+        places[chosen] = tsne.fit_transform(drawn)
+    return places
+
+
+class MapDots(NamedTuple):
+    """The dots of one class on the map: its name, a color in CSS, and an SVG path."""
+
+    name: str
+    color: str
+    path: str
+
+
+def draw_map(table: QueryTable) -> dict[str, Any] | None:
+    """Draw the map, 100 wide, with the colors of the finest level with at most `FEW` classes; None without places."""
+    if table.positions is None:
+        return None
+    rows = np.flatnonzero(~np.isnan(table.positions).any(axis=1))
+    places = table.positions[rows].astype(np.float64)
+    if np.ptp(places[:, 1]) > np.ptp(places[:, 0]):
+        places = places[:, ::-1]  # t-SNE has no up and down, and screens are wide
+    places = places - places.min(axis=0)
+    places *= 100 / max(float(places[:, 0].max()), 1e-9)
+    labels = table.labels[rows]
+    level = next((i for i in range(labels.shape[1]) if len(np.unique(labels[:, i])) <= FEW), labels.shape[1] - 1)
+    families = np.unique(labels[:, level]).tolist()
+    colors = {label: _choose_color(i, len(families)) for i, label in enumerate(families)}
+    dots = []
+    for classes in np.unique(labels, axis=0).tolist():
+        members = (labels == classes).all(axis=1)
+        path = draw_dots(*places[members].T)
+        dots.append(MapDots(table.class_name(classes[0]), colors[classes[level]], path))
+    return {
+        "points": len(rows),
+        "height": round(float(places[:, 1].max()), 2),
+        "dots": dots,
+        "level": table.levels[level],
+        "colors": {table.class_name(label, level): color for label, color in colors.items() if len(colors) <= FEW},
+    }
+
+
+def _choose_color(number: int, count: int) -> str:
+    """Return the color of a class: hues are evenly spaced, light and dark alternate."""
+    return f"oklch({(0.56, 0.76)[number % 2]} 0.14 {360 * number / count + 25:.0f})"

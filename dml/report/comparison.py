@@ -63,13 +63,10 @@ class ConfigurationResult:
 
 def find_runs(folders: Iterable[Path]) -> list[FinishedRun]:
     """Read the finished runs in some folders, at any depth; a folder without any raises InputError."""
-    paths = list(folders)
-    runs_by_folder = {path: folders_below(path) for path in paths if not path.is_file()}  # a glob matches files, too
-    if paths and not runs_by_folder:
-        raise InputError(f"{paths[0]}: a file; the folder of a run, or one that holds those of runs, is compared")
     finished: list[FinishedRun] = []
-    for folder, runs in runs_by_folder.items():
-        for run in runs:
+    paths = list(folders)
+    for folder in paths:
+        for run in folders_below(folder):
             try:
                 if _is_compared(run, folder) and run.is_finished:
                     finished.append(_read(run))
@@ -77,8 +74,9 @@ def find_runs(folders: Iterable[Path]) -> list[FinishedRun]:
                 if run.path == folder:
                     raise
                 logger.warning("left out: %s", printable(error))
-    for folder, runs in runs_by_folder.items():
-        if not runs or not finished:
+    for folder in paths:
+        is_empty = folder.is_dir() and not folders_below(folder)  # a glob matches files, too
+        if is_empty or not finished:
             raise InputError(f"{folder}: no finished run in it; a run's folder holds metrics.json and .hydra/")
     return finished
 

@@ -3,6 +3,6 @@
 Importing it registers the resolvers that configurations call.
 """
 
-from dml.run import resolvers
+from dml.run import config_folders, sweeps
 
-__all__ = ["resolvers"]
+__all__ = ["config_folders", "sweeps"]

@@ -1,48 +1,48 @@
-"""The builders of the objects that a configuration names."""
+"""The builders of what a configuration describes: the table of images, the model, the losses and the metrics.
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeGuard
+None of them needs Lightning, which models in use don't load; `dml.run.loop` builds what trains and tests them.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import Tensor, nn
 
 from dml.data.copies import assign_content_ids, warn_of_copies
-from dml.data.image_files.limits import limit_list_bytes
+from dml.data.image_files.limits import ImageLimits, limit_list_bytes
 from dml.data.prepared.cache import CacheFolder
 from dml.data.readability import check_readability
 from dml.data.split_overview import SplitSummary, describe_changes
 from dml.data.subsets import take_some_classes
-from dml.data.table import ImageTable, hold_out_classes, list_training_classes, load
-from dml.evaluation.evaluator import Evaluator
-from dml.evaluation.monitor import make_further_config, make_validation_config
-from dml.evaluation.names import MetricName, list_evaluated_heads, select_joint
-from dml.losses.compose import AtLevel, check_pairs
+from dml.data.table import TEST_SPLITS, ImageTable, hold_out_classes, list_training_classes, load
+from dml.data.transforms import Crops, Pipeline, and_mirrored
+from dml.evaluation.metric import Kind, MetricConfig
+from dml.evaluation.names import full_metric_name
+from dml.evaluation.threshold import ThresholdSettings
+from dml.losses.compose import AtLevel
 from dml.losses.loss_contract import Loss, check_forward, check_module
 from dml.losses.matryoshka import MatryoshkaLoss, choose_sizes
-from dml.losses.proxies import check_beginning, count_classes
-from dml.models.recurrent import AnyModel, RecurrentModel
+from dml.losses.proxies import count_classes
+from dml.models.embedding import SIZE_ERRORS, EmbeddingModel
+from dml.models.recurrent import AnyModel
+from dml.models.weights import add_tensors
 from dml.ops.training_protocols import UsesHierarchy
-from dml.run.building import build, import_object
-from dml.run.evaluators import build_metric_config, choose_selection
-from dml.run.model_builders import build_crops_transform as build_crops_transform
-from dml.run.model_builders import build_model as build_model
+from dml.run.building import build, build_values, import_object
 from dml.run.settings import DatasetSettings, Settings, read_settings
-from dml.run.stages import QUICK_CLASSES, QUICK_IMAGES
 from dml.runtime.errors import InputError
-from dml.training.callbacks.loss_schedule import make_loss_schedule
-from dml.training.checkpoints import FrozenWeights
-from dml.training.data import DataModule, EvaluationData
-from dml.training.embedders import HeadChoice, ModelEmbedder
-from dml.training.frozen import FrozenDataModule, FrozenLearner
-from dml.training.gradient_cache import check_chunk_size
-from dml.training.hardware import check_synchronized, choose_loader_settings, parse_compile
-from dml.training.module import MetricLearner
-from dml.training.optimizers import SchedulePace
-from dml.training.recurrent_learner import RecurrentEmbedder, RecurrentLearner
-from dml.training.run_length import count_steps
+
+QUICK_CLASSES, QUICK_IMAGES = 64, 8
+"""Classes of each split, and images of each class, that a quick run keeps of the data set."""
+
+CROPS = {5: "torchvision.transforms.v2.FiveCrop", 10: "torchvision.transforms.v2.TenCrop"}
 
 
 def build_table(settings: Settings, *, needs_fold: bool = True) -> ImageTable:
@@ -121,136 +121,79 @@ def compares_contents(settings: Settings) -> bool:
     return bool(settings.dataset.queries_in_gallery) and settings.evaluation.exclude is None
 
 
-def build_data(settings: Settings, images: ImageTable) -> DataModule:
-    """Build the loaders of a table; with ``training.frozen`` they load head inputs, once it is known where from."""
-    kind = FrozenDataModule if settings.training.frozen else DataModule
-    return kind(
-        images,
-        train_transform=build(settings.transform.train),
-        sampler=build(settings.sampler),
-        validated_on="test" if choose_selection(settings, images) == "test" else "val",
-        seed=settings.seed,
-        **_build_loader_arguments(settings),
-    )
+def build_model(settings: Settings) -> AnyModel:
+    """Build the backbone with its heads and its ``adapter``, and with ``recurrent`` the network of neighborhoods."""
+    built: AnyModel = build_embedding_model(settings)
+    if settings.recurrent is not None:
+        built = build(settings.recurrent)(built, build_embedding_model(settings))
+    return built
 
 
-def build_evaluation_data(settings: Settings, images: ImageTable) -> EvaluationData:
-    """Build the loader of a table's test, which takes no training images and no sampler."""
-    return EvaluationData(images, **_build_loader_arguments(settings))
+def build_embedding_model(settings: Settings) -> EmbeddingModel:
+    """Build the backbone with its heads, and change it by ``adapter``."""
+    built: EmbeddingModel = build(settings.model)
+    if settings.adapter is not None:
+        build(settings.adapter)(built)
+    return built
 
 
-def _build_loader_arguments(settings: Settings) -> dict[str, Any]:
-    """Return the arguments that the loaders of a training and of a test have in common."""
-    return {
-        "test_transform": build(settings.transform.test),
-        "crops_transform": build_crops_transform(settings),
-        "settings": choose_loader_settings(vars(settings.data), settings.trainer),
-        "cache": find_cache_folder(settings),
-    }
+@torch.inference_mode()
+def use_pooled_features(config: DictConfig) -> None:
+    """Let the model of a configuration have one head, which returns the backbone's pooled features."""
+    network = build(config.model.backbone).eval()
+    try:
+        features: Tensor = network.run_blank(config.transform.size)[0]
+    except SIZE_ERRORS as error:
+        line = " ".join(f"image_size={config.transform.size}: not for the network ({error})".split())
+        raise InputError(line) from error
+    model = config.model
+    with open_dict(model):
+        model.heads, model.embed_dim, model.taps = ["H"], int(features.flatten(1).shape[1]), {"H": "pooled"}
+        model.head = {"H": {"_target_": "dml.models.heads.RawHead", "_partial_": True}}
 
 
-def build_frozen_weights(settings: Settings, embedding_model: AnyModel) -> FrozenWeights | None:
-    """Find the frozen weights of a model as it was built, which a checkpoint needn't hold; None without ``adapter``."""
-    if settings.adapter is None:
+def build_crops_transform(settings: Settings) -> Pipeline | None:
+    """Build the transform of a test that takes several views of each image, ``evaluation.crops``; else None."""
+    crops, plain = settings.evaluation.crops, build(settings.transform.test)
+    if crops == 1:
         return None
-    with torch.random.fork_rng(devices=()):
-        torch.manual_seed(settings.seed + 1)
-        return FrozenWeights(embedding_model, build_model(settings))
+    steps = plain.steps if isinstance(plain, Pipeline) else (plain,)
+    if crops == 2:
+        return Pipeline([*steps, Crops(and_mirrored)])
+    last: Any = steps[-1]
+    if crops not in CROPS or not isinstance(last, import_object("torchvision.transforms.v2.CenterCrop")):
+        raise InputError(
+            f"evaluation.crops={crops}: 1, 2, 5 or 10 views, and 5 or 10 replace a CenterCrop, but transform.test ends "
+            f"with {type(last).__name__}; evaluation.crops=2, the image and its mirror image, would do"
+        )
+    return Pipeline([*steps[:-1], Crops(import_object(CROPS[crops])(last.size))])
 
 
-def build_embedder(settings: Settings, embedding_model: AnyModel) -> ModelEmbedder:
-    """Build the module that embeds a split with a model, without a loss or an optimizer."""
-    kind = RecurrentEmbedder if isinstance(embedding_model, RecurrentModel) else ModelEmbedder
-    return kind(
-        embedding_model,
-        select_joint(
-            list_evaluated_heads(settings.model.heads, settings.evaluation.heads, settings.evaluation.head_sets)
-        ),
-    )
+def list_decisive(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a trained model that, beside the weights, decide an image's embedding."""
+    model = {key: value for key, value in config["model"].items() if key != "heads"}
+    evaluation, limits = config.get("evaluation") or {}, ImageLimits.from_settings(config["data"])
+    views = int(evaluation.get("crops", 1))
+    more_views = {"views": views} if views > 1 else {}
+    background = {"background": limits.color} if limits.color != ImageLimits().color else {}
+    test = {"transform": config["transform"]["test"]}
+    return {"model": without_weights(model), **test, **more_views, **background}
 
 
-def build_learner(
-    settings: Settings, images: DataModule, embedding_model: AnyModel, add_terms: Callable[..., Any] = dict
-) -> MetricLearner:
-    """The model with its losses, optimizer and schedule; with ``training.frozen`` its backbone is frozen."""
-    if settings.training.frozen:
-        embedding_model.backbone.requires_grad_(False).eval()
-    labels, embed_dims = images.train_table.labels, embedding_model.embed_dims
-    head_losses: dict[str, nn.Module] = add_terms(build_losses(settings, embed_dims, labels))
-    sampler, first_loss = images.sampler, next(iter(head_losses.values()))
-    check_pairs(first_loss, getattr(sampler, "images_per_class", 2), getattr(sampler, "classes_per_batch", 2))
-    if loss_schedule := make_loss_schedule(settings.scheduler.loss):
-        loss_schedule.check_losses(head_losses.values())
-    check_beginning(settings.training.proxies, head_losses, count_classes(labels), embed_dims)
-    check_chunk_size(embedding_model, settings.training.gradient_cache)
-    if settings.trainer.sync_batchnorm:
-        check_synchronized(embedding_model)
-    names = list_evaluated_heads(settings.model.heads, settings.evaluation.heads, settings.evaluation.head_sets)
-    validated = images.table.select_evaluated(images.validated_on)
-    monitor, tie_breaker = settings.checkpoints.monitor, settings.checkpoints.tie_breaker
-    monitored, metrics = [name for name in (monitor, tie_breaker) if name], build_metric_config(settings, validated)
-    further = make_further_config(settings.evaluation.validation_metrics, metrics, monitored, validated)
-    pace = build_pace(settings, len(images.sampler))
-    plain_kind: Any = FrozenLearner if settings.training.frozen else MetricLearner
-    kind: type[MetricLearner] = RecurrentLearner if isinstance(embedding_model, RecurrentModel) else plain_kind
-    return kind(
-        embedding_model,
-        head_losses,
-        optimizer=build(settings.optimizer),
-        schedule=build(fill_in_schedule(settings, pace)),
-        evaluate=Evaluator(validated, make_validation_config(metrics, *monitored)),
-        evaluate_further=Evaluator(validated, further) if further.selected else None,
-        validated_on=images.validated_on,
-        monitor=monitor,
-        head_sets=select_joint([*names, MetricName.parse(monitor).heads]),
-        head_choice=build_head_choice(settings),
-        pace=pace,
-        gradient_cache=settings.training.gradient_cache,
-        shard_loss=settings.training.shard_loss,
-        compiled=parse_compile(settings.training.compile),
-    )
+def without_weights(node: Any) -> Any:
+    """Return the settings of a model without the files of weights that its training began with."""
+    if isinstance(node, Mapping):
+        return {key: None if key == "weights" else without_weights(value) for key, value in node.items()}
+    return [without_weights(value) for value in node] if isinstance(node, list) else node
 
 
-def build_head_choice(settings: Settings) -> HeadChoice | None:
-    """Build the choice of ``heads.choose``; None if there is nothing to choose, or no validation split to do it on."""
-    chooses = settings.heads.choose and settings.evaluation.selection == "val"
-    if not chooses or len(settings.model.heads) < 2:
-        return None
-    checkpoints = settings.checkpoints
-    return HeadChoice([*settings.model.heads], checkpoints.monitor, checkpoints.mode, checkpoints.tie_breaker)
-
-
-def count_in_steps(config: DictConfig, batches_per_epoch: int) -> None:
-    """Replace the epochs in a configuration by steps, see `dml.training.run_length.count_steps`."""
-    length = count_steps(config.trainer, config.scheduler, batches_per_epoch)
-    with open_dict(config.trainer):
-        config.trainer.pop("check_val_every_n_epoch")
-    config.trainer.max_epochs = None
-    config.trainer.max_steps, config.trainer.val_check_interval = length.max_steps, length.val_check_interval
-    config.scheduler.warmup_steps = length.warmup_steps
-    if "warmup_epochs" in config.scheduler:
-        config.scheduler.warmup_epochs = None
-
-
-def build_pace(settings: Settings, batches_per_epoch: int) -> SchedulePace:
-    """Build the counter of the intervals of ``scheduler``."""
-    return SchedulePace(
-        settings.scheduler.interval,
-        settings.scheduler.warmup_steps,
-        batches_per_step=settings.trainer.accumulate_grad_batches,
-        batches_per_epoch=batches_per_epoch,
-    )
-
-
-def fill_in_schedule(settings: Settings, pace: SchedulePace) -> DictConfig | None:
-    """Replace each ``???`` in ``scheduler.schedule`` by the number of intervals from the warm-up to the run's end."""
-    if settings.scheduler.schedule is None:
-        return None
-    filled: DictConfig = settings.scheduler.schedule.copy()
-    for key in filled:
-        if OmegaConf.is_missing(filled, key):
-            filled[key] = pace.schedule_length(settings.trainer.max_steps)
-    return filled
+def make_fingerprint(decisive: Mapping[str, Any], model: AnyModel, *, heads: Sequence[str] | None = None) -> str:
+    """Return the identifier of a model's vectors by its weights, `list_decisive` and heads (None: chosen)."""
+    described = {**decisive, "heads": model.chosen_heads if heads is None else heads}
+    digest = hashlib.sha256()
+    digest.update(json.dumps(described, sort_keys=True).encode())
+    add_tensors(digest, sorted(model.state_dict().items()))
+    return digest.hexdigest()[:16]
 
 
 def build_losses(settings: Settings, embed_dims: Mapping[str, int], labels: NDArray[np.int64]) -> dict[str, nn.Module]:
@@ -265,15 +208,40 @@ def build_losses(settings: Settings, embed_dims: Mapping[str, int], labels: NDAr
         labels: labels (N, L) of the training images; ``num_classes`` is counted at level 0, or at the level of the
             `AtLevel` that the loss is inside of.
     """
-    num_classes = count_classes(labels)
-    built = {}
+    num_classes, values = count_classes(labels), OmegaConf.to_container(settings.loss, resolve=True)
+    losses = {}
     for head, size in embed_dims.items():
-        loss_config = settings.loss.copy()
-        _fill_in(loss_config, num_classes, size)
-        built[head] = build(loss_config)
-        _set_hierarchies(built[head], torch.from_numpy(labels))
-        check_forward(built[head])
-    return built
+        losses[head] = build_values(_fill_in(values, num_classes, size), "loss")
+        _set_hierarchies(losses[head], torch.from_numpy(labels))
+        check_forward(losses[head])
+    return losses
+
+
+def _fill_in(node: Any, num_classes: Sequence[int], embedding_dim: int, level: int = 0) -> Any:
+    """Return the values of a loss with what the run knows in the place of each ``???``."""
+    if isinstance(node, list):
+        return [_fill_in(inner, num_classes, embedding_dim, level) for inner in node]
+    if not isinstance(node, dict):
+        return node
+    if _builds(node, AtLevel):
+        level = node["level"]
+        if level >= len(num_classes):
+            raise InputError(f"loss.level={level}: the data set's labels have levels 0 to {len(num_classes) - 1}")
+    if _builds(node, MatryoshkaLoss) and isinstance(node["inner"], dict):
+        sizes = choose_sizes(node["sizes"], embedding_dim)
+        inner = [_fill_in(node["inner"], num_classes, size, level) for size in sizes]
+        node = {**node, "sizes": sizes, "inner": inner}
+    known = {"num_classes": num_classes[level], "embedding_dim": embedding_dim}
+    return {
+        key: known.get(key, value) if value == "???" else _fill_in(value, num_classes, embedding_dim, level)
+        for key, value in node.items()
+    }
+
+
+def _builds(node: Mapping[str, Any], kind: type[nn.Module]) -> bool:
+    """Return whether a node builds an object of a class; other classes may have arguments of the same names."""
+    target = import_object(node.get("_target_", ""))
+    return isinstance(target, type) and issubclass(target, kind)
 
 
 def _set_hierarchies(loss: nn.Module, labels: Tensor) -> None:
@@ -287,32 +255,84 @@ def _set_hierarchies(loss: nn.Module, labels: Tensor) -> None:
         _set_hierarchies(part, labels[:, loss.level, None] if isinstance(loss, AtLevel) else labels)
 
 
-def _fill_in(node: DictConfig | ListConfig, num_classes: Sequence[int], embedding_dim: int, level: int = 0) -> None:
-    if _builds(node, AtLevel):
-        level = node.level
-        if level >= len(num_classes):
-            raise InputError(f"loss.level={level}: the data set's labels have levels 0 to {len(num_classes) - 1}")
-    if _builds(node, MatryoshkaLoss) and OmegaConf.is_dict(node.inner):
-        _fill_in_prefixes(node, num_classes, embedding_dim, level)
-    known = {"num_classes": num_classes[level], "embedding_dim": embedding_dim}
-    keys: Any = range(len(node)) if isinstance(node, ListConfig) else [*node]
-    for key in keys:
-        if OmegaConf.is_missing(node, key):
-            node[key] = known.get(str(key), "???")
-        elif OmegaConf.is_config(node[key]):
-            _fill_in(node[key], num_classes, embedding_dim, level)
+def build_metric_config(settings: Settings, part: ImageTable) -> MetricConfig:
+    """Build the configuration of a test's metrics from those options of ``evaluation`` that are its fields."""
+    evaluation = settings.evaluation
+    weights = evaluation.level_weights
+    if weights is not None and len(weights) != len(part.levels):
+        raise InputError(
+            f"evaluation.level_weights={list(weights)}: {len(weights)} weights for the {len(part.levels)} levels "
+            f"{', '.join(part.levels)}"
+        )
+    has_gallery = bool(len(part.rows("gallery")))
+    chosen = {
+        field.name: getattr(evaluation, field.name) for field in fields(MetricConfig) if hasattr(evaluation, field.name)
+    }
+    values = {
+        name: build(value, _convert_="all") if OmegaConf.is_config(value) else value for name, value in chosen.items()
+    }
+    # a gallery that doesn't hold the queries keeps all its items
+    excludes = bool(evaluation.exclude and (not has_gallery or settings.dataset.queries_in_gallery))
+    try:
+        return MetricConfig(**values, exclude_nearest=excludes)
+    except InputError as error:
+        name = re.split(r"\W", str(error), maxsplit=1)[0]
+        raise InputError(f"evaluation.{error}" if name in values else str(error)) from error
 
 
-def _builds(node: DictConfig | ListConfig, kind: type[nn.Module]) -> TypeGuard[DictConfig]:
-    """Return whether a node builds an object of a class; other classes may have arguments of the same names."""
-    target = import_object(node._target_) if isinstance(node, DictConfig) and "_target_" in node else None
-    return isinstance(target, type) and issubclass(target, kind)
+def complete_metric_names(config: DictConfig) -> None:
+    """Name the finest level in the metrics that choose a checkpoint: recall@1 is level0/recall@1."""
+    metrics: Any = OmegaConf.select(config, "evaluation.metrics", default=[])
+    entries = [entry for entry in metrics if OmegaConf.is_dict(entry)]
+    custom = [entry.get("name") for entry in entries if entry.get("kind") != Kind.HIERARCHY]
+    for part in (config, *(changes for changes in config.get("stages", {}).values() if changes)):
+        for key in ("checkpoints.monitor", "checkpoints.tie_breaker"):
+            if isinstance(name := OmegaConf.select(part, key), str):
+                OmegaConf.update(part, key, full_metric_name(name, custom))
 
 
-def _fill_in_prefixes(node: DictConfig, num_classes: Sequence[int], embedding_dim: int, level: int) -> None:
-    """Replace the inner loss of a Matryoshka loss by a list of losses, one for each size of a prefix."""
-    node.sizes = choose_sizes(node.sizes, embedding_dim)
-    losses = [node.inner.copy() for _ in node.sizes]
-    for loss, size in zip(losses, node.sizes, strict=True):
-        _fill_in(loss, num_classes, size, level)
-    node.inner = losses
+def build_threshold_settings(settings: Settings) -> ThresholdSettings | None:
+    """Build the settings of ``evaluation.threshold``; None if a test has no threshold."""
+    threshold = settings.evaluation.threshold
+    return None if threshold is None else ThresholdSettings(**vars(threshold))
+
+
+def choose_final_split(table: ImageTable) -> str:
+    """Return the split that a run is tested on at its end: "test", or "val" where no class is held out for a test."""
+    if len(table.rows(*TEST_SPLITS)):
+        return "test"
+    _check_held_out("val", table, f"{table.source}: neither a test nor a validation is possible")
+    return "val"
+
+
+def choose_tested_split(settings: Settings, table: ImageTable) -> str:
+    """Return the split that a run is tested on at its end: `choose_final_split`, or "val" by ``evaluation.split``."""
+    evaluation = settings.evaluation
+    if evaluation.split is None:
+        return choose_final_split(table)
+    if evaluation.selection == "test" or evaluation.fixed_neighbors:
+        option = "fixed_neighbors" if evaluation.fixed_neighbors else "selection=test"
+        raise InputError(
+            f"evaluation.split=val: keeps the test classes unseen, and evaluation.{option} looks at them; leave one out"
+        )
+    _check_held_out("val", table, "evaluation.split=val")
+    return "val"
+
+
+def choose_selection(settings: Settings, table: ImageTable) -> str:
+    """Return what chooses the checkpoint that is tested: "val", the "last" one, or "test" itself.
+
+    Without a validation split the last checkpoint stands in for the best of it.
+    """
+    selection: str = settings.evaluation.selection
+    if selection == "test":
+        _check_held_out("test", table, "evaluation.selection=test")
+    return "last" if selection == "val" and not len(table.rows("val")) else selection
+
+
+def _check_held_out(split: str, table: ImageTable, option: str) -> None:
+    if not len(table.rows(*(TEST_SPLITS if split == "test" else ["val"]))):
+        raise InputError(
+            f"{option}: no class is held out as {split}; dataset.folds=5, or a dataset.reader.{split}_fraction such as "
+            "0.2, holds some out"
+        )

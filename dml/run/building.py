@@ -143,12 +143,15 @@ def build(config: Any, *arguments: Any, **settings: Any) -> Any:
     if not OmegaConf.is_config(config):
         return config
     path = config._get_full_key(None).replace("[", ".").replace("]", "")
-    plain: Any = OmegaConf.to_container(config, resolve=True)
+    return build_values(OmegaConf.to_container(config, resolve=True), path, *arguments, **settings)
+
+
+def build_values(plain: Any, path: str, *arguments: Any, **settings: Any) -> Any:
+    """Build the object that plain values at a dotted key describe, as `build` does."""
     check_values(plain, path)
-    tree = plain
     for key in reversed(path.split(".") if path else []):  # error lines name the whole key
-        tree = {key: tree}
-    node = OmegaConf.create(tree)
+        plain = {key: plain}
+    node = OmegaConf.create(plain)
     return instantiate(OmegaConf.select(node, path) if path else node, *arguments, **settings)
 
 

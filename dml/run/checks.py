@@ -1,49 +1,43 @@
 """The one pass over a composed configuration before a job: what is missing, mistyped or contradictory is told at once.
 
-What Lightning, torch or a part's own class refuses with a clear message is refused here too, as far as the object can
-be made without the data: a user would otherwise read the message after minutes.
+What Lightning refuses with a clear message is refused here too, since its Trainer can be made without the data: a user
+would otherwise read the message after minutes.
 """
 
 import inspect
 import logging
 import types
 import typing
-import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
-from functools import cache, partial
+from functools import cache
 from pkgutil import resolve_name
 from typing import Any, Literal, Union, get_args, get_origin
 
 from omegaconf import DictConfig, OmegaConf
 from pydantic import ConfigDict, TypeAdapter, ValidationError
-from torch import nn
 
 from dml.data.table import ImageTable
 from dml.evaluation.items import check_queries, check_validation_classes
 from dml.evaluation.metric import MetricConfig
 from dml.evaluation.monitor import check_monitor, check_tie_breaker, make_further_config
 from dml.evaluation.names import list_evaluated_heads
-from dml.models.backbone import ParameterList
-from dml.run.builders import build_table
-from dml.run.building import build
-from dml.run.config_folders import CONF, format_value
-from dml.run.evaluators import (
+from dml.run.builders import (
     build_metric_config,
+    build_table,
     build_threshold_settings,
     choose_selection,
     choose_tested_split,
     complete_metric_names,
 )
+from dml.run.config_folders import CONF, format_value
 from dml.run.loop import build_trainer, make_loggers
 from dml.run.settings import SETTINGS, TRAINED, Settings, find_group, list_declared, read_settings
-from dml.run.stages import check_stages, list_stages
+from dml.run.stored import Stage, list_stages
 from dml.run.sweeps import monitored_metric
 from dml.runtime.configuration import flat, is_below
 from dml.runtime.errors import InputError, suggest
-from dml.training.callbacks.loss_schedule import make_loss_schedule
-from dml.training.optimizers import optimizer_by_role
-from dml.training.run_length import AUTO, COUNTED
+from dml.training.trainer_arguments import AUTO, COUNTED
 
 logger = logging.getLogger(__name__)
 
@@ -69,8 +63,8 @@ CROPS = ("torchvision.transforms.v2.CenterCrop", "torchvision.transforms.v2.Rand
 RESIZES = ("dml.data.transforms.Resize", "torchvision.transforms.v2.Resize")
 PAD = "dml.data.transforms.Pad"
 
-INTERVALS = 1000
-"""The length that stands for each ``???`` of a schedule, whose true length is known once the data has been read."""
+SHARED = ("quick", "resume", "accept_changed_data", "stages", "dataset")
+"""The keys that all stages of a run share."""
 
 
 def check(command: str, config: DictConfig) -> None:
@@ -84,7 +78,7 @@ def check(command: str, config: DictConfig) -> None:
     if command != "train":
         check_values(command, config)
         if command != "prepare":
-            check_crops(config.transform)
+            check_crops(read_settings(config, SETTINGS[command]))
         return
     stages = list_stages(config)
     for stage in stages:
@@ -94,11 +88,13 @@ def check(command: str, config: DictConfig) -> None:
     if settings.dataset.fold and not settings.dataset.folds:  # a sweep over folds would train on one split
         fold = f"dataset.fold={settings.dataset.fold}"
         raise InputError(f"{fold}: it needs dataset.folds=5, which divides the training classes")
-    check_stages(config, stages[0])
+    changes: Any = OmegaConf.to_container(config.stages, resolve=False)
+    _check_stages(stages, changes)
     make_loggers(settings)
     for stage in stages:
-        check_crops(stage.config.transform)
-        _check_training(stage.settings)
+        check_crops(stage.settings)
+        build_trainer(stage.settings, logger=False)
+        _check_frozen(stage.settings)
 
 
 def check_values(command: str, config: DictConfig, *also: DictConfig | None) -> None:
@@ -173,8 +169,7 @@ def _list_declared(
     """Yield the key, the value and the annotation of each key that `dml.run.settings` declares."""
     declared = {name: field for name, field in list_declared(kind).items() if name not in unused}
     for name in part:
-        if name not in declared:
-            raise InputError(f"{prefix}{name}: no such key{suggest(str(name), declared)}")
+        _check_name(prefix, str(name), declared)
     for name, field in declared.items():
         key, group = f"{prefix}{name}", find_group(field.type)
         if name not in part:
@@ -186,6 +181,11 @@ def _list_declared(
             yield from _list_declared(part[name], group, prefix=f"{key}.")
         else:
             yield key, part[name], dict[Any, Any] | None if type(None) in get_args(field.type) else dict[Any, Any]
+
+
+def _check_name(prefix: str, name: str, known: Collection[str]) -> None:
+    if name not in known:
+        raise InputError(f"{prefix}{name}: no such key{suggest(name, known)}")
 
 
 def _make_missing_error(key: str) -> InputError:
@@ -216,7 +216,7 @@ def _list_parameters(plain: Any) -> Iterator[tuple[str, Any, Any]]:
             if name not in parameters:
                 if takes_any or name.startswith("_"):
                     continue
-                raise InputError(f"{path}.{name}: no such key{suggest(name, parameters)}")
+                _check_name(f"{path}.", name, parameters)
             # null is Lightning's default; a node may become whatever is needed; transforms of torchvision take lists
             # without an annotation that says so, such as the color ``fill=0``
             is_default = path == "trainer" and (value is None or (name in COUNTED and value == AUTO))
@@ -266,25 +266,18 @@ def _find_container(kind: Any) -> Any:
     return list[Any] if container in LISTED else dict[Any, Any] if container in MAPPED else Any
 
 
-def _check_training(settings: Settings) -> None:
-    """Make the parts of a stage that need no data, and refuse what would train on wrong numbers in silence."""
-    trainer, compilation = settings.trainer, settings.training.compile
-    build_trainer(settings, callbacks=[], logger=False)
-    make_loss_schedule(settings.scheduler.loss)
-    _check_frozen(settings)
-    _check_optimizer(settings)
-    build(settings.adapter)
-    if trainer.sync_batchnorm and settings.model.backbone.get("fold_batchnorm"):
+def _check_stages(stages: Sequence[Stage], changes: Mapping[str, Any]) -> None:
+    """Make sure that no stage changes what all share, and that a recurrent model begins with a trained network."""
+    for number, (name, changed) in enumerate(changes.items()):
+        keys = flat(changed or {})
+        fixed = [*SHARED, "training.init"] if number else SHARED  # a later stage goes on with the weights of another
+        if refused := next((key for key in fixed if any(is_below(changed_key, [key]) for changed_key in keys)), None):
+            raise InputError(f"stages.{name}.{refused}: the run's own is that of all stages; give it without stages")
+    settings = stages[0].settings
+    if settings.recurrent and not (settings.training.init or settings.resume):
         raise InputError(
-            "trainer.sync_batchnorm=true: replaces the batch normalizations that convolutions compute too; leave it "
-            "out, as they are frozen and have no statistics to share"
-        )
-    mode = compilation.get("mode") if isinstance(compilation, Mapping) else None
-    keeps_outputs = settings.training.gradient_cache or trainer.accumulate_grad_batches != 1
-    if mode in ("max-autotune", "reduce-overhead") and keeps_outputs:
-        raise InputError(
-            f"training.compile={{mode: {mode}}}: its CUDA graphs overwrite what training.gradient_cache and "
-            "trainer.accumulate_grad_batches keep; training.compile={mode: max-autotune-no-cudagraphs}"
+            "recurrent: it finds neighbors by a trained network, and the run has none; training.init=CHECKPOINT names "
+            "one, or an earlier stage trains it, as in experiment=lns/emoji/rnn"
         )
 
 
@@ -295,43 +288,18 @@ def _check_frozen(settings: Settings) -> None:
         "training.compile=null": settings.training.compile,
         "adapter=none": settings.adapter,
     }
-    for remedy, value in values.items():
-        if settings.training.frozen and value:
-            option = remedy.partition("=")[0]
-            raise InputError(f"training.frozen=true: {option} needs the whole network in each step; {remedy}")
+    if remedies := [remedy for remedy, value in values.items() if settings.training.frozen and value]:
+        raise InputError(f"training.frozen=true: trains heads alone, without the network; {', '.join(remedies)}")
 
 
-def _check_optimizer(settings: Settings) -> None:
-    """Make the optimizer and the schedule for three parameters of one value each, and move them by one step."""
-    make_optimizer, schedule = build(settings.optimizer), settings.scheduler.schedule
-    if not isinstance(make_optimizer, partial) or make_optimizer.func is not optimizer_by_role:
-        return  # one of the user's own may need the parameters of the real model, as a schedule that isn't PyTorch's
-    # two dimensions: some optimizers take matrices alone
-    groups = {name: ParameterList(nn.Linear(1, 1, bias=False), [0]) for name in ("backbone", "heads", "loss")}
-    optimizer = make_optimizer(groups)
-    if schedule is None or not str(schedule.get("_target_")).startswith("torch."):
-        return
-    filled = schedule.copy()
-    for key in schedule:
-        if OmegaConf.is_missing(schedule, key):
-            filled[key] = INTERVALS
-    try:
-        made = build(filled)(optimizer)
-        with warnings.catch_warnings():  # PyTorch warns that the optimizer took no step
-            warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler")
-            made.step()
-    except (ValueError, TypeError, ArithmeticError) as error:
-        raise InputError(f"scheduler.schedule: {schedule._target_}: {' '.join(str(error).split())}") from error
-
-
-def check_crops(transform: DictConfig) -> None:
+def check_crops(settings: Settings) -> None:
     """Refuse a crop that is larger than the image is resized to before, and log a warning if it is less than half.
 
     Such a crop comes from a ``transform.size`` that the file's Resize doesn't follow: transform=rll always resizes to
     256. With transform.size=64 a test would see a sixteenth of each image, and with 336 a black frame around it.
     """
     for split in ("train", "test"):
-        node: Any = OmegaConf.to_container(transform[split], resolve=True)
+        node: Any = OmegaConf.to_container(getattr(settings.transform, split), resolve=True)
         side: int | None = None
         for step in node.get("steps") or ():
             target, size = step.get("_target_"), step.get("size")
@@ -400,13 +368,10 @@ def check_search(config: DictConfig) -> None:
     choose_tested_split(settings, table)
     for stage in stages:
         check_evaluation(stage.settings, table)
-    trainer, metric = stages[-1].settings.trainer, monitored_metric(settings)
-    if metric.startswith("val/") and not len(table.rows("val")):
+    metric, last = monitored_metric(settings), stages[-1].settings.trainer
+    validates = last.val_check_interval is not None or last.get("check_val_every_n_epoch") is not None
+    if not validates or (metric.startswith("val/") and not len(table.rows("val"))):
         raise InputError(
-            f"sweep=optuna: {table.source} has no validation split for {metric}; dataset.folds=5 holds classes out"
-        )
-    if trainer.val_check_interval is None and trainer.get("check_val_every_n_epoch") is None:
-        raise InputError(
-            f"sweep=optuna: trainer.val_check_interval=null validates never, and the search optimizes {metric}; "
-            "give a number of steps"
+            f"sweep=optuna: the search optimizes {metric}, which no validation computes: it takes a validation split, "
+            "such as that of dataset.folds=5, and a trainer.val_check_interval"
         )

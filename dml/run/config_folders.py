@@ -1,5 +1,10 @@
-"""The folders that configurations come from, ``conf/`` and the user's on ``hydra.searchpath``, and the overrides."""
+"""The folders that configurations come from, the overrides of their values, and the resolvers that they call.
 
+The folders are ``conf/`` and the user's on ``hydra.searchpath``. A value such as ``${new_folder:outputs/emoji}`` calls
+the resolver of that name.
+"""
+
+import os
 import re
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -11,7 +16,9 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf
 
+from dml.runtime.files import expand_home
 from dml.runtime.processes import IS_INSTALLED, PACKAGE
+from dml.runtime.run_folder import RunFolder, make_folder
 
 FILE = "file://"
 
@@ -85,3 +92,56 @@ def format_value(value: Any, *, in_quotes: bool = True) -> str:
 def quote(path: str | Path) -> str:
     """Return a path in quotes, as the value of an override that Hydra reads back unchanged."""
     return str(QuotedString(str(path), Quote.single).with_quotes())
+
+
+def unless(value: Any, default: Any) -> Any:
+    """Resolve ``${unless:VALUE,DEFAULT}``: null if there is a value, else the default."""
+    return default if value is None else None
+
+
+def learning_rate(default: float, *, _root_: DictConfig) -> float:
+    """Resolve ``${learning_rate:DEFAULT}``: the rate that the model's file states for its weights.
+
+    It is DEFAULT if the file states none, and with ``training.frozen``: heads alone would hardly learn at that rate.
+    """
+    stated = OmegaConf.select(_root_, "model.pretraining.lr")
+    return default if stated is None or OmegaConf.select(_root_, "training.frozen") else float(stated)
+
+
+def new_folder(path: str, *, _root_: DictConfig) -> str:
+    """Resolve ``${new_folder:PATH}``, Hydra's folder of a run: make PATH, or PATH_2, PATH_3 and so on if it exists."""
+    if OmegaConf.select(_root_, "hydra.runtime.cwd") is None:
+        raise ValueError(f"new_folder {path}: the configuration isn't complete")
+    folders = OmegaConf.get_cache(_root_)["new_folder"]  # Hydra resolves the folder of one run several times
+    if path not in folders:
+        name, number = path, 1
+        while not make_folder(Path(name)):
+            number += 1
+            name = f"{path}_{number}"
+        folders[path] = name
+    return str(folders[path])
+
+
+def evaluations_folder(other: str, *, _root_: DictConfig) -> str:
+    """Resolve ``${evaluations_folder:OTHER}``: the folder that holds the folders in which ``checkpoint`` is tested.
+
+    It is ``evaluations`` in the folder of the run that wrote the checkpoint, and OTHER for a checkpoint that isn't in a
+    run's folder.
+    """
+    if OmegaConf.is_missing(_root_, "checkpoint") or not _root_.checkpoint:  # the job says so
+        return other
+    path = expand_home(str(_root_.checkpoint))
+    for folder in path.absolute().parents[:2]:  # a copy may lie beside the run's other files
+        run = RunFolder(folder if path.is_absolute() else os.path.relpath(folder))
+        if run.last_checkpoint.exists() or (run.has_configuration and not run.is_evaluation):
+            return str(run.evaluations_folder)
+    return other
+
+
+def resize_for(size: int) -> int:
+    """Return the side that images are resized to before a crop of ``size`` pixels: 256 for 224, and in proportion."""
+    return round(size * 256 / 224)
+
+
+for resolver in (resize_for, learning_rate, unless, evaluations_folder, new_folder):
+    OmegaConf.register_new_resolver(resolver.__name__, resolver, replace=True)

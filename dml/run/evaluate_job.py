@@ -15,12 +15,17 @@ from dml.data.table import TEST_SPLITS, ImageTable
 from dml.run import builders, loop
 from dml.run.checks import check_tested_settings
 from dml.run.config_folders import pretrained_name
-from dml.run.evaluators import choose_tested_split
 from dml.run.final_test import run_test
-from dml.run.model_builders import count_features, use_features
-from dml.run.settings import EvaluateSettings, Settings, read_settings
-from dml.run.stages import Stage, find_stage, make_evaluation_config
-from dml.run.stored import StoredRun, extract_run, plain_config, write_configuration
+from dml.run.settings import EvaluateSettings, read_settings
+from dml.run.stored import (
+    Stage,
+    StoredRun,
+    extract_run,
+    find_stage,
+    list_stages,
+    plain_config,
+    write_configuration,
+)
 from dml.runtime.configuration import key_of
 from dml.runtime.errors import InputError
 from dml.runtime.files import expand_home
@@ -37,29 +42,41 @@ def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> dic
     It takes neither a loss nor a sampler. It takes the pretrained weights that the training began with only if the
     checkpoint lacks those that an adapter left as they were.
     """
-    path = expand_home(read_settings(config, EvaluateSettings).checkpoint)
+    settings = read_settings(config, EvaluateSettings)
+    path = expand_home(settings.checkpoint)
     if folder.has_configuration and not folder.is_evaluation:
         raise InputError(
             f"hydra.run.dir={folder.path}: holds a run; choose another folder for the test of a checkpoint"
         )
+    stored, description = None, dict[str, Any]()
     if pretrained_name(path) is not None:
-        stored, description = None, dict[str, Any]()
-        use_features(config.model, count_features(config.model.backbone, config.transform.size))
-        stage = Stage("", make_evaluation_config(config, lacks_weights=True))
+        builders.use_pooled_features(config)
+        stage = Stage("", config).for_test(lacks_weights=True)
     else:
-        stage, stored, description = _read_stage(path, config, overrides)
+        checkpoint = read_checkpoint(path, lazily=True)
+        stored, progress = extract_run(checkpoint), TrainingProgress.from_checkpoint(checkpoint)
+        description |= progress.describe(checkpoint["run"])
+        is_slim = lacks_weights(checkpoint)
+        del checkpoint
+        _take_other_data_whole(settings, path, overrides, stored)  # it changes the configuration
+        stage = find_stage(list_stages(config), progress.stage).for_test(lacks_weights=is_slim)
+        chosen_by = {"last": "last", "best": "test" if stored.config["evaluation"]["selection"] == "test" else "val"}
+        if path.suffix == ".ckpt" and path.stem in chosen_by:
+            description["selection"] = stage.config.evaluation.selection = chosen_by[path.stem]
     settings = read_settings(stage.config, EvaluateSettings)
     seed_everything(settings.seed, verbose=False)
     table = builders.build_table(settings, needs_fold=settings.split in ("train", "val"))
     check_tested_settings(settings, table)
-    split = _choose_split(settings, table)
-    if stored is not None:
-        _check_data(config, split, table, stored)
+    split = settings.split or builders.choose_tested_split(settings, table)
+    if not len(table.select_evaluated(split)):
+        raise InputError(f"split={split}: the data set has no image of it; it has {', '.join(table.counts())}")
+    if stored is not None and stored.config["dataset"] == plain_config(config)["dataset"]:
+        _check_data(settings, path, split, table)
     tested = table.select_evaluated(split)
     share = ", all that there are" if len(tested) == len(table) else ""
     line = f"{settings.dataset.name}: {describe_splits(tested)}{share}"
     rank_zero_only(console.print)(f"[bold]data[/]     {in_markup(line)}")
-    images = builders.build_evaluation_data(settings, table)
+    images = loop.build_evaluation_data(settings, table)
     model = builders.build_model(settings)
     if stored is not None:
         load_model(model, path)
@@ -69,7 +86,7 @@ def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> dic
     return run_test(
         stage,
         trainer,
-        builders.build_embedder(settings, model),
+        loop.build_embedder(settings, model),
         images,
         folder,
         split=split,
@@ -78,68 +95,34 @@ def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> dic
     )
 
 
-def _read_stage(path: Path, config: DictConfig, overrides: list[str]) -> tuple[Stage, StoredRun, dict[str, Any]]:
-    """Return the stage whose checkpoint is tested, what its run stored, and what describes it in metrics.json."""
-    checkpoint = read_checkpoint(path, lazily=True)
-    stored = extract_run(checkpoint)
-    progress = TrainingProgress.from_checkpoint(checkpoint)
-    description: dict[str, Any] = progress.describe(checkpoint["run"])
-    is_slim = lacks_weights(checkpoint)
-    del checkpoint
-    _take_other_data_whole(config, overrides, stored)
-    stage = Stage(
-        progress.stage, make_evaluation_config(find_stage(config, progress.stage).config, lacks_weights=is_slim)
-    )
-    if selection := _find_selection(path, stored):
-        description["selection"] = stage.config.evaluation.selection = selection
-    return stage, stored, description
-
-
-def _check_data(config: DictConfig, split: str, table: ImageTable, stored: StoredRun) -> None:
-    """Make sure that a checkpoint is tested on the data of its run, unless the command line names other data."""
-    path = expand_home(config.checkpoint)
+def _check_data(settings: EvaluateSettings, path: Path, split: str, table: ImageTable) -> None:
+    """Make sure that the data of a run hasn't changed when a checkpoint is tested on it."""
     before: Any = RunFolder.from_checkpoint(path).splits()
-    if before is None or config.accept_changed_data or stored.config["dataset"] != plain_config(config)["dataset"]:
+    if before is None or settings.accept_changed_data:
         return
-    after: Any = summarize_data(table, config.dataset.root)
-    if split == "test" and config.dataset.folds:  # too few training classes may be there to be divided as before
+    after: Any = summarize_data(table, settings.dataset.root)
+    if split == "test" and settings.dataset.folds:  # too few training classes may be there to be divided as before
         used = {*TEST_SPLITS, "val"} if "val" in after else {*TEST_SPLITS}
         before, after = ({name: part[name] for name in used & part.keys()} for part in (before, after))
     builders.check_same_data(f"checkpoint={path}", before, after)
 
 
-def _take_other_data_whole(config: DictConfig, overrides: list[str], stored: StoredRun) -> None:
+def _take_other_data_whole(settings: EvaluateSettings, path: Path, overrides: list[str], stored: StoredRun) -> None:
     """Let a test of other data than the run's be of all classes that are in no split, as none is trained.
 
     The command line may say otherwise. Data that was moved, so that its former place is empty, is the run's.
     """
-    reader, then, now = config.dataset.reader, stored.config["dataset"], config.dataset
+    reader, then, now = settings.dataset.reader, stored.config["dataset"], settings.dataset
     new_keys = {key_of(override) for override in overrides if override not in stored.overrides}
     root, new_root = (root and os.path.realpath(expand_home(root)) for root in (then["root"], now.root))
-    names_split = config.split in ("train", "val") or config.evaluation.get("split") == "val"
+    names_split = settings.split in ("train", "val") or settings.evaluation.split == "val"
     is_own = (then["name"], root) == (now.name, new_root)
     draws_classes = {"test_fraction", "val_fraction"} <= (reader or {}).keys()
     if names_split or is_own or not draws_classes or "dataset.reader.test_fraction" in new_keys:
         return
     test_fraction, reader.test_fraction = reader.test_fraction, None
-    before = RunFolder.from_checkpoint(expand_home(config.checkpoint)).splits()
+    before = RunFolder.from_checkpoint(path).splits()
     if before is not None and root is not None and not os.path.exists(root):
-        after = summarize_data(builders.build_table(read_settings(config, Settings), needs_fold=False), now.root)
+        after = summarize_data(builders.build_table(settings, needs_fold=False), now.root)
         if ChainMap(*before.values()) == ChainMap(*after.values()):
             reader.test_fraction = test_fraction
-
-
-def _find_selection(path: Path, stored: StoredRun) -> str | None:
-    """Return what chose a checkpoint, as ``evaluation.selection``, by the name of its file; None for another name."""
-    run_folder = RunFolder.from_checkpoint(path)
-    by_validation = "test" if stored.config["evaluation"]["selection"] == "test" else "val"
-    return {run_folder.last_checkpoint.name: "last", run_folder.best_checkpoint.name: by_validation}.get(path.name)
-
-
-def _choose_split(settings: EvaluateSettings, table: ImageTable) -> str:
-    """Return the split to test: ``split``, or the one that the run tested at its end."""
-    if settings.split is None:
-        return choose_tested_split(settings, table)
-    if not len(table.select_evaluated(settings.split)):
-        raise InputError(f"split={settings.split}: the data set has no image of it; it has {', '.join(table.counts())}")
-    return settings.split

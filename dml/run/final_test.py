@@ -21,15 +21,13 @@ from dml.evaluation.ranking import PerQuery
 from dml.evaluation.raw_features import FixedNeighbors, recall_among
 from dml.evaluation.threshold import evaluate_threshold, make_pairs
 from dml.metrics.pairs import LabeledPairs
-from dml.models.recurrent import AnyModel
 from dml.report.console import print_result
 from dml.report.page import write_pictures
 from dml.report.provenance import describe_vector
 from dml.run import builders
-from dml.run.evaluators import build_metric_config, build_threshold_settings
+from dml.run.builders import build_metric_config, build_threshold_settings
 from dml.run.settings import Settings
-from dml.run.stages import Stage
-from dml.run.stored import plain_config
+from dml.run.stored import Stage, plain_config
 from dml.runtime.errors import InputError
 from dml.runtime.run_folder import RunFolder
 from dml.training.data import EvaluationData
@@ -69,13 +67,17 @@ def run_test(
         evaluator.check_copies(embeddings, f"{EXCLUDE_COPIES}, if it is a file of the same content")
     if split == "test":
         metrics |= _compute_test_metrics(settings, images.table, embeddings, rows, run.fixed_neighbors_file)
-    is_limited = settings.trainer.limit_test_batches is not None  # the images beyond aren't skipped as unreadable
-    metrics |= _count_special_images(settings, table, 0 if is_limited else skipped)
+    if skipped and settings.trainer.limit_test_batches is None:  # else the images beyond aren't skipped as unreadable
+        metrics["images_skipped"] = skipped
+    if builders.compares_contents(settings) and (in_gallery := count_queries_in_gallery(table))[1]:
+        metrics["queries_in_gallery"] = in_gallery[0]
     metrics |= evaluate_model_threshold(settings, trainer, embedder, images, embeddings, tested, folder)
     device = trainer.strategy.root_device  # a GPU's rounding is another than a CPU's, and so are trained networks
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type.upper()
-    facts = {"split": split, "device": name}
-    metrics = description | metrics | _describe_embeddings(model) | facts
+    metrics = description | metrics | {"vector": describe_vector(model.embed_dims, model.chosen_heads)}
+    if model.chosen_heads != (*model.embed_dims,):
+        metrics["chosen_heads"] = join_head_names(model.chosen_heads)
+    metrics |= {"split": split, "device": name}
     limits = settings.data.limits
     rank_zero_only(write_pictures)(
         folder, metrics, tested, embeddings, lists, limits, sheet=evaluation.sheet, report=evaluation.report
@@ -115,13 +117,6 @@ def _evaluate(
     return embeddings, evaluated.lists, metrics
 
 
-def _describe_embeddings(model: AnyModel) -> Metrics:
-    """Return the size of the ranked vectors, and the heads that the training chose if they aren't all."""
-    vector = describe_vector(model.embed_dims, model.chosen_heads)
-    chosen = {} if model.chosen_heads == (*model.embed_dims,) else {"chosen_heads": join_head_names(model.chosen_heads)}
-    return {"vector": vector} | chosen
-
-
 def _compute_test_metrics(
     settings: Settings, table: ImageTable, embeddings: UnitEmbeddings, rows: Tensor, neighbors_file: Path
 ) -> Metrics:
@@ -134,14 +129,6 @@ def _compute_test_metrics(
         other_evaluator = Evaluator(relabeled, build_metric_config(settings, relabeled))
         metrics |= {f"{name}/{metric}": value for metric, value in other_evaluator(embeddings, rows).items()}
     return metrics
-
-
-def _count_special_images(settings: Settings, table: ImageTable, skipped: int) -> Metrics:
-    """Return the number of images that couldn't be read, and that of queries in their gallery, where they count."""
-    counts: Metrics = {"images_skipped": skipped} if skipped else {}
-    if builders.compares_contents(settings) and (in_gallery := count_queries_in_gallery(table))[1]:
-        counts["queries_in_gallery"] = in_gallery[0]
-    return counts
 
 
 def _recall_fixed(

@@ -33,12 +33,10 @@ def take(part: str, name: str, heads: Any = None) -> Any:  # noqa: ARG001 (read 
         heads: names of the heads of a model, for those who read them in the configuration.
     """
     if part not in _given_objects.get():
+        remedy = f"dml.train(objects={{'{part}': ...}}) takes it"
         if part == "module":
-            raise InputError(
-                f"its network is a {name} from Python, which no file holds; dml.load(FOLDER, module=...) takes it, and "
-                "for an index dml.Index.load(FOLDER, model)"
-            )
-        raise InputError(f"{part}: the run was trained with a {name} from Python; dml.train(objects={{'{part}': ...}})")
+            remedy = "dml.load(FOLDER, module=...) takes it, and for an index dml.Index.load(FOLDER, model)"
+        raise InputError(f"{part}: the run was trained with a {name} from Python, which no file holds; {remedy}")
     return copy.deepcopy(_given_objects.get()[part])
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from pytorch_lightning import Trainer
@@ -15,7 +14,6 @@ from dml.evaluation.geometry import ranking_device
 from dml.evaluation.names import MetricName, join_head_names, split_head_names
 from dml.report.statistics import Values, average_by_class
 from dml.run.settings import Settings
-from dml.runtime.errors import InputError
 from dml.runtime.run_folder import RunFolder
 from dml.runtime.text import console, in_markup, warn
 from dml.training.callbacks.checkpoints import AtomicCheckpointIO
@@ -47,13 +45,6 @@ class Candidate:
     def mean(self) -> float:
         """The mean over the classes."""
         return float(self.by_class.mean())
-
-
-def check_shares(shares: Sequence[Any]) -> None:
-    """Make sure that each of the shares of ``checkpoints.interpolation`` is a number between 0 and 1."""
-    for share in shares:
-        if not isinstance(share, int | float) or not 0 <= share <= 1:
-            raise InputError(f"checkpoints.interpolation: {share} is no share of the last weights, from 0 to 1")
 
 
 def mix_weights(first: State, last: State, share: float) -> State:
@@ -96,8 +87,6 @@ def choose_between_first_and_last(
     section 4). The first and the last weights, and those of the best validation, are candidates too.
     """
     folder = RunFolder(trainer.default_root_dir)
-    if not settings.checkpoints.interpolation or not folder.best_checkpoint.exists():  # no validation wrote one
-        return
     if not folder.first_checkpoint.exists():
         warn(f"{folder.first_checkpoint}: no such file; weights between the first and the last ones aren't tried")
         return
@@ -112,11 +101,17 @@ def choose_between_first_and_last(
     if INTERPOLATION not in best and 0 < best["global_step"] < last["global_step"]:
         load_model(model, folder.best_checkpoint)
         candidates += _evaluate(settings, trainer, learner, images, 1.0, folder.best_checkpoint)
-    for share in sorted({0.0, *settings.checkpoints.interpolation, 1.0}):
+    for share in sorted({0.0, *(settings.checkpoints.interpolation or ()), 1.0}):
         model.load_state_dict(mix_weights(states[0], states[1], share))
         candidates += _evaluate(settings, trainer, learner, images, share)
     chosen = choose_candidate(candidates)
-    rank_zero_only(_print_choice)(chosen)
+    weights = f"weights {chosen.share:.0%} of the way from the first to the last ones"
+    if chosen.file:
+        weights = "the weights of the best validation"
+    elif chosen.share in (0, 1):
+        weights = "the last weights" if chosen.share else "the first weights"
+    line = f"{weights}, heads {join_head_names(chosen.heads)}, by {len(chosen.by_class):,} validation classes"
+    rank_zero_only(console.print)(f"[bold]chosen[/]   {in_markup(line)}")
     end = folder.last_checkpoint if chosen.share else folder.first_checkpoint
     checkpoint = read_checkpoint(chosen.file or end)
     if chosen.file is None:
@@ -149,14 +144,3 @@ def _evaluate(
         by_class = sign * average_by_class(evaluator, embeddings, rows, monitor.metric)
         candidates.append(Candidate(share, tuple(heads), by_class, file))
     return candidates
-
-
-def _print_choice(chosen: Candidate) -> None:
-    """Print the weights and the heads that are tested."""
-    weights = f"weights {chosen.share:.0%} of the way from the first to the last ones"
-    if chosen.share in (0, 1):
-        weights = "the last weights" if chosen.share else "the first weights"
-    if chosen.file:
-        weights = "the weights of the best validation"
-    line = f"{weights}, heads {join_head_names(chosen.heads)}, by {len(chosen.by_class):,} validation classes"
-    console.print(f"[bold]chosen[/]   {in_markup(line)}")

@@ -2,6 +2,7 @@
 
 import shlex
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,24 +26,24 @@ from dml.models.recurrent import AnyModel
 from dml.report.console import QUICK
 from dml.report.provenance import name_dataset
 from dml.run import builders, loop
+from dml.run.builders import choose_selection, choose_tested_split
 from dml.run.checks import check_evaluation, check_share
-from dml.run.evaluators import choose_selection, choose_tested_split
-from dml.run.feature_source import FeatureSource, build_feature_source
 from dml.run.final_test import run_test
-from dml.run.initial_weights import load_beginning
 from dml.run.interpolation import choose_between_first_and_last
+from dml.run.other_models import add_teacher, load_beginning
 from dml.run.settings import Settings, read_settings
-from dml.run.stages import Stage, find_stage, list_stages, shorten
 from dml.run.stored import (
+    Stage,
     StoredRun,
     check_new_values,
     check_trained,
+    find_stage,
+    list_stages,
     plain_config,
     read_stored_run,
     write_configuration,
 )
-from dml.run.teachers import add_teacher
-from dml.run.untrained_model import evaluate_raw_features, store_fixed_neighbors
+from dml.run.untrained_model import FeatureSource, build_feature_source, evaluate_raw_features, store_fixed_neighbors
 from dml.runtime import signals
 from dml.runtime.configuration import key_of
 from dml.runtime.errors import InputError
@@ -53,10 +54,10 @@ from dml.training.callbacks.checkpoints import AtomicCheckpointIO
 from dml.training.checkpoints import FrozenWeights, TrainingProgress, load_model
 from dml.training.data import DataModule
 from dml.training.frozen import FrozenDataModule
-from dml.training.hardware import check_accelerator, parse_compile
+from dml.training.hardware import parse_compile
 from dml.training.loggers import History
 from dml.training.module import MetricLearner
-from dml.training.run_length import describe_late_milestones
+from dml.training.trainer_arguments import describe_late_milestones
 
 Metrics = dict[str, Any]
 
@@ -95,9 +96,8 @@ class StageParts:
 
 def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metrics:
     """Train, choose a checkpoint on the validation split and test it once -> the contents of metrics.json."""
-    settings = read_settings(config, Settings)
-    check_accelerator(settings.trainer.accelerator)
-    stored = _check_folder(config, settings, folder)
+    settings, values = read_settings(config, Settings), plain_config(config)
+    stored = _check_folder(settings, values, folder)
     table = builders.build_table(settings)
     splits = summarize_data(table, settings.dataset.root)
     if stored is not None and not settings.accept_changed_data and (before := folder.splits()) is not None:
@@ -105,79 +105,78 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
     rank_zero_only(_print_few_classes)(settings, table)
     stages = list_stages(config.copy())  # building a stage turns its epochs into steps
     for stage in stages if settings.quick else ():
-        shorten(stage.config, {*map(key_of, overrides)})
-    _check_data(stages, table)
+        loop.shorten(stage, {*map(key_of, overrides)})
+    for stage in stages:  # before any training
+        check_evaluation(stage.settings, table)
+    builders.read_other_labels(stages[-1].settings, table)
+    split = choose_tested_split(stages[-1].settings, table)
+    check_share("limit_test_batches", stages[-1].settings, table.select_evaluated(split))
+    builders.check_readable(stages[-1].settings, table)
     parts = _build_parts(stages[0], table)
     _try_stages(parts, stages[1:], table)
-    progress = _read_progress(config, folder, table, stages, stored)
+    progress = None if stored is None else _read_progress(values, folder, table, stages, stored)
     rank_zero_only(folder.write_splits)(splits)
     rank_zero_only(write_configuration)(folder, config, overrides, began_in=folder)
     raw: Metrics = {}
     if settings.evaluation.raw:
         raw = evaluate_raw_features(parts.stage, parts.images, parts.model, folder, parts.source)
-    run: dict[str, Any] = {"overrides": overrides, "config": plain_config(config)}
-    for stage in _list_remaining(stages, progress):
+    run: dict[str, Any] = {"overrides": overrides, "config": values}
+    begun = 0 if progress is None else stages.index(find_stage(stages, progress.stage))
+    for stage in stages[begun:]:
         parts = parts if stage is stages[0] else _build_parts(stage, table)
         progress = _load_weights(parts, folder.last_checkpoint, progress)
         _use_first_weights(parts, folder, is_last=stage is stages[-1])
         print_setup(parts, folder.path)
         trainer = _fit(parts, folder, run, progress)
         progress = TrainingProgress.read(folder.last_checkpoint)
-    if len(stages) == 1 and choose_selection(settings, table) == "val":
+    selection = choose_selection(settings, table)
+    mixes = bool(parts.settings.checkpoints.interpolation) and folder.best_checkpoint.exists()
+    if len(stages) == 1 and selection == "val" and mixes:
         choose_between_first_and_last(parts.settings, trainer, parts.learner, parts.images, parts.frozen)
-    chosen = _load_chosen(parts, folder, table)
-    identity = {CONFIGURATION: configuration_id(run["config"])}
+    description = raw | _load_chosen(parts, folder, selection) | {CONFIGURATION: configuration_id(values)}
+    if trainer.global_step < trainer.max_steps:  # such as for checkpoints.patience
+        description["ended_early"] = f"at step {trainer.global_step:,} of {trainer.max_steps:,}"
     return run_test(
         parts.stage,
         trainer,
         parts.learner,
         parts.images,
         folder,
-        split=choose_tested_split(settings, table),
-        description=raw | chosen | identity | _describe_end(trainer),
+        split=split,
+        description=description,
         run=folder,
     )
 
 
-def _check_folder(config: DictConfig, settings: Settings, folder: RunFolder) -> StoredRun | None:
+def _check_folder(settings: Settings, values: Mapping[str, Any], folder: RunFolder) -> StoredRun | None:
     """Return what the run that is resumed has stored; for a new run make sure that nothing is in the way."""
     init = settings.training.init
-    if init and not settings.resume and not expand_home(init).is_file():
-        raise InputError(f"training.init={init}: no such file; a checkpoint of another run, such as its best.ckpt")
     if settings.resume:
         stored = read_stored_run(folder)
-        check_new_values(config, folder, stored)
+        check_new_values(values, folder, stored)
         return stored
-    if folder.last_checkpoint.exists():
-        resuming = shlex.quote(f"resume={folder.path}")
-        raise InputError(f"hydra.run.dir={folder.path}: holds a run already; {resuming} goes on with it")
-    if folder.is_finished:
-        raise InputError(f"hydra.run.dir={folder.path}: holds a finished run; choose another folder, or delete it")
+    if init and not expand_home(init).is_file():
+        raise InputError(f"training.init={init}: no such file; a checkpoint of another run, such as its best.ckpt")
+    if folder.last_checkpoint.exists() or folder.is_finished:
+        raise InputError(
+            f"hydra.run.dir={folder.path}: holds a run already; {shlex.quote(f'resume={folder.path}')} goes on with "
+            "it, and another folder takes a new one"
+        )
     return None
-
-
-def _check_data(stages: list[Stage], table: ImageTable) -> None:
-    """Make sure, before any training, that all stages can be evaluated on the data, and that it can be read."""
-    settings = stages[-1].settings
-    builders.read_other_labels(settings, table)
-    for stage in stages:
-        check_evaluation(stage.settings, table)
-    check_share("limit_test_batches", settings, table.select_evaluated(choose_tested_split(settings, table)))
-    builders.check_readable(settings, table)
 
 
 def _build_parts(stage: Stage, table: ImageTable) -> StageParts:
     """Build the objects of a stage, its random weights a function of the seed; epochs become steps."""
     seed_everything(stage.settings.seed, verbose=False)
-    images = builders.build_data(stage.settings, table)
-    builders.count_in_steps(stage.config, len(images.sampler))
+    images = loop.build_data(stage.settings, table)
+    loop.count_in_steps(stage, len(images.sampler))
     if not len(table.select_evaluated(images.validated_on)):
         stage.config.trainer.val_check_interval = None
     settings = stage.settings
     model = builders.build_model(settings)
-    frozen = builders.build_frozen_weights(settings, model)
+    frozen = loop.build_frozen_weights(settings, model)
     add_terms = partial(add_teacher, settings, images.train_table, model.embed_dims)
-    learner = builders.build_learner(settings, images, model, add_terms)
+    learner = loop.build_learner(settings, images, model, add_terms)
     source: FeatureSource | None = None
     if isinstance(model, EmbeddingModel) and settings.training.frozen:
         source = build_feature_source(settings, model)
@@ -185,13 +184,16 @@ def _build_parts(stage: Stage, table: ImageTable) -> StageParts:
 
 
 def _try_stages(first: StageParts, others: list[Stage], table: ImageTable) -> None:
-    """Build the callbacks of the first stage, and all of the other stages once, so that a mistake is told at once."""
-    loop.build_callbacks(first.settings)
+    """Build what runs the training of the first stage, and all of the other stages once, to tell a mistake at once."""
+    loop.build_callbacks(first.settings, first.images, first.learner)
+    loop.check_optimizer(first.learner)
     for stage in others:
-        trial = Stage(stage.name, stage.config.copy())  # building turns epochs into steps
         try:
-            settings = _build_parts(trial, table).settings
-            loop.build_trainer(settings, callbacks=loop.build_callbacks(settings), logger=False)
+            # building turns epochs into steps
+            parts = _build_parts(Stage(stage.name, stage.config.copy()), table)
+            callbacks = loop.build_callbacks(parts.settings, parts.images, parts.learner)
+            loop.build_trainer(parts.settings, callbacks=callbacks, logger=False)
+            loop.check_optimizer(parts.learner)
         except (InputError, InstantiationException) as error:
             reason = error.__cause__ if isinstance(error, InstantiationException) else error
             if not isinstance(reason, InputError):
@@ -200,22 +202,17 @@ def _try_stages(first: StageParts, others: list[Stage], table: ImageTable) -> No
 
 
 def _read_progress(
-    config: DictConfig, folder: RunFolder, table: ImageTable, stages: list[Stage], stored: StoredRun | None
+    values: Mapping[str, Any], folder: RunFolder, table: ImageTable, stages: list[Stage], stored: StoredRun
 ) -> TrainingProgress | None:
-    """Return how far the run has got, None for a new run."""
-    if stored is None or not folder.last_checkpoint.exists():
+    """Return how far a resumed run has got, None if it has no checkpoint yet."""
+    if not folder.last_checkpoint.exists():
         return None
     if folder.best_checkpoint.exists() and choose_selection(stages[-1].settings, table) != "last":
         TrainingProgress.read(folder.best_checkpoint)
     progress = TrainingProgress.read(folder.last_checkpoint)
-    find_stage(config, progress.stage)
-    check_trained(config, stored, stages[-1].settings.trainer.max_steps, progress)
+    find_stage(stages, progress.stage)
+    check_trained(values, stored, stages[-1].settings.trainer.max_steps, progress)
     return progress
-
-
-def _list_remaining(stages: list[Stage], progress: TrainingProgress | None) -> list[Stage]:
-    """Return the stages from the one on that the run has got to."""
-    return stages if progress is None else stages[[stage.name for stage in stages].index(progress.stage) :]
 
 
 def _load_weights(parts: StageParts, last: Path, progress: TrainingProgress | None) -> TrainingProgress:
@@ -254,7 +251,7 @@ def _fit(parts: StageParts, folder: RunFolder, run: dict[str, Any], progress: Tr
             History(folder.history_file, progress.total_steps, progress.history_checksum),
             *loop.build_loggers(parts.stage),
         ],
-        callbacks=loop.build_callbacks(settings),
+        callbacks=loop.build_callbacks(settings, images, parts.learner),
         plugins=[AtomicCheckpointIO(parts.model, parts.frozen)],
     )
     # what loggers count from; Lightning has no other way to say it, and restores it itself when a stage is resumed
@@ -262,28 +259,27 @@ def _fit(parts: StageParts, folder: RunFolder, run: dict[str, Any], progress: Tr
     started = time.perf_counter()
     with signals.deferring("stopping after this step or validation"):
         trainer.fit(parts.learner, datamodule=images, ckpt_path=folder.last_checkpoint if progress.step else None)
-    print_training(trainer, images, time.perf_counter() - started)
+    if trainer.is_global_zero:
+        waited = 1000 * images.stream.wait_seconds / max(1, images.stream.waits)
+        console.print(
+            f"[bold]trained[/]  to step {trainer.global_step:,} in {time.perf_counter() - started:,.0f} s, of which a "
+            f"step waited {waited:.1f} ms for its images"
+        )
     return trainer
 
 
-def _load_chosen(parts: StageParts, folder: RunFolder, table: ImageTable) -> Metrics:
+def _load_chosen(parts: StageParts, folder: RunFolder, selection: str) -> Metrics:
     """Load the checkpoint that the run tests -> what describes it in metrics.json.
 
     A training that never validated has no best checkpoint, or one of another stage: the last one is tested then.
     """
-    selection, checkpoint = choose_selection(parts.settings, table), folder.best_checkpoint
+    checkpoint = folder.best_checkpoint
     progress = TrainingProgress.read(checkpoint) if selection != "last" and checkpoint.exists() else None
     if progress is None or progress.stage != parts.stage.name:
         selection, checkpoint = "last", folder.last_checkpoint
         progress = TrainingProgress.read(checkpoint)
     load_model(parts.model, checkpoint)
     return progress.describe(parts.epoch_length) | {"selection": selection}
-
-
-def _describe_end(trainer: Trainer) -> Metrics:
-    """Return what says that a training ended before its last step, such as for checkpoints.patience."""
-    is_early = trainer.global_step < trainer.max_steps
-    return {"ended_early": f"at step {trainer.global_step:,} of {trainer.max_steps:,}"} if is_early else {}
 
 
 def _print_few_classes(settings: Settings, table: ImageTable) -> None:
@@ -334,7 +330,7 @@ def print_setup(parts: StageParts, folder: Path) -> None:
     further = learner.evaluate_further if settings.trainer.val_check_interval else None
     if isinstance(further, Evaluator) and (line := describe_clustering(further, sum(model.embed_dims.values()))):
         console.print(f"[bold]k-means[/]  {in_markup(line)}")
-    pace = builders.build_pace(settings, len(images.sampler))
+    pace = loop.build_pace(settings, len(images.sampler))
     if late := describe_late_milestones(settings.scheduler.schedule or {}, pace, settings.trainer.max_steps):
         console.print(f"[bold red]schedule[/] {in_markup(late)}")
     starts = [part.start for part in learner.losses.modules() if isinstance(part, CrossBatchMemory)]
@@ -342,13 +338,3 @@ def print_setup(parts: StageParts, folder: Path) -> None:
         line = f"loss.start={starts[0]}: the run ends before the memory is used"
         console.print(f"[bold red]memory[/]   {in_markup(line)}")
     console.print(f"[bold]folder[/]   {in_markup(folder)}")
-
-
-@rank_zero_only
-def print_training(trainer: Trainer, images: DataModule, seconds: float) -> None:
-    """Print how long the training took, and how long a step waited for its images."""
-    waited = images.stream.wait_seconds / max(1, images.stream.waits)
-    console.print(
-        f"[bold]trained[/]  to step {trainer.global_step:,} in {seconds:,.0f} s, of which a step waited "
-        f"{1000 * waited:.1f} ms for its images"
-    )

@@ -20,6 +20,7 @@ TRAINED = ("sampler", "loss", "distill", "optimizer", "scheduler", "checkpoints"
 Count = Annotated[int, Bounds(ge=1)]
 Natural = Annotated[int, Bounds(ge=0)]
 WhitenedHeads = Literal["auto", "half_whitened_components", "principal_components", "whitened_components"]
+Share = Annotated[float, Bounds(ge=0, le=1)]
 Seed = Annotated[int, Bounds(ge=0, lt=2**32)]
 
 
@@ -83,6 +84,15 @@ class DistillSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LossScheduleSettings:
+    """``scheduler.loss``: a number of the loss that changes with the steps."""
+
+    attribute: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class SchedulerSettings:
     """``scheduler``: how the learning rates change."""
 
@@ -90,7 +100,7 @@ class SchedulerSettings:
     warmup_epochs: Annotated[float, Bounds(ge=0)] | None
     interval: Literal["step", "epoch"]
     schedule: Any
-    loss: dict[Any, Any] | None
+    loss: LossScheduleSettings | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +137,7 @@ class CheckpointSettings:
     tie_breaker: str | None
     patience: Count | None
     beginning: bool
-    interpolation: list[Any] | None
+    interpolation: list[Share] | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,26 +1,25 @@
-"""The values that a run stores, and what resumes it, tests it or opens its model with them.
+"""The configuration of a run: its stages, its values as it stores them, and what resumes, tests or opens it with them.
 
-They are in each checkpoint and, before there is one, in ``.hydra/config.yaml``: plain values, in which an interpolation
-of other values stays one. Whatever the command line doesn't name is taken from there. Hydra composes both: the stored
-parts are choices of its groups, as the files of ``conf/`` are.
+The values are in each checkpoint and, before there is one, in ``.hydra/config.yaml``: plain values, in which an
+interpolation of other values stays one. Whatever the command line doesn't name is taken from there. Hydra composes
+both: the stored parts are choices of its groups, as the files of ``conf/`` are.
 """
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from dml.run import building
-from dml.run.config_folders import GROUPS, format_value
-from dml.run.settings import SETTINGS, TRAINED, list_declared
-from dml.run.stages import list_stages, resolve_parts
+from dml.run.config_folders import CONF, GROUPS, format_value
+from dml.run.settings import SETTINGS, TRAINED, Settings, list_declared, read_settings
 from dml.runtime.configuration import flat, is_below, key_of
 from dml.runtime.errors import InputError
 from dml.runtime.run_folder import RUN_KEYS, RunFolder, newest_runs, without_run_keys
@@ -48,6 +47,94 @@ NEW_VALUES = (
 """The keys that a resumed run may have new values of, but `KEPT`."""
 
 KEPT = ("evaluation.selection",)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One training of a run; a run has several, each of which goes on with the weights of the one before, or one.
+
+    Args:
+        name: name of the stage; "" for the only one.
+        config: configuration of the run with the changes of the stage.
+    """
+
+    name: str
+    config: DictConfig
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of the stage, as they are now."""
+        return read_settings(self.config, Settings)
+
+    def for_test(self, *, lacks_weights: bool = False) -> "Stage":
+        """Return the stage as a test of its checkpoint needs it, without the parts that only training uses.
+
+        The model begins without pretrained weights, unless the checkpoint lacks them.
+        """
+        parts = resolve_parts(self.config, TRAINED)
+        of_training = ("max_epochs", "check_val_every_n_epoch", "val_check_interval", "callbacks")
+        parts["trainer"] |= dict.fromkeys(of_training) | {"max_steps": 1}
+        backbone = parts["model"].get("backbone")
+        if isinstance(backbone, dict) and "weights" in backbone and not lacks_weights:
+            backbone["weights"] = None
+        return Stage(self.name, OmegaConf.create(parts))
+
+
+def list_stages(config: DictConfig) -> list[Stage]:
+    """Return the stages of a configuration in order; each entry of ``stages`` holds its changes to the rest.
+
+    A part with a ``_target_`` replaces the whole part, anything else changes single values. Without ``stages`` the run
+    has one stage.
+    """
+    plain: Any = OmegaConf.to_container(config.stages, resolve=False)
+    stages = []
+    for name, changes in plain.items():
+        changed = config.copy()
+        with open_dict(changed):
+            changed.stages = {}
+        for path, value in _iterate_changes(changes or {}):
+            if isinstance(value, str) and "${" not in value and (CONF / path).is_dir():
+                raise InputError(
+                    f"stages.{name}.{path}={value}: a stage takes the values of a part; in an experiment's defaults, "
+                    f"/{path}@stages.{name}.{path}: {value} chooses another"
+                )
+            OmegaConf.update(changed, path, value, merge=False)
+        stages.append(Stage(str(name), changed))
+    return stages or [Stage("", config)]
+
+
+def _iterate_changes(content: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted key, value) of each change, interpolations unresolved."""
+    if isinstance(content, dict) and "_target_" not in content and (content or not path):
+        for key, value in content.items():
+            yield from _iterate_changes(value, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, content
+
+
+def find_stage(stages: Sequence[Stage], name: str) -> Stage:
+    """Return the stage of a name."""
+    for stage in stages:
+        if stage.name == name:
+            return stage
+    names = ", ".join(stage.name for stage in stages) or "none"
+    raise InputError(f"checkpoint of stage {name or '(none)'}: this run's stages are {names}")
+
+
+def resolve_parts(config: DictConfig, unused: Collection[str] = ()) -> dict[str, Any]:
+    """Return the parts of a configuration as plain values, their interpolations resolved.
+
+    Args:
+        config: configuration of a run or a stage.
+        unused: top-level keys to skip; an interpolation in them needn't have a value.
+    """
+    parts: dict[str, Any] = {}
+    for key in config:
+        if key not in unused:
+            value = "???" if OmegaConf.is_missing(config, key) else config[key]
+            is_plain = not OmegaConf.is_config(value)
+            parts[str(key)] = value if is_plain else OmegaConf.to_container(value, resolve=True)
+    return parts
 
 
 @dataclass(frozen=True)
@@ -86,16 +173,8 @@ def _resolve_calls(node: Any, key: Any, plain: Any) -> Any:
     return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
-def open_stored(values: Mapping[str, Any]) -> DictConfig:
-    """Return stored values as a configuration, whose interpolations are resolved when they are read.
-
-    They may be a stranger's, so a `CALL` counts as missing.
-    """
-    opened: DictConfig = OmegaConf.create(_without_calls(values))
-    return opened
-
-
 def _without_calls(value: Any) -> Any:
+    """Return stored values, which may be a stranger's, with each `CALL` as a missing one."""
     if isinstance(value, Mapping):
         return {key: _without_calls(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -107,40 +186,39 @@ def read_stored_run(folder: RunFolder) -> StoredRun:
     """Read what the run in a folder stored last."""
     if folder.last_checkpoint.exists():
         stored = read_checkpoint_run(folder.last_checkpoint)
-        return _take_newer(stored, folder) if folder.has_configuration else stored
-    if folder.is_evaluation:
-        raise InputError(f"resume={folder.path}: a test of a checkpoint, which has no training to go on with")
-    if folder.has_configuration:
+        if not folder.has_configuration:
+            return stored
+        # which has the newer values of a run that was resumed, and killed before it wrote another checkpoint
+        for key, then, now in _find_other_changes(stored.config, folder.config):
+            raise InputError(
+                f"{key}={then}: the run was made with {now} by {folder.config_file}, which isn't that of its "
+                f"{folder.last_checkpoint.name}; without {folder.config_file.parent} it goes on as that says"
+            )
+        return StoredRun(_without_run_keys(folder.overrides), folder.config)
+    if folder.has_configuration and not folder.is_evaluation:
         return StoredRun(_without_run_keys(folder.overrides), folder.config)
     is_checkpoint = folder.path.suffix == ".ckpt" and folder.path.is_file()
     run = RunFolder.from_checkpoint(folder.path) if is_checkpoint else next(newest_runs(folder.path), None)
-    remedy = f"; {shlex.quote(f'resume={run.path}')} goes on with the nearest run" if run else ""
-    raise InputError(f"resume={folder.path}: no run there; its folder has .hydra/ and checkpoints/{remedy}")
+    reason = "no run there; its folder has .hydra/ and checkpoints/"
+    if folder.is_evaluation:
+        reason = "a test of a checkpoint, which has no training to go on with"
+    elif run:
+        reason += f"; {shlex.quote(f'resume={run.path}')} goes on with the nearest run"
+    raise InputError(f"resume={folder.path}: {reason}")
 
 
-def _take_newer(stored: StoredRun, folder: RunFolder) -> StoredRun:
-    """Return what a checkpoint holds with the `NEW_VALUES` of a run that was resumed, and killed before another one."""
-    config, then, now = OmegaConf.create(stored.config), flat(stored.config), flat(folder.config)
-    for key in sorted(key for key in now.keys() | then.keys() if now.get(key) != then.get(key)):
-        if not _may_be_new(key):
-            raise InputError(
-                f"{key}={format_value(then.get(key))}: the run was made with {format_value(now.get(key))} by "
-                f"{folder.config_file}, which isn't that of its {folder.last_checkpoint.name}; without "
-                f"{folder.config_file.parent} it goes on as that says"
-            )
-        OmegaConf.update(config, key, now.get(key), merge=False, force_add=True)
-    values: Any = OmegaConf.to_container(config, resolve=False)
-    return StoredRun(_without_run_keys(folder.overrides), values)
+def _find_other_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield the keys but `NEW_VALUES` whose values differ, with both values as they are typed."""
+    values_then, values_now = flat(then), flat(now)
+    for key in sorted(values_now.keys() | values_then.keys()):
+        before, after, name = values_then.get(key), values_now.get(key), _drop_stage(key)
+        if before != after and (is_below(name, KEPT) or not is_below(name, NEW_VALUES)):
+            yield key, format_value(before), format_value(after)
 
 
 def _drop_stage(key: str) -> str:
     """Return the key that a stage changes: stages.lns.trainer.max_steps -> trainer.max_steps."""
     return re.sub(r"^stages\.[^.]+\.", "", key)
-
-
-def _may_be_new(key: str) -> bool:
-    name = _drop_stage(key)
-    return is_below(name, NEW_VALUES) and not is_below(name, KEPT)
 
 
 def read_checkpoint_run(path: Path) -> StoredRun:
@@ -154,6 +232,15 @@ def extract_run(checkpoint: Mapping[str, Any]) -> StoredRun:
     """Return what the run of a checkpoint stored in it."""
     run = checkpoint["run"]
     return StoredRun(_without_run_keys(run["overrides"]), run["config"])
+
+
+def extract_stage(checkpoint: Mapping[str, Any]) -> Stage:
+    """Return the stage that a checkpoint was written in; a `CALL` in its values, which may be a stranger's, is missing.
+
+    Interpolations are resolved when they are read.
+    """
+    config: Any = OmegaConf.create(_without_calls(extract_run(checkpoint).config))
+    return find_stage(list_stages(config), checkpoint["run"].get("stage", ""))
 
 
 def _without_run_keys(overrides: Any) -> list[str]:
@@ -207,35 +294,29 @@ def check_foreign(command: str, config: DictConfig, words: Sequence[str]) -> Non
         console.print(f"[bold]trusted[/]  {in_markup(f'{source}: {foreign}')}")
 
 
-def check_new_values(config: DictConfig, folder: RunFolder, stored: StoredRun) -> None:
+def check_new_values(values: Mapping[str, Any], folder: RunFolder, stored: StoredRun) -> None:
     """Make sure that a resumed run has new values of `NEW_VALUES` alone."""
-    now, then = flat(plain_config(config)), flat(stored.config)
-    for key in sorted(key for key in now.keys() | then.keys() if now.get(key) != then.get(key)):
-        if not _may_be_new(key):
-            given, before = (f"{key}={format_value(values.get(key))}" for values in (now, then))
-            raise InputError(
-                f"{given}: the run has {before}, and goes on as it began; "
-                f"{shlex.quote(f'training.init={folder.last_checkpoint}')} begins a new run with its weights"
-            )
-
-
-def check_trained(config: DictConfig, stored: StoredRun, max_steps: Any, progress: "TrainingProgress") -> None:
-    """Make sure that a resumed run isn't given values with which none of its steps was trained, and none will be."""
-    names = [str(name) for name in config.stages]
-    for name in names[: names.index(progress.stage)] if progress.stage in names else ():
-        if plain_config(config)["stages"][name] != stored.config["stages"][name]:
-            raise InputError(f"stages.{name}: the run has finished this stage; a new run can have another one")
-    if progress.stage != (names or [""])[-1] or not isinstance(max_steps, int) or not 0 <= max_steps <= progress.step:
-        return
-    if progress.step > max_steps:
+    for key, then, now in _find_other_changes(stored.config, values):
         raise InputError(
-            f"trainer.max_steps={max_steps}: the run has {progress.step} steps already; a shorter one is a new run"
+            f"{key}={now}: the run has {key}={then}, and goes on as it began; "
+            f"{shlex.quote(f'training.init={folder.last_checkpoint}')} begins a new run with its weights"
         )
-    rate, before = (values["optimizer"].get("lr") for values in (plain_config(config), stored.config))
-    if rate != before:
+
+
+def check_trained(values: Mapping[str, Any], stored: StoredRun, max_steps: Any, progress: "TrainingProgress") -> None:
+    """Make sure that a resumed run isn't given values with which none of its steps was trained, and none will be."""
+    names = [*values["stages"]]
+    for name in names[: names.index(progress.stage)] if progress.stage in names else ():
+        if values["stages"][name] != stored.config["stages"][name]:
+            raise InputError(f"stages.{name}: the run has finished this stage; a new run can have another one")
+    rate, before = (config["optimizer"].get("lr") for config in (values, stored.config))
+    is_in_last_stage = progress.stage == (names or [""])[-1]
+    is_longer = not isinstance(max_steps, int) or max_steps > progress.step or max_steps < 0
+    if is_in_last_stage and not is_longer and (max_steps < progress.step or rate != before):
+        new = f"trainer.max_steps={max_steps}" if rate == before else f"optimizer.lr={rate}"
         raise InputError(
-            f"optimizer.lr={rate}: the run has trained all of its {max_steps} steps with {before}; a larger "
-            "trainer.max_steps trains on with the new one"
+            f"{new}: the run has {progress.step} steps already, and would end without another one; a larger "
+            "trainer.max_steps trains on, and a shorter run is a new run"
         )
 
 

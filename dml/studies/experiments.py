@@ -19,8 +19,8 @@ from dml.runtime.errors import InputError
 from dml.runtime.run_folder import configuration_id
 from dml.samplers.base import AUTO, AUTO_CLASSES
 from dml.studies.study import Training
-from dml.training.run_length import AUTO as OPEN_LENGTH
-from dml.training.run_length import FEWEST_STEPS
+from dml.training.trainer_arguments import AUTO as OPEN_LENGTH
+from dml.training.trainer_arguments import FEWEST_STEPS
 
 SMALL_VALUES = (
     *("dataset=emoji", "transform=emoji", "model=tf_efficientnet_lite0", "model.backbone.weights=packaged"),

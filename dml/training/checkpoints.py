@@ -18,7 +18,7 @@ from dml.models.recurrent import AnyModel, RecurrentModel
 from dml.models.weights import hash_tensors
 from dml.runtime.configuration import check_parts
 from dml.runtime.errors import InputError
-from dml.runtime.reading import DamageError, check_plain, check_zip, is_zip
+from dml.runtime.reading import DamageError, check_plain, check_zip
 from dml.runtime.run_folder import RunFolder, newest_runs
 from dml.runtime.text import printable
 
@@ -44,48 +44,39 @@ def read_checkpoint(path: str | Path, *, lazily: bool = False) -> dict[str, Any]
     """
     path = Path(path)
     if not path.is_file():
-        what = "a folder, not a file" if path.is_dir() else "no such file"
-        best = path / ("best.ckpt" if path.name == "checkpoints" else "checkpoints/best.ckpt")
-        is_inside = f"{shlex.quote(f'checkpoint={best}')} is in it"
-        place = is_inside if best.is_file() else "a run keeps checkpoints/best.ckpt and last.ckpt"
-        raise InputError(f"checkpoint={path}: {what}; {place}")
-    if path.suffix != ".ckpt" and not is_zip(path):
-        raise InputError(f"checkpoint={path}: no checkpoint, or a damaged one; a run keeps checkpoints/best.ckpt")
+        raise InputError(f"checkpoint={path}: no such file; a run keeps checkpoints/best.ckpt and last.ckpt")
     try:
         check_zip(path)  # torch.load doesn't look at the checksums
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=lazily)
-    except DamageError as error:
-        raise InputError(f"checkpoint={path}: damaged ({error}); {_describe_remedy(path)}") from error
+        checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=lazily)
     except Exception as error:  # The unpickler can raise any exception for a damaged file.
-        raise InputError(f"checkpoint={path}: cannot be read ({type(error).__name__})") from error
-    if not isinstance(checkpoint, dict) or "run" not in checkpoint:
-        raise InputError(f"checkpoint={path}: not a checkpoint of a dml run")
-    if (file_format := checkpoint.get("format")) != FORMAT:
-        raise InputError(f"checkpoint={path}: of format {file_format}; this version of dml reads {FORMAT} alone")
-    try:
-        run = check_plain(checkpoint["run"])
-        check_parts(run.get("config", {}))
-        is_run = all(isinstance(override, str) for override in run.get("overrides", ()))
-        is_run &= isinstance(checkpoint["state_dict"], Mapping) and type(checkpoint["global_step"]) is int
-    except (ValueError, KeyError, TypeError, AttributeError):
-        is_run = False
-    if not is_run:
-        raise InputError(f"checkpoint={path}: not a checkpoint of a dml run")
+        reason = str(error) if isinstance(error, DamageError) else type(error).__name__
+        raise InputError(f"checkpoint={path}: damaged, or no checkpoint ({reason}); {_name_other(path)}") from error
+    if not _is_of_run(checkpoint):
+        raise InputError(f"checkpoint={path}: not a checkpoint of a dml run in format {FORMAT}, which dml reads")
     return checkpoint
 
 
-def _describe_remedy(path: Path) -> str:
-    """Describe what a user can do if a checkpoint is damaged: the run's other checkpoint may be whole."""
+def _name_other(path: Path) -> str:
+    """Name the other checkpoint of a run, if there is one, with what it can be used for."""
     other = path.with_name("last.ckpt" if path.name == "best.ckpt" else "best.ckpt")
-    try:
-        check_zip(other)
-    except (DamageError, OSError):
-        return "there is no other one beside it that is whole; a new run is needed, or a copy of this file"
+    if path.suffix != ".ckpt" or not other.is_file():
+        return "a run keeps checkpoints/best.ckpt and last.ckpt"
     test, beginning = (shlex.quote(f"{key}={other}") for key in ("checkpoint", "training.init"))
-    line = f"{other} is whole: {test} tests it, {beginning} begins a new run with its weights"
-    if other.name == "last.ckpt":
-        line += f"; delete this one, and {shlex.quote(f'resume={path.parents[1]}')} goes on with its run"
-    return line
+    line = f"{test} tests the other one, {beginning} begins a new run with its weights"
+    resuming = shlex.quote(f"resume={path.parents[1]}")
+    return line if other.name == "best.ckpt" else f"{line}; without this file, {resuming} goes on with the run"
+
+
+def _is_of_run(checkpoint: Any) -> bool:
+    """Tell whether the content of a file has the entries of a run's checkpoint, which may be a stranger's."""
+    try:
+        run = check_plain(checkpoint["run"])
+        check_parts(run.get("config", {}))
+        is_described = all(isinstance(override, str) for override in run.get("overrides", ()))
+        is_whole = isinstance(checkpoint["state_dict"], Mapping) and type(checkpoint["global_step"]) is int
+        return is_described and is_whole and checkpoint["format"] == FORMAT
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return False
 
 
 @dataclass(frozen=True)
@@ -283,16 +274,12 @@ def fill_in(checkpoint: Mapping[str, Any], model: nn.Module, path: str | Path) -
     names, expected = checkpoint[FROZEN]["names"], checkpoint[FROZEN]["fingerprint"]
     state = {PREFIX + name: value for name, value in model.state_dict().items()}
     state |= {plain_name(name): value for name, value in state.items()}
-    if missing := [name for name in names if name not in state]:
+    is_there = all(name in state for name in names)
+    given = _join_hashes({name: _hash(state[name]) for name in names}) if is_there else "none, as it is another one"
+    if given != expected:
         raise InputError(
-            f"checkpoint={path}: of another model: it lacks {len(missing)} frozen weights that the model hasn't, such "
-            f"as {missing[0].removeprefix(PREFIX)}; give the model.* options that it was trained with"
-        )
-    fingerprint = _join_hashes({name: _hash(state[name]) for name in names})
-    if fingerprint != expected:
-        raise InputError(
-            f"checkpoint={path}: trained with frozen weights of fingerprint {expected}, but model.backbone.weights "
-            f"gives {fingerprint}; give the weights that it was trained with"
+            f"checkpoint={path}: trained with frozen weights of fingerprint {expected}, but the model gives {given}; "
+            "give the model.* options, and model.backbone.weights, that it was trained with"
         )
     frozen = {name: state[name].detach().cpu() for name in names}
     return {**checkpoint, **{entry: {**checkpoint[entry], **frozen} for entry in STATES if entry in checkpoint}}

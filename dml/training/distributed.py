@@ -24,9 +24,7 @@ def gather_batch(module: LightningModule, part: Tensor) -> Tensor:
 
 
 def gather_rows(module: LightningModule, part: Tensor) -> Tensor:
-    """Concatenate the tensors (N, ...) of all processes, without gradients; N may differ between the processes."""
-    if module.trainer.world_size == 1:
-        return part
+    """Concatenate the tensors (N, ...) of all processes, without gradients; N may differ between them."""
     lengths = _gather(module, torch.tensor(len(part), device=module.device))
     padding = part.new_zeros(int(lengths.max()) - len(part), *part.shape[1:])
     gathered = _gather(module, torch.cat([part, padding]))

@@ -94,7 +94,8 @@ class Embedder(LightningModule):
             name: torch.cat([torch.empty(0, *size, device=device), *(embeddings[name] for embeddings, _ in batches)])
             for name, size in sizes.items()
         }
-        rows, parts = gather_rows(self, rows), {name: gather_rows(self, part) for name, part in parts.items()}
+        if self.trainer.world_size > 1:
+            rows, parts = gather_rows(self, rows), {name: gather_rows(self, part) for name, part in parts.items()}
         order = rows.argsort()
         return Embedded({name: part[order].cpu() for name, part in parts.items()}, rows[order].cpu())
 

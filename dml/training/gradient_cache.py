@@ -14,7 +14,7 @@ from dml.runtime.errors import InputError
 Gradients = tuple[Tensor | None, ...]
 
 
-def embed_in_chunks(model: nn.Module, images: Tensor, size: int | None) -> dict[str, Tensor]:
+def embed_in_chunks(model: nn.Module, images: Tensor, size: int) -> dict[str, Tensor]:
     """Embed images with gradients -> embeddings (B, D) by name; only one chunk of images has a graph at a time.
 
     This is gradient caching (Gao et al., "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup",
@@ -28,9 +28,9 @@ def embed_in_chunks(model: nn.Module, images: Tensor, size: int | None) -> dict[
         model: network that embeds images (B, 3, H, W) -> embeddings (B, D) by name. The embeddings of an image must not
             depend on the other images.
         images: images (B, 3, H, W).
-        size: number of images in a chunk; None embeds the batch at once.
+        size: number of images in a chunk.
     """
-    if size is None or len(images) <= size:
+    if len(images) <= size:
         return cast(dict[str, Tensor], model(images))
     device, chunks = images.device.type, torch.split(images, size)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -109,7 +109,9 @@ def check_chunk_size(model: nn.Module, size: int | None) -> None:
     if size is None:
         return
     for name, module in model.named_modules():
-        if module.training and _normalizes_over_batch(module):
+        buffers = [buffer for buffer, _ in module.named_buffers(recurse=False)]
+        has_statistics = any(buffer.startswith("running_") for buffer in buffers)
+        if module.training and (has_statistics or isinstance(module, nn.modules.batchnorm._BatchNorm)):
             is_frozen_by = "model.backbone.freeze_batchnorm=all freezes it"
             remedy = is_frozen_by if "backbone." in name else "a PoolHead in model.head has none"
             kind = getattr(module, "unfolded", type(module)).__name__  # what a folded normalization was made from
@@ -117,9 +119,3 @@ def check_chunk_size(model: nn.Module, size: int | None) -> None:
                 f"training.gradient_cache={size}: {name} ({kind}) normalizes over the images that it gets at "
                 f"once, so chunks would change the embeddings; {remedy}"
             )
-
-
-def _normalizes_over_batch(module: nn.Module) -> bool:
-    """Return whether a layer is a batch normalization, or another layer with running statistics."""
-    buffers = [name for name, _ in module.named_buffers(recurse=False)]
-    return isinstance(module, nn.modules.batchnorm._BatchNorm) or any(name.startswith("running_") for name in buffers)

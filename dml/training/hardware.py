@@ -1,4 +1,4 @@
-"""Choices that depend on the machine: accelerator, workers, deterministic algorithms, compilation, Slurm."""
+"""Choices that depend on the machine: workers, deterministic algorithms, compilation, Slurm."""
 
 import os
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
 from torch import nn
 
 from dml.data.image_files.limits import ImageLimits
-from dml.runtime.errors import InputError, suggest
+from dml.runtime.errors import InputError
 from dml.runtime.processes import count_processes
 from dml.training.data import LoaderSettings
 
@@ -21,16 +21,6 @@ MOST_WORKERS = 16
 def uses_cuda(accelerator: str) -> bool:
     """Return whether ``trainer.accelerator`` is, or will turn out to be, an NVIDIA GPU."""
     return accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
-
-
-def check_accelerator(accelerator: str) -> None:
-    """Make sure that this machine has the accelerator of ``trainer.accelerator``."""
-    gpus = [name for name, gpu in (("cuda", torch.cuda), ("mps", torch.backends.mps)) if gpu.is_available()]
-    if accelerator in ("gpu", "cuda", "mps") and accelerator not in [*gpus, *(["gpu"] if gpus else [])]:
-        raise InputError(
-            f"trainer.accelerator={accelerator}: this machine has none that PyTorch can use; auto takes what there is: "
-            f"{', '.join([*gpus, 'cpu'])}"
-        )
 
 
 def choose_loader_settings(data: Mapping[str, Any], trainer: Mapping[str, Any]) -> LoaderSettings:
@@ -64,9 +54,6 @@ def parse_compile(value: Any) -> dict[str, Any] | None:
         raise InputError(
             f"training.compile={value}: true, null, or arguments of torch.compile: {', '.join(sorted(known))}"
         )
-    backend = value.get("backend")
-    if isinstance(backend, str) and backend not in (backends := torch.compiler.list_backends(exclude_tags=())):
-        raise InputError(f"training.compile={value}: no such backend{suggest(backend, backends)}")
     return {str(name): argument for name, argument in value.items()}
 
 

@@ -1,5 +1,5 @@
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from pytorch_lightning.utilities.types import OptimizerLRScheduler
@@ -104,14 +104,15 @@ class MetricLearner(ModelEmbedder):
         self.run_description: dict[str, Any] = {}  # plain values that rebuild the run; checkpoints hold them as "run"
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Make the optimizer of the parameters of the model and of the losses, and its schedule."""
-        optimizer = self._make_optimizer()
+        """Make the optimizer and its schedule."""
+        optimizer = self.make_optimizer()
         self._optimizer_settings = list_settings(optimizer)
         if self.schedule is None:
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": self.schedule(optimizer), "interval": "step"}}
 
-    def _make_optimizer(self) -> Optimizer:
+    def make_optimizer(self) -> Optimizer:
+        """Make the optimizer of the parameters of the model and of the losses."""
         return self.optimizer(self.model.parameter_groups | {"loss": list(self.losses.parameters())})
 
     @property
@@ -167,7 +168,10 @@ class MetricLearner(ModelEmbedder):
 
     def embed_for_loss(self, images: Tensor, rows: Tensor) -> dict[str, Tensor]:  # noqa: ARG002
         """Embed images (B, 3, H, W) with rows (B,) in the training table, as the losses see them -> (B, D) by head."""
-        return embed_in_chunks(self._compiled[0] if self._compiled else self.network, images, self.gradient_cache)
+        network = self._compiled[0] if self._compiled else self.network
+        if self.gradient_cache is None:
+            return cast(dict[str, Tensor], network(images))
+        return embed_in_chunks(network, images, self.gradient_cache)
 
     def on_after_backward(self) -> None:
         """Give trained parameters that a batch doesn't use a gradient of 0, as DistributedDataParallel does."""
@@ -203,7 +207,7 @@ class MetricLearner(ModelEmbedder):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Give a resumed run its heads, and those settings of the optimizer that it has new values for."""
         self.model.chosen_heads = tuple(checkpoint["chosen_heads"])
-        change_settings(checkpoint, self._make_optimizer())
+        change_settings(checkpoint, self.make_optimizer())
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Embed a batch, as a test does."""

@@ -99,15 +99,15 @@ def evaluate(job: Job) -> Results:
     from dml.evaluation import evaluate as evaluate_embeddings
     from dml.evaluation.evaluator import Evaluator
     from dml.run import builders, loop
-    from dml.run.evaluators import build_metric_config
+    from dml.run.builders import build_metric_config
     from dml.training.embedders import CHOSEN_HEADS
 
     settings = compose_job(job)
     table, model = builders.build_table(settings), builders.build_model(settings)
     started = perf_counter()
-    embedder = builders.build_embedder(settings, model)
+    embedder = loop.build_embedder(settings, model)
     trainer = loop.build_testing_trainer(settings)
-    trainer.test(embedder, builders.build_evaluation_data(settings, table), verbose=False)
+    trainer.test(embedder, loop.build_evaluation_data(settings, table), verbose=False)
     evaluator = Evaluator(table.select_evaluated("test"), build_metric_config(settings, table))
     metrics = evaluator.evaluate(embedder.embedded.embeddings[CHOSEN_HEADS]).metrics
     seconds = perf_counter() - started

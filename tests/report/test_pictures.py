@@ -46,18 +46,6 @@ def test_rows_of_frames_in_the_colors_of_the_relations(tmp_path: Path) -> None:
     assert not any(count(pixels(tmp_path / "plain.png"), COLORS[relation]) for relation in (SAME, OTHER))
 
 
-def test_marks_tell_without_color(tmp_path: Path) -> None:
-    """The strokes of the marks, what is nearly white in them, share less than half their pixels."""
-    strokes = []
-    for relation in (SAME, OTHER):
-        draw_sheet([row(relation)], tmp_path / "sheet.png", read_blue, width=200)
-        mark = pixels(tmp_path / "sheet.png")[192:208, 162:178]  # the tile ends at 210 down, 180 across
-        strokes.append(mark.min(axis=2) > 170)
-    assert all(stroke.sum() > 15 for stroke in strokes)
-    one, other = strokes
-    assert 2 * (one & other).sum() < (one | other).sum()
-
-
 def test_pictures_of_every_size_are_read_one_at_a_time(tmp_path: Path) -> None:
     sizes = [(40, 90), (17, 500), (1, 1), (8, 8)]
     read: list[str] = []
@@ -95,19 +83,6 @@ def test_chosen_queries_are_a_uniform_sample_by_seed() -> None:
     drawn = np.bincount(np.concatenate([choose_queries(10, 3, seed) for seed in range(1000)]), minlength=10)
     assert drawn.min() > 240  # of 300 expected, standard deviation 14
     assert drawn.max() < 360
-
-
-def test_each_row_has_a_title(tmp_path: Path) -> None:
-    rows = [row(*[""] * 4, title="one"), row("", "", title="two"), row("", title="")]
-    draw_sheet(rows, tmp_path / "sheet.png", read_blue, width=400)
-    image = pixels(tmp_path / "sheet.png")
-    blue = (image == [40, 60, 200]).all(axis=2)
-    runs = [sum(1 for before, now in pairwise(line) if now and not before) for line in blue]
-    assert image.shape[1] == 400
-    assert [count for before, count in pairwise([0, *runs]) if count and not before] == [4, 2, 1]
-    titles = (image.min(axis=2) < 128) & ~blue
-    assert titles.any(axis=1).sum() > 10
-    assert blue.sum() > 7 * 70 * 70
 
 
 def test_a_sheet_is_a_function_of_its_pictures_and_is_known_as_one(tmp_path: Path) -> None:

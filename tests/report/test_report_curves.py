@@ -57,11 +57,6 @@ def test_lines_show_the_values() -> None:
     assert {tick.text: tick.position for tick in recall.x}["20"] == 50
 
 
-def test_a_validation_on_the_test_split_is_called_that() -> None:
-    (chart,) = make_charts([{"step": 1.0, "test/level1/map@r": 0.5}], LEVELS, tested=None)
-    assert chart.title == "Test MAP@R, %"
-
-
 def test_each_metric_of_a_validation_has_a_chart_but_those_of_single_heads() -> None:
     names = ["level0/recall@10", "level0/recall@20", "level1/recall@10", "level0/nmi", "level1/nmi", "h_ap", "mean/ap"]
     names += ["level0/first_rank", "heads/H/level0/asi", "level0/queries_without_positives", "level7/ndcg"]
@@ -106,11 +101,3 @@ def test_many_points_are_averaged_in_parts() -> None:
     expected = losses.reshape(MOST_POINTS, size).mean(axis=1)
     assert drawn[:, 1] == pytest.approx(expected, abs=0.001)
     assert drawn[:, 0] == pytest.approx((size + 1) / 2 + size * np.arange(MOST_POINTS), abs=0.5)
-
-
-def test_thousands_have_separators_and_no_exponent() -> None:
-    texts = {0.012345: "0.0123", 999.4: "999", 999.7: "1,000", 1712.6: "1,713", -1712.6: "-1,713"}
-    for loss, text in texts.items():
-        assert make_charts([{"step": 1.0, "loss": loss}], LEVELS, tested=None)[0].curves[0].last == text
-    (chart,) = make_charts([{"step": 1.0, "loss": 0.0}, {"step": 2.0, "loss": 4000.0}], LEVELS, tested=None)
-    assert [tick.text for tick in chart.y] == ["0", "1,000", "2,000", "3,000", "4,000"]

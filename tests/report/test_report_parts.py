@@ -14,7 +14,7 @@ from PIL import Image
 from report_runs import MakeRun
 
 from dml.evaluation.per_query import QueryTable, choose_lowest, compare_classes, describe_first_match, score_queries
-from dml.report.metrics import choose_headlines, make_metric_tables
+from dml.report.page import choose_headlines, make_metric_tables
 from dml.report.run import ReportedRun, read_run
 from dml.report.sheets import COLUMNS, Tiles, find_confusions, make_sheets
 from dml.runtime.errors import InputError
@@ -197,14 +197,6 @@ def test_facts_of_a_run(make_run: MakeRun) -> None:
     }
     assert len(run.history) == 30
     assert "val/level0/recall@1" not in run.history[0]
-
-
-def test_a_report_names_what_downloaded_weights_were_trained_on(make_run: MakeRun) -> None:
-    run, pretraining = read_run(make_run("run")), {"data": "WebLI", "license": "mit", "lr": 0.1}
-    for weights, words in (("download", "WebLI (license: mit)"), (None, None)):
-        model = {"backbone": {"weights": weights}, "pretraining": pretraining}
-        config = yaml.safe_dump(yaml.safe_load(run.config) | {"model": model})
-        assert replace(run, config=config).summarize().get("weights trained on") == words
 
 
 def test_pictures_are_found_from_any_folder(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

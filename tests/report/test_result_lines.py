@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from dml.report.console import _print_threshold, describe_weights, list_remarks
+from dml.report.console import list_remarks
 
 
 @pytest.mark.parametrize(
@@ -43,31 +43,3 @@ def test_what_a_reader_has_to_know(monitor: str, metrics: Any, expected: dict[st
         remarks = list_remarks(metrics, {"checkpoints": {"monitor": monitor}, "quick": quick})
         assert remarks.keys() == expected.keys() | ({"quick"} if quick else set())
         assert all(words in remarks[name] for name, words in expected.items())
-
-
-@pytest.mark.parametrize(
-    ("metrics", "words"),
-    [
-        ({"similarity": 0.5, "wanted_wrong_share": 0.05, "wrong_share": 0.06}, ("nearest", "0.500", "5 %")),
-        ({"similarity": 0.5, "wanted_fmr": 0.01, "fmr": 0.012}, ("two images", "0.500", "1 %")),
-        ({"wanted_wrong_share": 0.05}, ()),
-        ({"eer": 0.1}, ()),
-    ],
-)
-def test_the_threshold_is_told_in_words(metrics: Any, words: tuple[str, ...], capsys: Any) -> None:
-    _print_threshold({f"threshold/{name}": value for name, value in metrics.items()})
-    printed = " ".join(capsys.readouterr().out.split())
-    assert all(part in printed for part in words)
-    assert bool(printed) == bool(words)
-
-
-@pytest.mark.parametrize(
-    ("metrics", "expected"),
-    [
-        ({"step": 1200}, "step 1,200"),
-        ({"step": 1200, "interpolation": 0.25}, "25% of the way from the first weights to those of step 1,200"),
-        ({"step": 0, "interpolation": 0.0}, "step 0"),
-    ],
-)
-def test_the_tested_weights_are_named(metrics: Any, expected: str) -> None:
-    assert describe_weights(metrics) == expected

@@ -162,7 +162,7 @@ def test_folders_without_a_finished_run(sweep: Path, tmp_path: Path) -> None:
     (tmp_path / "begun" / ".hydra").mkdir(parents=True)
     for name in ("config", "overrides"):
         shutil.copy(sweep / "0" / ".hydra" / f"{name}.yaml", tmp_path / "begun" / ".hydra")
-    with pytest.raises(InputError, match=r"multirun\.yaml: a file; the folder of a run"):
+    with pytest.raises(InputError, match=r"multirun\.yaml: no finished run in it"):
         find_runs([tmp_path / "multirun.yaml"])
     found = find_runs([sweep / "0", *tmp_path.iterdir()])  # as a glob gives them
     assert [run.folder for run in found] == [sweep / "0"]

@@ -1,23 +1,25 @@
 """The callbacks of a training, their order, and how a user adds to them."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from configurations import settings_of
 from pytorch_lightning import Callback
 from pytorch_lightning.callbacks import Timer
 from test_builders import composed
 
-from dml.run.loop import build_callbacks
-from dml.run.stages import list_stages
-from dml.runtime.errors import InputError
+from dml.ops.training_protocols import EmbeddingBank
+from dml.run import loop
+from dml.run.settings import Settings
+from dml.run.stored import list_stages
 from dml.training.callbacks.averaging import Averaging
 from dml.training.callbacks.loss_schedule import LossSchedule
 
 DEFAULT = [
     "StepSeed",
     "PrincipalHeads",
-    "EmbeddingBankUpdates",
     "ProxiesAtClassMeans",
     "FirstValidation",
     "FirstCheckpoint",
@@ -34,6 +36,21 @@ ALL_OPTIONS = [
     "checkpoints.monitor=h_ap",
     "scheduler.loss={attribute: temperature, start: 1, end: 2}",
 ]
+
+
+class BankUser(torch.nn.Module):
+    """A part of a loss that uses the embedding bank."""
+
+    num_bank_neighbors = 0
+
+    def set_embedding_bank(self, bank: EmbeddingBank) -> None:
+        raise NotImplementedError
+
+
+def build_callbacks(settings: Settings, loss: torch.nn.Module | None = None) -> list[Callback]:
+    learner: Any = SimpleNamespace(model=torch.nn.Identity(), losses={"H": loss or torch.nn.Identity()})
+    images: Any = SimpleNamespace(sampler=None)
+    return loop.build_callbacks(settings, images, learner)
 
 
 def names(*overrides: str) -> list[str]:
@@ -53,7 +70,8 @@ def test_options_that_are_off_build_nothing() -> None:
 
 def test_all_options_are_built_in_order() -> None:
     moving = ["LossSchedule", "PrincipalHeads", "EmbeddingBankUpdates", "ProxiesAtClassMeans", "Averaging"]
-    assert names(*ALL_OPTIONS) == [
+    built = build_callbacks(settings_of(composed(*ALL_OPTIONS)), BankUser())
+    assert [type(callback).__name__ for callback in built] == [
         "StepSeed",
         *moving,
         "FirstValidation",
@@ -66,7 +84,7 @@ def test_all_options_are_built_in_order() -> None:
 
 
 def test_the_keys_of_the_options_reach_the_callbacks() -> None:
-    built_callbacks = build_callbacks(settings_of(composed(*ALL_OPTIONS, "seed=5")))
+    built_callbacks = build_callbacks(settings_of(composed(*ALL_OPTIONS, "seed=5")), BankUser())
     seeding, schedule, _, stored, _, averaging, _, _, _, _, best, last = (
         vars(callback) for callback in built_callbacks
     )
@@ -83,7 +101,7 @@ def test_a_part_can_be_left_out_by_its_key() -> None:
         *("heads.initial=null", "training.proxies=null", "checkpoints.beginning=false"),
         "checkpoints.interpolation=null",
     ]
-    kept = ["StepSeed", "EmbeddingBankUpdates", "FinalValidation", "BestCheckpoint", "LastCheckpoint"]
+    kept = ["StepSeed", "FinalValidation", "BestCheckpoint", "LastCheckpoint"]
     assert names(*keys, "trainer.enable_progress_bar=false") == kept
     assert "PrincipalHeads" not in names("training.init=other.ckpt")
 
@@ -98,15 +116,6 @@ def test_a_users_callback_comes_before_the_checkpoints() -> None:
 def test_a_users_bar_is_shown_in_place_of_dmls() -> None:
     shown = names("trainer.callbacks=[{_target_: pytorch_lightning.callbacks.TQDMProgressBar}]")
     assert shown == [name for name in DEFAULT[:-2] if name != "ProgressLines"] + ["TQDMProgressBar", *DEFAULT[-2:]]
-
-
-@pytest.mark.usefixtures("own_code")
-@pytest.mark.parametrize(
-    ("entry", "kind"), [("0.9", "float"), ("{_target_: dml.losses.rll.RankedListLoss}", "RankedL")]
-)
-def test_what_is_no_callback_is_refused(entry: str, kind: str) -> None:
-    with pytest.raises(InputError, match=rf"^trainer\.callbacks\[0\]: a {kind}.* is no callback; a mapping is due"):
-        build_callbacks(settings_of(composed(f"trainer.callbacks=[{entry}]")))
 
 
 def test_each_stage_has_its_own_options() -> None:

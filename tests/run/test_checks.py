@@ -4,7 +4,7 @@ import logging
 import sys
 
 import pytest
-from configurations import CONF, compose
+from configurations import CONF, compose, settings_of
 from omegaconf import OmegaConf
 
 from dml.run.checks import check_crops, check_values
@@ -161,7 +161,7 @@ def test_a_test_and_a_preparation_import_only_what_they_build(tmp_path, monkeypa
 def warned(caplog: pytest.LogCaptureFixture, *overrides: str) -> list[str]:
     caplog.clear()
     with caplog.at_level(logging.WARNING):
-        check_crops(compose(*overrides).transform)
+        check_crops(settings_of(compose(*overrides)))
     return caplog.messages
 
 
@@ -192,7 +192,7 @@ def test_a_small_crop_warns_of_the_split_and_both_sizes(caplog: pytest.LogCaptur
     [("rll", "test", 336, 256), ("happier_inat", "test", 384, 256), ("lns", "train", 300, 256)],
 )
 def test_a_crop_that_the_image_does_not_fill_is_refused(name: str, split: str, size: int, resized: int) -> None:
-    check_crops(compose(f"transform={name}", f"transform.size={resized}").transform)
+    check_crops(settings_of(compose(f"transform={name}", f"transform.size={resized}")))
     line = f"transform.{split} crops {size} of {resized} pixels, and frames each image in black"
     with pytest.raises(InputError, match=line):
-        check_crops(compose(f"transform={name}", f"transform.size={size}").transform)
+        check_crops(settings_of(compose(f"transform={name}", f"transform.size={size}")))

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from dml.run.config_folders import format_value, search_path_overrides
-from dml.run.resolvers import sweep_subfolder
 from dml.run.stored import read_stored_run
+from dml.run.sweeps import sweep_subfolder
 from dml.runtime.run_folder import RunFolder
 
 

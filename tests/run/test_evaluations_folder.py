@@ -8,7 +8,7 @@ from conftest import Refused
 from omegaconf import OmegaConf
 
 from dml.report.comparison import find_runs, find_unfinished
-from dml.run.resolvers import evaluations_folder
+from dml.run.config_folders import evaluations_folder
 from dml.runtime.run_folder import RunFolder, folders_below, newest_runs
 
 

@@ -34,9 +34,9 @@ def test_a_run_on_all_classes_is_tested_on_its_validation_classes(tmp_path: Path
     line = refused(checkpoint, "split=test", f"hydra.run.dir={tmp_path / 'none'}", command="evaluate")
     assert "split=test: the data set has no image of it; it has train, val" in line
     line = refused(*data, *small, "dataset.reader.val_fraction=0", f"hydra.run.dir={tmp_path / 'none'}")
-    assert "no class is left for a test or a validation" in line
+    assert "neither a test nor a validation is possible" in line
     line = refused(*data, *small, "evaluation.selection=test", f"hydra.run.dir={tmp_path / 'none'}")
-    assert "no class is held out for a test" in line
+    assert "evaluation.selection=test: no class is held out as test" in line
 
 
 @pytest.mark.first_cases(1)
@@ -90,8 +90,8 @@ def test_a_training_of_a_search_looks_at_no_test_class(tmp_path: Path, here: Her
     assert metrics["split"] == "val"
     assert {"level0/recall@1", "raw/level0/recall@1"} <= {*metrics}
     none = f"hydra.run.dir={tmp_path / 'none'}"
-    assert "evaluation.split=val keeps the test classes unseen" in refused(
+    assert "evaluation.split=val: keeps the test classes unseen, and evaluation.selection=test" in refused(
         *data, *small, "evaluation.selection=test", none
     )
-    assert "of the test classes" in refused(*data, *small, "evaluation.fixed_neighbors=2", none)
+    assert "evaluation.fixed_neighbors looks at them" in refused(*data, *small, "evaluation.fixed_neighbors=2", none)
     assert "evaluation.split=train" in refused(*data, *small, "evaluation.split=train", none)

@@ -1,11 +1,14 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import ONE_HEAD, Here
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
-from dml.run.stages import QUICK_CLASSES, QUICK_CLASSES_PER_BATCH, QUICK_STEPS, shorten
+from dml.run.builders import QUICK_CLASSES
+from dml.run.loop import QUICK_CLASSES_PER_BATCH, QUICK_STEPS, shorten
+from dml.run.stored import Stage
 
 
 def test_a_quick_run_trains_tests_and_is_tested_again(tmp_path: Path, here: Here, capfd: pytest.CaptureFixture[str]):
@@ -26,42 +29,33 @@ def test_a_quick_run_trains_tests_and_is_tested_again(tmp_path: Path, here: Here
     assert again["level0/recall@1"] == metrics["level0/recall@1"]
 
 
+def shortened(trainer: dict[str, Any], typed: tuple[str, ...] = (), **parts: Any) -> DictConfig:
+    lengths = {"max_steps": None, "max_epochs": None, "val_check_interval": None, "check_val_every_n_epoch": None}
+    others = {"scheduler": {"warmup_steps": 0}, "training": {"bank_every_n_steps": 700}}
+    config = OmegaConf.create({"trainer": lengths | trainer, **others, **parts})
+    shorten(Stage("", config), typed)
+    return config
+
+
 @pytest.mark.parametrize("warmup", [{"warmup_steps": 500}, {"warmup_steps": 0, "warmup_epochs": 2}])
 def test_every_length_becomes_short(warmup: dict[str, int]):
-    trainer = {"max_steps": None, "max_epochs": 30, "val_check_interval": None, "check_val_every_n_epoch": 1}
-    config = OmegaConf.create({"trainer": trainer, "scheduler": warmup, "training": {"bank_every_n_steps": 700}})
-    shorten(config)
-    assert config.trainer == {
-        "max_steps": QUICK_STEPS,
-        "max_epochs": None,
-        "val_check_interval": QUICK_STEPS // 2,
-        "check_val_every_n_epoch": None,
-    }
+    config = shortened({"max_epochs": 30, "check_val_every_n_epoch": 1}, scheduler=warmup)
+    assert (config.trainer.max_steps, config.trainer.val_check_interval) == (QUICK_STEPS, QUICK_STEPS // 2)
+    assert config.trainer.max_epochs is config.trainer.check_val_every_n_epoch is None
     assert (config.scheduler.warmup_steps, config.scheduler.warmup_epochs) == (1, None)
     assert config.training.bank_every_n_steps is None
 
 
-def test_a_shorter_run_stays_as_short_and_large_batches_get_fewer_classes():
-    trainer = {"max_steps": 4, "max_epochs": None, "val_check_interval": 100, "check_val_every_n_epoch": None}
-    parts = {
-        "scheduler": {"warmup_steps": 0},
-        "training": {"bank_every_n_steps": None},
-        "sampler": {"classes_per_batch": 450},
-    }
-    config = OmegaConf.create({"trainer": trainer, **parts})
-    shorten(config)
-    assert (config.trainer.max_steps, config.trainer.val_check_interval) == (4, 2)
-    assert config.sampler.classes_per_batch == QUICK_CLASSES_PER_BATCH
-    config.sampler.classes_per_batch = "auto"
-    shorten(config)
-    assert config.sampler.classes_per_batch == "auto"
+@pytest.mark.parametrize(
+    ("steps", "typed", "expected"), [(4, (), 4), (40, (), QUICK_STEPS), (40, ("trainer.max_steps",), 40)]
+)
+def test_a_shorter_run_stays_as_short_and_typed_steps_win(steps: int, typed: tuple[str, ...], expected: int):
+    config = shortened({"max_steps": steps, "val_check_interval": 100}, typed)
+    assert (config.trainer.max_steps, config.trainer.val_check_interval) == (expected, expected // 2)
+    assert shortened({"max_steps": steps}).trainer.val_check_interval is None  # without a validation it stays so
 
 
-def test_a_run_without_validation_stays_one():
-    trainer = {"max_steps": 400, "max_epochs": None, "val_check_interval": None, "check_val_every_n_epoch": None}
-    config = OmegaConf.create(
-        {"trainer": trainer, "scheduler": {"warmup_steps": 0}, "training": {"bank_every_n_steps": None}}
-    )
-    shorten(config)
-    assert config.trainer.val_check_interval is None
-    assert config.scheduler.warmup_steps == 0
+def test_large_batches_get_fewer_classes():
+    for classes, expected in ((450, QUICK_CLASSES_PER_BATCH), ("auto", "auto")):
+        config = shortened({}, sampler={"classes_per_batch": classes})
+        assert config.sampler.classes_per_batch == expected

@@ -1,7 +1,7 @@
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from dml.run.stages import find_stage, list_stages
+from dml.run.stored import find_stage, list_stages
 from dml.runtime.errors import InputError
 
 
@@ -39,7 +39,7 @@ def test_a_stage_changes_single_values_and_replaces_objects() -> None:
     assert third.config.sampler == {"_target_": "ClassBalanced", "classes_per_batch": 2, "seed": 3}
     assert third.config.recurrent == {"_target_": "Recurrent", "inner": {"size": 2}}
     assert whole.trainer.max_steps == 10  # the run's configuration stays as it is
-    assert find_stage(whole, "third").config == third.config
+    assert find_stage(list_stages(whole), "third").config == third.config
 
 
 def test_a_stage_may_change_nothing() -> None:
@@ -49,11 +49,11 @@ def test_a_stage_may_change_nothing() -> None:
 
 def test_what_a_stage_takes_from_elsewhere_is_of_the_stage() -> None:
     whole = config(own={"seed": 7})
-    assert find_stage(whole, "own").config.sampler.seed == 7
+    assert find_stage(list_stages(whole), "own").config.sampler.seed == 7
 
 
 def test_an_unknown_stage_is_refused() -> None:
     with pytest.raises(InputError, match=r"checkpoint of stage lns: this run's stages are n_pair"):
-        find_stage(config(n_pair={}), "lns")
+        find_stage(list_stages(config(n_pair={})), "lns")
     with pytest.raises(InputError, match=r"checkpoint of stage lns: this run's stages are none"):
-        find_stage(config(), "lns")
+        find_stage(list_stages(config()), "lns")

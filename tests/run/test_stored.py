@@ -17,8 +17,8 @@ from dml.run.stored import (
     StoredRun,
     check_foreign,
     check_new_values,
+    extract_stage,
     offer,
-    open_stored,
     plain_config,
     read_stored_run,
 )
@@ -120,7 +120,8 @@ def test_the_environment_is_stored_by_its_values_but_for_loggers(monkeypatch: py
 
 
 def test_a_stored_call_counts_as_missing() -> None:
-    opened = open_stored({"a": "${oc.env:HOME}", "b": ["${c}", "${new_folder:/tmp/x}"], "c": 3})
+    values = {"a": "${oc.env:HOME}", "b": ["${c}", "${new_folder:/tmp/x}"], "c": 3, "stages": {}}
+    opened = extract_stage({"run": {"config": values, "overrides": []}}).config
     assert OmegaConf.is_missing(opened, "a")
     assert OmegaConf.is_missing(opened.b, 1)
     assert opened.b[0] == 3
@@ -138,13 +139,13 @@ def test_runs_that_load_and_log_in_another_way_are_the_same() -> None:
 def test_a_resumed_run_takes_no_other_values(word: str) -> None:
     stored = StoredRun([], plain_config(compose_new(*RUN)))
     with pytest.raises(InputError, match=rf"^{word}: the run has .*training\.init="):
-        check_new_values(goes_on(stored.config, word), RunFolder("run"), stored)
+        check_new_values(plain_config(goes_on(stored.config, word)), RunFolder("run"), stored)
 
 
 @pytest.mark.parametrize("word", ["data.cache=x", "evaluation.recall_at=[1]", "optimizer.lr=1", "trainer.max_epochs=3"])
 def test_a_resumed_run_takes_new_values_of_the_listed_keys(word: str) -> None:
     stored = StoredRun([], plain_config(compose_new(*RUN)))
-    check_new_values(goes_on(stored.config, word, "loss.margin=0.3"), RunFolder("run"), stored)
+    check_new_values(plain_config(goes_on(stored.config, word, "loss.margin=0.3")), RunFolder("run"), stored)
 
 
 def test_the_listed_keys_exist() -> None:

@@ -23,8 +23,7 @@ from dml.commands.compare import compare_runs
 from dml.report.comparison import find_unfinished
 from dml.run import sweeps
 from dml.run.config_folders import CONF
-from dml.run.resolvers import sweep_subfolder
-from dml.run.sweeps import read_objective
+from dml.run.sweeps import read_objective, sweep_subfolder
 from dml.runtime.errors import InputError
 from dml.runtime.run_folder import RunFolder
 
@@ -244,7 +243,7 @@ def test_optuna_searches_and_goes_on(here: Here, told: Lines, small_emoji: Path,
     ("mistake", "line"),
     [
         ("checkpoints.monitor=foo", "checkpoints.monitor=foo: no metric that a validation has"),
-        ("trainer.val_check_interval=null", "trainer.val_check_interval=null validates never, and the search"),
+        ("trainer.val_check_interval=null", "sweep=optuna: the search optimizes val/level0/map@r, which no validation"),
     ],
 )
 def test_a_search_that_cannot_succeed_ends_before_its_first_step(

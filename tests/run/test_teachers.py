@@ -19,7 +19,7 @@ from runs import assert_same_run, kill_at, metrics, train
 import dml
 from dml.data.table import ImageTable
 from dml.losses.distillation import TeacherLoss
-from dml.run import builders, teachers
+from dml.run import builders, other_models
 from dml.runtime.errors import InputError
 from dml.training.checkpoints import read_checkpoint
 
@@ -49,7 +49,7 @@ def table(arguments: list[str]) -> ImageTable:
 
 def add(arguments: list[str], table: ImageTable, dims: dict[str, int], *overrides: str) -> dict[str, torch.nn.Module]:
     settings = settings_of(compose(*arguments, *overrides))
-    return teachers.add_teacher(settings, table, dims, builders.build_losses(settings, dims, table.labels))
+    return other_models.add_teacher(settings, table, dims, builders.build_losses(settings, dims, table.labels))
 
 
 def vectors_of(data: Path) -> list[Path]:

@@ -18,8 +18,7 @@ from scipy.stats import t as students_t
 
 from dml.evaluation.names import list_evaluated_heads
 from dml.run.config_folders import CONF
-from dml.run.stages import Stage, list_stages
-from dml.run.stored import plain_config
+from dml.run.stored import Stage, list_stages, plain_config
 from dml.runtime.configuration import flat
 from dml.runtime.errors import InputError
 from dml.runtime.run_folder import RunFolder

@@ -14,7 +14,7 @@ from pytorch_lightning import seed_everything
 from pytorch_lightning.trainer.states import TrainerFn
 from runs import last
 
-from dml.run import builders
+from dml.run import builders, loop
 from dml.runtime.run_folder import RunFolder
 from dml.training.callbacks.checkpoints import BestCheckpoint
 
@@ -32,7 +32,7 @@ def test_heads_begin_at_the_components_of_what_their_network_gives(
     weights = last(tmp_path)["state_dict"]
     config = OmegaConf.load(tmp_path / ".hydra" / "config.yaml")
     seed_everything(config.seed, verbose=False)
-    images = builders.build_data(settings_of(config), builders.build_table(settings_of(config)))
+    images = loop.build_data(settings_of(config), builders.build_table(settings_of(config)))
     model = builders.build_model(settings_of(config)).eval()
     with torch.no_grad():
         inputs = [model.pool_maps(model.backbone(pixels)[1]) for pixels, _, _ in images.training_images()]

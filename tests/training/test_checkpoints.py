@@ -52,9 +52,9 @@ class Evil:
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ({"state_dict": {}, "run": Evil()}, "cannot be read"),
-        ({"state_dict": {}, "run": {}, "global_step": 1}, "of format None; this version of dml reads"),
-        ({"state_dict": {}, "run": {}, "global_step": 1, "format": FORMAT + 1}, f"of format {FORMAT + 1}; this"),
+        ({"state_dict": {}, "run": Evil()}, "damaged, or no checkpoint"),
+        ({"state_dict": {}, "run": {}, "global_step": 1}, "not a checkpoint of a dml run in format"),
+        ({"state_dict": {}, "run": {}, "global_step": 1, "format": FORMAT + 1}, f"in format {FORMAT}, which"),
         ({"weights": torch.ones(1)}, "not a checkpoint of a dml run"),
         (
             {"state_dict": {}, "run": {"overrides": [1]}, "global_step": 1, "format": FORMAT},

@@ -11,7 +11,7 @@ from runs import last, metrics
 from torch import Tensor
 
 import dml
-from dml.run import builders
+from dml.run import loop
 from dml.runtime.run_folder import RunFolder
 from dml.training.embedders import Embedded, HeadChoice
 
@@ -107,5 +107,5 @@ def test_a_resumed_run_keeps_its_heads(here: Here, small_emoji: Path, tmp_path: 
 
 def test_without_a_choice_all_heads_are_used() -> None:
     for option in ("evaluation.selection=last", "model.heads=[H]", "heads.choose=false"):
-        assert builders.build_head_choice(settings_of(compose(*CHOOSING, option))) is None
-    assert builders.build_head_choice(settings_of(compose(*CHOOSING))) is not None
+        assert loop.build_head_choice(settings_of(compose(*CHOOSING, option))) is None
+    assert loop.build_head_choice(settings_of(compose(*CHOOSING))) is not None

@@ -142,13 +142,6 @@ def test_the_last_layer_that_is_trained_has_the_rate() -> None:
     assert found["cls_token"] == pytest.approx(0.00125)
 
 
-def test_without_decay_there_is_one_group_as_before() -> None:
-    model = transformer()
-    optimizer = optimizer_by_role(model.parameter_groups, optimizer=torch.optim.SGD, lr=0.01, layer_decay=1.0)
-    assert [group["name"] for group in optimizer.param_groups] == ["backbone", "heads"]
-    assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(p) for p in model.backbone.parameters()]
-
-
 def test_layer_decay_needs_the_order_of_the_layers() -> None:
     model = EmbeddingModel(small_cnn(), taps={"H": "pool2"}, head={"H": PoolHead}, heads=["H"], image_size=32)
     with pytest.raises(InputError, match=r"optimizer.layer_decay=0\.5: the order of this network's layers is unknown"):

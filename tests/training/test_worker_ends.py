@@ -11,7 +11,8 @@ from configurations import compose, settings_of
 from conftest import PLAIN, Here, Refused
 from torch import Tensor
 
-from dml.run.builders import build_data, build_table
+from dml.run.builders import build_table
+from dml.run.loop import build_data
 from dml.runtime.errors import InputError
 
 

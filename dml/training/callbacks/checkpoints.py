@@ -1,14 +1,14 @@
-"""The writing of a run's checkpoints: the last one, and the one of the best validation."""
+"""What a run writes and validates: its first, last and best checkpoints, and validations before and after all steps."""
 
 from collections.abc import Mapping
 from math import inf, isnan
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning_fabric.plugins import CheckpointIO
-from pytorch_lightning import Callback, Trainer
+from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
@@ -75,7 +75,7 @@ class LastCheckpoint(Checkpoint):
     Args:
         every_n_steps: number of optimizer steps between two writes.
         every_n_seconds: seconds since the last write after which the next step writes; None for every_n_steps alone.
-            Of several processes the first decides, in steps whose metrics are logged: the others wait for its answer.
+            Of several processes the first whose clock has run out decides.
     """
 
     def __init__(self, every_n_steps: int, every_n_seconds: float | None = None) -> None:
@@ -103,25 +103,27 @@ class LastCheckpoint(Checkpoint):
         trainer.should_stop = self._should_stop and is_whole_step
         if not is_whole_step:
             return
-        self._is_stopped = _is_signaled(trainer)
+        self._is_stopped, is_long_ago = self._ask_processes(trainer)
         ends_early = _ends_early(trainer)
         is_last = self._is_stopped or ends_early or trainer.global_step == trainer.max_steps
         interval = trainer.val_check_batch
         validates = interval is not None and ((batch_idx + 1) % interval == 0 or ends_early)
-        is_due = is_last or trainer.global_step % self.every_n_steps == 0 or self._is_long_ago(trainer)
+        is_due = is_last or trainer.global_step % self.every_n_steps == 0 or is_long_ago
         if is_due and not (trainer.enable_validation and validates):
             for history in _find_histories(trainer):
                 history.write_ahead(trainer)
             self._save(trainer)
 
-    def _is_long_ago(self, trainer: Trainer) -> bool:
-        if self.every_n_seconds is None:
-            return False
-        is_long_ago = monotonic() - self._last_write >= self.every_n_seconds
-        if trainer.world_size == 1:
-            return is_long_ago
-        is_logged = trainer.global_step % trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
-        return is_logged and bool(trainer.strategy.broadcast(is_long_ago))
+    def _ask_processes(self, trainer: Trainer) -> tuple[bool, bool]:
+        """Return whether any process of the training has got a signal, and whether a last write is too long ago."""
+        is_long_ago = self.every_n_seconds is not None and monotonic() - self._last_write >= self.every_n_seconds
+        numbers = [signals.state.signum or 0, int(is_long_ago)]
+        if trainer.world_size > 1:
+            own = torch.tensor(numbers, device=trainer.strategy.root_device)
+            numbers = cast(Tensor, trainer.strategy.reduce(own, reduce_op="max")).tolist()
+        if numbers[0]:
+            signals.request(numbers[0])
+        return numbers[0] > 0, numbers[1] > 0
 
     def on_validation_end(self, trainer: Trainer, *_: Any) -> None:
         """Write the checkpoint, unless no step has been taken."""
@@ -135,7 +137,7 @@ class LastCheckpoint(Checkpoint):
             self._ended_with = description.get("config")
         trainer.save_checkpoint(RunFolder(trainer.default_root_dir).last_checkpoint)
         self._last_write = monotonic()
-        if self._is_stopped or _is_signaled(trainer):
+        if self._is_stopped or self._ask_processes(trainer)[0]:
             stage = f" of stage {name}" if (name := description.get("stage")) else ""
             signals.check(f"at step {trainer.global_step:,} of {trainer.max_steps:,}{stage}")
 
@@ -161,17 +163,6 @@ def _find_histories(trainer: Trainer) -> list[History]:
 def _ends_early(trainer: Trainer) -> bool:
     """Return whether something asked the training to end, and it has taken the steps of ``trainer.min_steps``."""
     return bool(trainer.should_stop and trainer.fit_loop._can_stop_early)
-
-
-def _is_signaled(trainer: Trainer) -> bool:
-    """Return whether a process of the training has got a signal; all of them get the same answer."""
-    signum = signals.state.signum or 0
-    if trainer.world_size > 1:
-        number = torch.tensor(signum, device=trainer.strategy.root_device)
-        signum = int(trainer.strategy.reduce(number, reduce_op="max"))
-    if signum:
-        signals.request(signum)
-    return signum > 0
 
 
 class FirstCheckpoint(Callback):
@@ -240,3 +231,36 @@ class BestCheckpoint(Checkpoint):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.best, self._validations_since_best = state_dict["best"], state_dict["validations_since_best"]
+
+
+class FirstValidation(Callback):
+    """Validates before the first step, so that the best checkpoint can be the network as it was before the training.
+
+    A training that makes the network worse for unseen classes then loses nothing. The metrics are those of step 0. A
+    later stage goes on from weights that have been validated, and so does a resumed run.
+    """
+
+    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
+        """Validate as Lightning does between two steps, if the run has validations and no step yet."""
+        first_step = getattr(module, "run_description", {}).get("first_step", 0)
+        if trainer.global_step or first_step or not trainer.enable_validation:
+            return
+        loop = trainer.fit_loop.epoch_loop
+        loop._batches_that_stepped = -1  # loggers take it for the index of the last step
+        trainer.validating = True
+        loop.val_loop.run()
+        trainer.training = True
+        loop._batches_that_stepped = 0
+
+
+class FinalValidation(Callback):
+    """Validates and logs after the last step too, where the intervals of the trainer would end the run without.
+
+    The last steps of a run thereby count when the best checkpoint is chosen, and a run that is shorter than the
+    interval has one validation. A run with ``trainer.val_check_interval=null`` has none.
+    """
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        """End the training, before which Lightning logs and validates, once it has all its steps."""
+        if trainer.global_step >= trainer.max_steps:
+            trainer.should_stop = True

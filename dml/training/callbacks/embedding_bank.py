@@ -34,6 +34,15 @@ class HeadBank:
         return {head: embeddings[neighbors].to(device) for head, embeddings in self.embeddings.items()}
 
 
+def find_bank_users(sampler: Any, module: MetricLearner) -> list[tuple[UsesEmbeddingBank, str | None]]:
+    """Find everything that uses the bank: pairs of a user and, if it is a part of a loss, the head of the loss."""
+    candidates: Iterator[tuple[Any, str | None]] = chain(
+        ((candidate, None) for candidate in (sampler, module, *module.model.modules())),
+        ((part, head) for head, loss in module.losses.items() for part in loss.modules()),
+    )
+    return [(candidate, head) for candidate, head in candidates if isinstance(candidate, UsesEmbeddingBank)]
+
+
 def find_neighbors(model: AnyModel, embeddings: Mapping[str, Tensor], k: int) -> HeadBank:
     """Find the k nearest neighbors of each image of a split by its model's embeddings (N, D) of all heads."""
     if not k:
@@ -73,11 +82,10 @@ class EmbeddingBankUpdates(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Compute the bank, unless the run was resumed with it, and pass it on."""
-        if self._users(trainer, pl_module):
-            if self.bank is None or self._is_outdated:
-                self._compute_bank(trainer, pl_module)
-                self._is_outdated = False
-            self._set_bank(trainer, pl_module)
+        if self.bank is None or self._is_outdated:
+            self._compute_bank(trainer, pl_module)
+            self._is_outdated = False
+        self._set_bank(trainer, pl_module)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, *_: Any) -> None:
         """Log the shares of hard negatives and positives in the batch."""
@@ -99,14 +107,6 @@ class EmbeddingBankUpdates(Callback):
             self._compute_bank(trainer, pl_module)
             self._set_bank(trainer, pl_module)
 
-    def _users(self, trainer: Trainer, module: MetricLearner) -> list[tuple[UsesEmbeddingBank, str | None]]:
-        """Find everything that uses the bank: pairs of a user and, if it is a part of a loss, the head of the loss."""
-        candidates: Iterator[tuple[Any, str | None]] = chain(
-            ((candidate, None) for candidate in (get_training_data(trainer).sampler, module, *module.model.modules())),
-            ((part, head) for head, loss in module.losses.items() for part in loss.modules()),
-        )
-        return [(candidate, head) for candidate, head in candidates if isinstance(candidate, UsesEmbeddingBank)]
-
     def _compute_bank(self, trainer: Trainer, module: MetricLearner) -> None:
         module.divergence.read()
         embedded = embed_training_images(trainer, module, lambda images, **_: module.embed_for_bank(images))
@@ -115,7 +115,7 @@ class EmbeddingBankUpdates(Callback):
         for head, rows in embedded.embeddings.items():
             # An image that can't be read stays at 0, where it is the nearest neighbor of no other image.
             embeddings[head][embedded.rows] = rows
-        k = max(user.num_bank_neighbors for user, _ in self._users(trainer, module))
+        k = max(user.num_bank_neighbors for user, _ in find_bank_users(get_training_data(trainer).sampler, module))
         bank = find_neighbors(module.model, embeddings, k)
         # Neighbors at nearly equal distances may come in another order on another machine.
         self.bank = HeadBank(embeddings, trainer.strategy.broadcast(bank.neighbors))
@@ -124,7 +124,7 @@ class EmbeddingBankUpdates(Callback):
         assert self.bank is not None
         embeddings, neighbors = self.bank.embeddings, self.bank.neighbors
         joined = module.model.concatenate(embeddings)  # for samplers and models; a loss gets those of its head
-        for user, head in self._users(trainer, module):
+        for user, head in find_bank_users(get_training_data(trainer).sampler, module):
             user.set_embedding_bank(EmbeddingBank(joined if head is None else embeddings[head], neighbors, embeddings))
 
     def state_dict(self) -> dict[str, Any]:

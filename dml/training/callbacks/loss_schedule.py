@@ -1,20 +1,12 @@
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from numbers import Real
 from operator import attrgetter
 from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import nn
 
-from dml.runtime.errors import InputError, check_number
-
-
-def make_loss_schedule(schedule: Mapping[str, Any] | None) -> "LossSchedule | None":
-    """Make the callback of ``scheduler.loss``; return None if there is no schedule."""
-    if not schedule:
-        return None
-    if {*schedule} != {"attribute", "start", "end"}:
-        raise InputError(f"scheduler.loss={{{', '.join(map(str, schedule))}}}: takes attribute, start, end")
-    return LossSchedule(**schedule)
+from dml.runtime.errors import InputError
 
 
 class LossSchedule(Callback):
@@ -25,24 +17,17 @@ class LossSchedule(Callback):
     """
 
     def __init__(self, attribute: str, start: float, end: float) -> None:
-        for name, value in (("start", start), ("end", end)):
-            check_number(f"scheduler.loss.{name}", value)
-        if not isinstance(attribute, str):
-            raise InputError(f"scheduler.loss.attribute={attribute}: must be the name of a number of the loss")
         self.attribute, self.start, self.end = attribute, start, end
 
     def check_losses(self, losses: Iterable[nn.Module]) -> None:
         """Check that losses have the attribute, and that it is a number."""
         for loss in losses:
-            try:
-                value = attrgetter(self.attribute)(loss)
-            except AttributeError as error:
+            numbers = _list_numbers(loss)
+            if self.attribute not in numbers:
                 raise InputError(
-                    f"scheduler.loss.attribute={self.attribute}: {type(loss).__name__} has none; "
-                    f"its numbers are {', '.join(_list_numbers(loss))}"
-                ) from error
-            if not isinstance(value, float | int) or isinstance(value, bool):
-                raise InputError(f"scheduler.loss.attribute={self.attribute}: is {value!r}, not a number")
+                    f"scheduler.loss.attribute={self.attribute}: no number of {type(loss).__name__}; its numbers are "
+                    f"{', '.join(numbers)}"
+                )
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Set the value for the step."""
@@ -56,6 +41,8 @@ def _list_numbers(loss: nn.Module) -> list[str]:
     """List the paths of the attributes and properties of a loss, and of its parts, that are numbers."""
     numbers = []
     for path, part in loss.named_modules():
-        names = sorted(name for name in {*vars(part), *vars(type(part))} if name[0] != "_")
-        numbers += [f"{path}.{name}".lstrip(".") for name in names if isinstance(getattr(part, name), float)]
+        for name in sorted({*vars(part), *vars(type(part))}):
+            value = getattr(part, name, None)
+            if name[0] != "_" and isinstance(value, Real) and not isinstance(value, bool):
+                numbers.append(f"{path}.{name}".lstrip("."))
     return numbers

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 from pytorch_lightning import seed_everything
 from runs import last
 
-from dml.run import builders
+from dml.run import builders, loop
 
 
 def test_a_run_begins_with_the_means_of_its_own_network(here: Here, small_emoji: Path, tmp_path: Path) -> None:
@@ -20,7 +20,7 @@ def test_a_run_begins_with_the_means_of_its_own_network(here: Here, small_emoji:
 
     config = OmegaConf.load(tmp_path / ".hydra" / "config.yaml")
     seed_everything(config.seed, verbose=False)
-    images = builders.build_data(settings_of(config), builders.build_table(settings_of(config)))
+    images = loop.build_data(settings_of(config), builders.build_table(settings_of(config)))
     model = builders.build_model(settings_of(config)).eval()
     with torch.no_grad():
         batches = [(model(pixels), labels[:, 0]) for pixels, labels, _ in images.training_images()]

@@ -1,8 +1,9 @@
-"""Another model that a training learns from, ``distill.teacher``: a term of each head's loss."""
+"""Other models that a training uses: the one whose weights it begins with, and a teacher in each head's loss."""
 
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -20,16 +21,21 @@ from dml.models.recurrent import AnyModel
 from dml.retrieval.rows import stack_rows
 from dml.run import builders, building, loop
 from dml.run.config_folders import compose_training, list_network_overrides, pretrained_name
-from dml.run.initial_weights import read_stage
-from dml.run.model_builders import count_features, list_decisive, make_fingerprint, use_features
 from dml.run.prepare_job import make_cache_folder
 from dml.run.settings import Settings, read_settings
-from dml.run.stages import make_evaluation_config, resolve_parts
+from dml.run.stored import extract_stage, resolve_parts
 from dml.runtime.errors import InputError
 from dml.runtime.files import expand_home
 from dml.runtime.run_folder import RunFolder
 from dml.runtime.text import printable, warn
-from dml.training.checkpoints import find_checkpoint, lacks_weights, load_model, read_checkpoint
+from dml.training.checkpoints import (
+    find_checkpoint,
+    lacks_weights,
+    load_initial_state,
+    load_initial_weights,
+    load_model,
+    read_checkpoint,
+)
 from dml.training.embedders import CHOSEN_HEADS, Embedded
 from dml.training.frozen import FeatureCache
 
@@ -40,6 +46,40 @@ PLACES = "give a run's folder, a checkpoint, pretrained:NAME or a .parquet file 
 
 PARTS = ("model", "adapter", "recurrent", "transform", "evaluation", "data")
 """The parts of a configuration that decide embeddings."""
+
+
+def load_beginning(settings: Settings, model: nn.Module, path: Path) -> None:
+    """Load the weights that a stage begins with from a checkpoint, which may have been trained with another adapter.
+
+    Updates of LoRA go on as they are if the model has the same ones, at the same scale. Otherwise they are added to the
+    weights first.
+    """
+    checkpoint = read_checkpoint(path, lazily=True)
+    shapes = {name: value.shape for name, value in checkpoint["state_dict"].items() if ".lora_" in name}
+    present = {f"model.{name}": value.shape for name, value in model.state_dict().items() if ".lora_" in name}
+    stage = extract_stage(checkpoint) if shapes else None
+    if stage is None or (shapes == present and stage.config.adapter.get("alpha") == settings.adapter.get("alpha")):
+        load_initial_weights(model, path)
+        return
+    unused = [str(key) for key in stage.config if key not in ("adapter", "recurrent")]
+    parts = resolve_parts(stage.config, unused)
+    _check_foreign(f"training.init={path}", parts, trust=settings.trust)
+    foreign = OmegaConf.create(parts)
+    adapter, recurrent = foreign.get("adapter"), foreign.get("recurrent")
+    with torch.random.fork_rng(devices=()):
+        merged = builders.build_model(replace(settings, adapter=adapter, recurrent=recurrent))
+    load_model(merged, path)
+    merge_updates(merged)
+    load_initial_state(model, merged.state_dict(), path)
+
+
+def _check_foreign(option: str, parts: Mapping[str, Any], *, trust: bool) -> None:
+    """Make sure that the parts of another run's configuration build known objects alone, unless the user trusts it."""
+    try:
+        with building.trusting(trust):
+            building.check_values(parts)
+    except InputError as error:
+        raise InputError(f"{printable(option)}: {error}; trust=true if you trust this file") from error
 
 
 class TrainedRun(NamedTuple):
@@ -55,7 +95,7 @@ class TrainedRun(NamedTuple):
         trained = self.settings.data
         data = replace(settings.data, background=trained.background)
         reading = replace(self.settings, data=data, dataset=settings.dataset, trainer=settings.trainer)
-        embedder, loaded = builders.build_embedder(reading, self.model), builders.build_evaluation_data(reading, images)
+        embedder, loaded = loop.build_embedder(reading, self.model), loop.build_evaluation_data(reading, images)
         loop.build_testing_trainer(settings, limit_test_batches=1.0).test(embedder, loaded, verbose=False)
         return embedder.embedded
 
@@ -112,7 +152,7 @@ def _read_file(place: str, table: ImageTable) -> Tensor:
 def _build_pretrained(place: str, name: str) -> TrainedRun:
     """Build a pretrained network whose pooled features are the embedding, as `dml.pretrained` does."""
     config = compose_training(["transform=imagenet", *list_network_overrides(name)])
-    use_features(config.model, count_features(config.model.backbone, config.transform.size))
+    builders.use_pooled_features(config)
     parts = resolve_parts(config, [str(key) for key in config if key not in PARTS])
     composed = read_settings(OmegaConf.create(parts), Settings)
     return TrainedRun(place, composed, builders.build_model(composed), place)
@@ -138,17 +178,13 @@ def _open_run(place: str, *, trust: bool) -> TrainedRun:
         raise InputError(f"{KEY}={printable(place)}: no run with a checkpoint is there; {PLACES}")
     path = find_checkpoint(path) if path.is_dir() else path
     checkpoint = read_checkpoint(path, lazily=True)
-    config = make_evaluation_config(read_stage(checkpoint), lacks_weights=lacks_weights(checkpoint))
-    plain: Any = OmegaConf.to_container(config, resolve=True)
+    stage = extract_stage(checkpoint).for_test(lacks_weights=lacks_weights(checkpoint))
+    plain = resolve_parts(stage.config)
     parts = {part: plain.get(part) for part in ("model", "adapter", "recurrent")}
-    try:
-        with building.trusting(trust):
-            building.check_values(parts | {"transform": {"test": plain["transform"]["test"]}})
-    except InputError as error:
-        raise InputError(f"{KEY}={printable(place)}: {error}; trust=true if you trust this file") from error
-    decisive, settings = list_decisive(plain), read_settings(config, Settings)
+    _check_foreign(f"{KEY}={place}", parts | {"transform": {"test": plain["transform"]["test"]}}, trust=trust)
+    settings = stage.settings
     with torch.random.fork_rng(devices=()):
         model = builders.build_model(settings)
     load_model(model, path)
     merge_updates(model)
-    return TrainedRun(place, settings, model, make_fingerprint(decisive, model))
+    return TrainedRun(place, settings, model, builders.make_fingerprint(builders.list_decisive(plain), model))
