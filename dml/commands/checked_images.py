@@ -6,13 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dml.data.copies import read_small_pictures
-from dml.data.image_files.images import suggest_slashes
+from dml.data.overview import make_overview_table
 from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.verification import CheckedImage, check_images, write_table
-from dml.data.split_overview import make_overview_table
 from dml.data.subsets import draw_share_of_classes
 from dml.data.table import ImageTable
+from dml.evaluation.near_duplicates import read_small_pictures
 from dml.run.builders import build_table
 from dml.run.settings import InspectSettings
 from dml.runtime.console import console, progress_bar, warn
@@ -57,7 +56,7 @@ def take_readable(table: ImageTable, images: dict[str, CheckedImage]) -> ImageTa
         first = str(table.paths[0])
         raise InputError(
             f"{table.source}: none of {format_count(len(table), 'image')} can be read, the first: "
-            f"{printable(first)}: {images[first].error}{suggest_slashes(first)}"
+            f"{printable(first)}: {images[first].error}"
         )
     return table.take(np.flatnonzero(readable).astype(np.int64))
 

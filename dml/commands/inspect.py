@@ -12,11 +12,10 @@ from torch import Tensor
 
 from dml.commands.backbones import compose_models, evaluate_backbones
 from dml.commands.checked_images import check_and_summarize, load_pictures, read_part, take_readable
-from dml.data.copies import describe_copies
-from dml.data.image_files.images import read_image
+from dml.data.images import read_image
+from dml.data.overview import describe_copies, find_base_folder, make_relative
 from dml.data.prepared.cache import CacheFolder, hold_preparation_lock
 from dml.data.prepared.verification import CheckedImage
-from dml.data.split_overview import find_base_folder, make_relative
 from dml.data.table import TEST_SPLITS, UNKNOWN, ImageTable
 from dml.evaluation.doubtful_labels import find_doubtful_labels
 from dml.evaluation.near_duplicates import find_near_duplicates

@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES
+from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES, MetricName
 from dml.evaluation.names import (
     THRESHOLD_PREFIX,
     MetricDescription,
-    MetricName,
     describe_metric,
     format_percent,
     format_value,

@@ -6,11 +6,10 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
-from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.per_query import QueryTable
 from dml.report.charts import draw_dots
 from dml.report.pictures import choose_queries
-from dml.retrieval.rows import Embeddings
+from dml.retrieval.rows import Embeddings, UnitEmbeddings
 
 POINTS = 1000
 """The largest number of points on a map: t-SNE places them in about 4 seconds on one core."""

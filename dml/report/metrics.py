@@ -3,14 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES
-from dml.evaluation.names import (
-    MetricName,
-    describe_metric,
-    format_value,
-    is_joint_metric,
-    split_parts,
-)
+from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES, MetricName
+from dml.evaluation.names import describe_metric, format_value, is_joint_metric, split_parts
 from dml.report.run import ReportedRun
 
 HEADLINES = ("level0/recall@1", "level0/map@r", "h_ap", "level0/nmi")

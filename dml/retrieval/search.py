@@ -130,8 +130,6 @@ def nearest_neighbors(
             f"query embeddings have {queries.shape[1]} dimensions, the gallery's {items.shape[1]}; they must be equal"
         )
     check_whole("k", k, least=1)
-    if gallery is None and len(queries) < 2:
-        raise InputError("query: 1 embedding and no gallery, at least 2 are needed")
     query_indices = np.arange(len(queries), dtype=np.int64)[:, None]
     search = (BlockSearch if queries.is_cuda else Search)(items, int(k), query_indices if gallery is None else None)
     device = queries.device if on_device else torch.device("cpu")

@@ -21,9 +21,8 @@ from torch import nn
 
 from dml.data.table import ImageTable
 from dml.evaluation.items import check_queries, check_validation_classes
-from dml.evaluation.metric import MetricConfig
+from dml.evaluation.metric import MetricConfig, list_evaluated_heads
 from dml.evaluation.monitor import check_monitor, check_tie_breaker, make_further_config
-from dml.evaluation.names import list_evaluated_heads
 from dml.models.backbone import ParameterList
 from dml.run.builders import build_table
 from dml.run.building import build

@@ -7,8 +7,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from dml.data.table import TEST_SPLITS, ImageTable
-from dml.evaluation.metric import Kind, MetricConfig
-from dml.evaluation.names import full_metric_name
+from dml.evaluation.metric import Kind, MetricConfig, full_metric_name
 from dml.evaluation.threshold import ThresholdSettings
 from dml.run.building import build
 from dml.run.settings import Settings

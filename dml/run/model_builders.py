@@ -9,7 +9,7 @@ import torch
 from omegaconf import DictConfig, open_dict
 from torch import Tensor
 
-from dml.data.image_files.limits import ImageLimits
+from dml.data.images import ImageLimits
 from dml.data.transforms import Crops, Pipeline, and_mirrored
 from dml.models.embedding import SIZE_ERRORS, EmbeddingModel
 from dml.models.recurrent import AnyModel

@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from dml.data.dataset import BatchDataset, ImageDataset, Item
-from dml.data.image_files.images import LIMITS
-from dml.data.image_files.limits import ImageLimits
+from dml.data.images import LIMITS, ImageLimits
 from dml.data.prepared.cache import CacheFolder
 from dml.data.stream import BatchSampler, BatchStream, check_sampler
 from dml.data.table import ImageTable
