@@ -148,11 +148,11 @@ class ImageTable:
         """Return a table of the rows of the splits; the labels stay the same."""
         return self.take(self.rows(*splits))
 
-    def name_class(self, label: int, level: int = 0) -> str:
-        """Return the name of a class of a level; its number if it has none, "" for `UNKNOWN`."""
+    def name_class(self, label: int) -> str:
+        """Return the name of a class of the finest level; its number if it has none, "" for `UNKNOWN`."""
         if label == UNKNOWN:
             return ""
-        return self.names[level][label] if self.names else str(label)
+        return self.names[0][label] if self.names else str(label)
 
     def select_evaluated(self, split: str) -> "ImageTable":
         """Return a table of the rows that an evaluation of a split uses; "test" includes query and gallery."""
