@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 import dml
-from dml.data.image_files.images import ImageFile
+from dml.data.images import ImageFile
 from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.image_inputs import list_source
 from dml.inference.model_settings import ModelSettings

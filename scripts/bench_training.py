@@ -21,12 +21,12 @@ from pytorch_lightning import Callback
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from dml.commands.hydra_command import quiet
 from dml.data.dataset import Batch
 from dml.run import builders, loop
 from dml.run.config_folders import CONF
 from dml.run.settings import Settings, read_settings
 from dml.run.stored import Stage
+from dml.runtime.imports import quiet
 from dml.training.callbacks.process_state import StepSeed
 from dml.training.callbacks.progress import Progress
 from dml.training.loggers import History

@@ -10,7 +10,7 @@ from configurations import CONF, compose
 from hydra.utils import get_method
 from omegaconf import DictConfig, OmegaConf
 
-from dml.run.checks import check_values
+from dml.run.building import check_values
 
 pytestmark = pytest.mark.pipeline
 

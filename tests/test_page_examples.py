@@ -24,8 +24,8 @@ from small_emoji import SUBGROUPS, slice_of_emoji
 
 import dml
 from dml.__main__ import dispatch
-from dml.run.checks import check
 from dml.runtime.run_folder import RunFolder, folders_below, newest_runs
+from dml.runtime.signals import check
 
 pytestmark = pytest.mark.pipeline
 

@@ -38,7 +38,7 @@ def compare_runs(arguments: Sequence[str]) -> None:
     parser.add_argument("--csv", type=expand_home, metavar="FILE", help=csv)
     options = parser.parse(arguments)
     with one_line_errors():
-        from dml.evaluation.names import full_metric_name
+        from dml.evaluation.metric import full_metric_name
         from dml.report import comparison
 
         rows = comparison.compare(comparison.find_runs(options.runs))

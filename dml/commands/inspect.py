@@ -13,15 +13,14 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from dml.commands.backbones import compose_models, evaluate_backbones
-from dml.data.copies import describe_copies, read_small_pictures
-from dml.data.image_files.images import read_image, suggest_slashes
+from dml.data.images import read_image
+from dml.data.overview import describe_copies, find_base_folder, make_overview_table, make_relative
 from dml.data.prepared.cache import CacheFolder, hold_preparation_lock
 from dml.data.prepared.verification import CheckedImage, check_images, write_table
-from dml.data.split_overview import find_base_folder, make_overview_table, make_relative
 from dml.data.subsets import draw_share_of_classes
 from dml.data.table import TEST_SPLITS, UNKNOWN, ImageTable
 from dml.evaluation.doubtful_labels import find_doubtful_labels
-from dml.evaluation.near_duplicates import find_near_duplicates
+from dml.evaluation.near_duplicates import find_near_duplicates, read_small_pictures
 from dml.evaluation.raw_features import Metrics, spread_embeddings
 from dml.report.pictures import OTHER, QUERY, SAME, choose_class_rows, draw_sheet
 from dml.run.builders import build_table
@@ -98,7 +97,7 @@ def _take_readable(table: ImageTable, images: dict[str, CheckedImage]) -> ImageT
         first = str(table.paths[0])
         raise InputError(
             f"{table.source}: none of {format_count(len(table), 'image')} can be read, the first: "
-            f"{printable(first)}: {images[first].error}{suggest_slashes(first)}"
+            f"{printable(first)}: {images[first].error}"
         )
     return table.take(np.flatnonzero(readable).astype(np.int64))
 

@@ -150,7 +150,7 @@ def _write_page(index: "Index", name: str, results: Sequence[dict[str, Any]], pa
 
 def _read(index: "Index", path: str) -> "Tensor":
     """Read an image to show it. -> (3, H, W) uint8 RGB"""
-    from dml.data.image_files.images import UnreadableImageError, read_image, without_remedy
+    from dml.data.images import UnreadableImageError, read_image, without_remedy
 
     try:
         return read_image(str(expand_home(path)), index.model.settings.limits)

@@ -49,7 +49,7 @@ def serve_index(arguments: Sequence[str]) -> None:
     with one_line_errors():
         check_installed("fastapi", "uvicorn", extra="serve")
         with quick_imports():
-            from dml.data.image_files.limits import ImageLimits  # after --help: these take seconds
+            from dml.data.images import ImageLimits  # after --help: these take seconds
             from dml.inference import Index, load
             from dml.inference.serving.http_server import open_listener, running_server
             from dml.inference.serving.image_search import ServedIndex

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from dml.data.image_files.images import LIMITS, REMEDY, ImageFile, UnreadableImageError
-from dml.data.image_files.limits import ImageLimits
+from dml.data.images import LIMITS, REMEDY, ImageFile, ImageLimits, UnreadableImageError
 from dml.data.prepared.cache import ImageCache
 from dml.data.table import UNKNOWN, ImageTable
 from dml.data.transforms import Pipeline, stack

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from dml.data.image_files.contents import ARCHIVE, UNREADABLE, list_members
-from dml.data.image_files.decoding import HEIF_SUFFIXES, reads_heif
+from dml.data.contents import ARCHIVE, UNREADABLE, list_members
+from dml.data.images import HEIF_SUFFIXES, reads_heif
 from dml.runtime.errors import InputError
 from dml.runtime.text import format_count, printable
 

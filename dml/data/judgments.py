@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dml.data.cells import number_classes
-from dml.data.image_files.parts import split_part
+from dml.data.contents import split_part
 from dml.data.table import EVERY_LEVEL, UNKNOWN, ImageTable, find_equal
 from dml.runtime.errors import InputError
 from dml.runtime.text import printable

@@ -5,6 +5,7 @@ import csv
 import difflib
 import io
 import os
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dml.data.cells import to_text
-from dml.data.image_files.limits import read_list_bytes
+from dml.data.contents import read_list_bytes
 from dml.runtime.errors import InputError
 from dml.runtime.files import expand_home
 from dml.runtime.text import printable
@@ -68,7 +69,7 @@ def name_similar(path: Path) -> str:
 
 def read_list_lines(path: Path) -> list[str]:
     """Read the lines of a text file in UTF-8, with any line ends and with or without a byte order mark."""
-    return _split_lines(_read_list_text(path, "utf-8"))
+    return _read_list_text(path, "utf-8").replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 
 def read_csv_rows(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, list[str]]]:
@@ -107,25 +108,17 @@ def _read_list_text(path: Path, encoding: str) -> str:
     """Return the text of a file as it is, but without a byte order mark."""
     content = read_list_bytes(path)
     try:
-        text = content.decode("utf-8-sig" if codecs.lookup(encoding).name == "utf-8" else encoding)
-    except UnicodeError as error:
-        place = f" at byte {error.start}" if isinstance(error, UnicodeDecodeError) else ""
-        reason = getattr(error, "reason", str(error))
-        likely_encoding = _guess_encoding(content)
-        if not likely_encoding:
-            raise InputError(f"{path}: not a text file ({reason}{place})") from error
-        remedy = f"store it in {encoding.upper()} (for dataset=csv, dataset.reader.encoding={likely_encoding} reads it)"
-        raise InputError(f"{path}: not in {encoding.upper()}, it seems to be in {likely_encoding}; {remedy}") from error
-    except LookupError as error:
-        raise InputError(f"{path}: {error}") from error
-    if "\0" in text:
-        number = len(_split_lines(text[: text.index("\0")]))
-        raise InputError(f"{path}, line {number}: a NUL byte, which neither text nor the name of a file holds")
-    return text
-
-
-def _split_lines(text: str) -> list[str]:
-    return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+        return content.decode("utf-8-sig" if codecs.lookup(encoding).name == "utf-8" else encoding)
+    except (UnicodeError, LookupError) as error:
+        fault, likely_encoding = str(error), _guess_encoding(content)
+        if isinstance(error, UnicodeError):
+            fault = f"not a text file ({getattr(error, 'reason', error)})"
+        if isinstance(error, UnicodeError) and likely_encoding:
+            fault = (
+                f"not in {encoding.upper()}, it seems to be in {likely_encoding}; store it in {encoding.upper()} "
+                f"(for dataset=csv, dataset.reader.encoding={likely_encoding} reads it)"
+            )
+        raise InputError(f"{path}: {fault}") from error
 
 
 def _guess_encoding(content: bytes) -> str:
@@ -164,10 +157,7 @@ def parse_whole_number(
     cell: str, place: str | Path, meaning: str, *, lowest: int = 1 - 2**31, highest: int = 2**31 - 1
 ) -> int:
     """Parse a cell as an integer from ``lowest`` to ``highest``; ``place`` and ``meaning`` are for the error line."""
-    try:
-        number = int(cell)
-    except ValueError as error:
-        raise InputError(f"{place}: {meaning} {cell!r}, expected a whole number") from error
-    if not lowest <= number <= highest:
+    number = int(cell) if re.fullmatch(r"\s*[+-]?\d{1,18}\s*", cell) else None
+    if number is None or not lowest <= number <= highest:
         raise InputError(f"{place}: {meaning} {cell!r}, expected a whole number from {lowest:,} to {highest:,}")
     return number

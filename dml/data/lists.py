@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 
 from dml.data.cells import name_classes, number_classes, to_text, warn_of_names
-from dml.data.image_files.parts import COLUMNS, name_part, parse_edges
+from dml.data.contents import BOX_COLUMNS, name_part, parse_edges
 from dml.data.layout import Layout
 from dml.data.split_names import SPLITS, read_split_columns
 from dml.runtime.errors import InputError, show
-from dml.runtime.files import URL
 from dml.runtime.text import format_count, printable
 
 logger = logging.getLogger(__name__)
@@ -56,10 +55,10 @@ def parse_rows(
     _, header = next(rows)
     unit, top = ("row", source) if columns is None else ("line", f"{source}, line 1")
     file_header, header = header, _rename_columns(source, [*header], columns or {})
-    levels = tuple(_find_levels(top, header, needs_labels=needs_labels, is_frame=columns is None))
+    levels = _find_levels(top, header, needs_labels=needs_labels, is_frame=columns is None)
     positions = {name: header.index(name) for name in ("path", *levels) if name in header}
     cells: dict[str, list[str]] = {name: [] for name in ("path", *levels)}
-    box_columns = [header.index(name) for name in COLUMNS if name in header]
+    box_columns = [header.index(name) for name in BOX_COLUMNS if name in header]
     paths: list[str] = []
     other_cells = {column: list[str]() for column in {*range(len(header))} - {*positions.values(), *box_columns}}
     distinct_cells: dict[int, dict[str, str]] = {column: {} for column in other_cells}
@@ -72,7 +71,9 @@ def parse_rows(
         if not any(cell.strip() for cell in row):
             continue
         for name, column in positions.items():
-            cells[name].append(_check_cell(row[column], name, place, is_needed=needs_labels or name == "path"))
+            cells[name].append(row[column].strip())
+            if not cells[name][-1] and (needs_labels or name == "path"):
+                raise InputError(f"{place}: an empty cell in the column {name}")
         for column in [*other_cells]:
             cell = row[column].strip()
             other_cells[column].append(distinct_cells[column].setdefault(cell, cell))  # one object for all rows
@@ -118,19 +119,17 @@ def _read_splits(
 
 def _rename_columns(source: str, header: list[str], columns: Columns) -> list[str]:
     """Return the header with the reader's names of the columns in place of the file's names."""
-    option = "dataset.reader.columns"
-    if not isinstance(columns, Mapping):
-        raise InputError(f"{option}={columns}: must be a mapping, such as {{path: file, label: kind}}")
     # a name such as 0 comes from the command line as a number
     columns = {str(name): str(file_name) for name, file_name in columns.items() if file_name is not None}
+    names_by_file_name = {file_name: name for name, file_name in columns.items()}
+    fault = "" if len(names_by_file_name) == len(columns) else "two of them are the same column"
     for name, file_name in columns.items():
         if not re.fullmatch(r"path|label|level\d+|split|[xy]_[12]", name):
-            raise InputError(f"{option}: unknown column {name!r}; path, label, level0..., split and x_1... are read")
-        if file_name not in header:
-            raise InputError(f"{option}: {source} has no column {file_name!r} among {_quote(header)}")
-    names_by_file_name = {file_name: name for name, file_name in columns.items()}
-    if len(names_by_file_name) < len(columns):
-        raise InputError(f"{option}={columns}: two of them are the same column; each needs one of its own")
+            fault = f"unknown column {name!r}; path, label, level0..., split and x_1... are read"
+        elif file_name not in header:
+            fault = f"{source} has no column {file_name!r} among {_quote(header)}"
+    if fault:
+        raise InputError(f"dataset.reader.columns: {fault}")
     # a column that has the name of another one, which is read in its place, is passed over
     return [names_by_file_name.get(cell, f"{cell} (unused)" if cell in columns else cell) for cell in header]
 
@@ -139,40 +138,39 @@ def _quote(header: list[str]) -> str:
     return ", ".join(map(repr, header))
 
 
-def _find_levels(place: str, header: list[str], *, needs_labels: bool, is_frame: bool) -> list[str]:
-    """Return the names of the columns of class names, and check all column names; "label" may be none of them."""
-    level_columns = [name for name in header if re.fullmatch(r"level\d+", name)]
-    repeated = [name for name in ("path", "label", *level_columns, "split", *COLUMNS) if header.count(name) > 1]
-    if repeated:
-        raise InputError(f"{place}: the column {repeated[0]} is there twice")
+def _list_level_columns(header: list[str]) -> list[str]:
+    return [name for name in header if re.fullmatch(r"level\d+", name)]
+
+
+def _find_levels(place: str, header: list[str], **options: bool) -> tuple[str, ...]:
+    """Return the names of the columns of class names, of which there may be none by "label"."""
+    if fault := next(_find_header_faults(header, **options), ""):
+        raise InputError(f"{place}: {fault}")
+    return tuple(f"level{i}" for i in range(len(_list_level_columns(header)))) or ("label",)
+
+
+def _find_header_faults(header: list[str], *, needs_labels: bool, is_frame: bool) -> Iterator[str]:
+    """Yield what is wrong with the names of columns; a name close to one that is lacking is probably a misspelling."""
+    if not any(header):
+        yield f"empty; give {LAYOUT}"
+    level_columns = _list_level_columns(header)
     levels = [f"level{i}" for i in range(len(level_columns))] or ["label"]
-    missing = [name for name in ("path", *levels, "split", *COLUMNS) if name not in header]
+    known = ["path", *levels, "split", *BOX_COLUMNS]
+    for name in known:
+        if header.count(name) > 1:
+            yield f"the column {name} is there twice"
+    missing = [name for name in known if name not in header]
     for name in header:
         close = difflib.get_close_matches(name.lower(), missing, n=1, cutoff=0.75)
         if close and name not in level_columns:
-            raise InputError(f"{place}: unknown column {name!r}, is it {close[0]!r}?")
-    if not any(header):
-        raise InputError(f"{place}: empty; give {LAYOUT}")
-    missing = [name for name in missing if name != "split" and (name not in COLUMNS or {*COLUMNS} & {*header})]
+            yield f"unknown column {name!r}, is it {close[0]!r}?"
+    optional = {"split", *BOX_COLUMNS} if {*BOX_COLUMNS}.isdisjoint(header) else {"split"}
+    missing = [name for name in missing if name not in optional]
     simplified = {re.sub(r"[ _-]", "", name.lower()) for name in header}
     has_no_labels = missing == ["label"] and simplified.isdisjoint(_OTHER_LABELS.split())
     if missing and (needs_labels or not has_no_labels):
-        fault = f"{place}: no column {missing[0]!r} among {_quote(header)}"
         option = f"rename one, or give {{{missing[0]}: NAME}} in dataset.reader.columns, for {LAYOUT}"
         remedy = f"give {LAYOUT.tree}" if is_frame else f"{option}, with commas, semicolons or tabs between the cells"
-        raise InputError(f"{fault}; {remedy}")
+        yield f"no column {missing[0]!r} among {_quote(header)}; {remedy}"
     if level_columns and "label" in header:
-        raise InputError(f"{place}: the columns label and {level_columns[0]}; give one of the two for the finest level")
-    return levels
-
-
-def _check_cell(cell: str, column: str, place: str, *, is_needed: bool) -> str:
-    """Return the cell without blanks around it, and refuse a value that its column can't have."""
-    cell = cell.strip()
-    if is_needed and not cell:
-        raise InputError(f"{place}: an empty cell in the column {column}")
-    if "\0" in cell:  # NumPy would take it off the end
-        raise InputError(f"{place}: a NUL byte in the column {column}")
-    if column == "path" and URL.match(cell):
-        raise InputError(f"{place}: {cell!r} is a URL; images have to be files, so download them first")
-    return cell
+        yield f"the columns label and {level_columns[0]}; give one of the two for the finest level"

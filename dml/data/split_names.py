@@ -16,10 +16,8 @@ SPLIT_WORDS = {
     "eval": "eval evaluation publictest",
 }
 """The words that stand for each split; "eval" is the test, or the validation where another word is the test."""
-_SPLIT_WORD = re.compile(
-    f"(?:is)?(?:{'|'.join(f'(?P<{split}>{words})' for split, words in SPLIT_WORDS.items())})".replace(" ", "|")
-    + "(?:s|sets?|images?|imgs?|data)?"
-)
+_ANY_SPLIT = "|".join(map("(?P<{}>{})".format, SPLIT_WORDS, SPLIT_WORDS.values())).replace(" ", "|")
+_SPLIT_WORD = re.compile(f"(?:is)?(?:{_ANY_SPLIT})(?:s|sets?|images?|imgs?|data)?")
 _PLAIN_WORD = re.compile(
     "bbox|bounding|box(es)?|crop(s|ped)?|data(sets?)?|files?|for|images?|imgs?|in|is|list|names?|of|photos?|"
     "pictures?|sets?|splits?|the"

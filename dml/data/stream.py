@@ -26,15 +26,6 @@ class BatchSampler(Protocol):
     def __len__(self) -> int: ...
 
 
-def check_sampler(sampler: object) -> None:
-    """Check that a sampler has the methods of a `BatchSampler`."""
-    lacking = [method for method in ("set_epoch", "__iter__", "__len__") if not hasattr(type(sampler), method)]
-    if lacking:
-        raise InputError(
-            f"sampler: {dotted_name(sampler)} has no {lacking[0]}, expected set_epoch(epoch), __iter__() and __len__()"
-        )
-
-
 class BatchStream:
     """An endless iterable over the batches of a run, epoch after epoch of the sampler, which can start at any batch.
 

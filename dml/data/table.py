@@ -1,14 +1,14 @@
 """The table that describes a data set, its checks, and its splits."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dml.data.image_files.parts import split_part
+from dml.data.contents import split_part
 from dml.data.lists import parse_frame
 from dml.data.split_names import SPLITS
 from dml.runtime.configuration import dotted_name
@@ -31,8 +31,6 @@ RESERVED_LEVELS = frozenset(
     ("path", "images", "split", "benchmark", "content", "height", "width", "sha256", "error")
 ) | {"bytes", "mtime_ns", "inode", "ctime_ns"}
 """Names that a level may not have: those of the counts of a table, and of the columns of a prepared one."""
-
-SHARED_CLASSES_REMEDY = "dataset.disjoint=false allows it, but the metrics then say less about new classes"
 
 
 @dataclass(frozen=True)
@@ -72,25 +70,8 @@ class ImageTable:
 
     def __post_init__(self) -> None:
         self._fill_columns()
-        lengths = {f"{name.rstrip('s')}s": len(getattr(self, name)) for name in COLUMNS}
-        if len({*lengths.values()}) > 1:
-            raise InputError(f"image table: {', '.join(f'{length} {column}' for column, length in lengths.items())}")
-        if self.excluded.shape[1:] != (2,) or not np.isin(self.excluded, np.arange(len(self.paths))).all():
-            raise InputError(f"image table: excluded {(*self.excluded.shape,)} isn't pairs of rows of the table")
-        if self.labels.ndim != 2 or self.labels.shape[1] != len(self.levels) or not self.levels:
-            raise InputError(f"image table: labels of shape {self.labels.shape} for the levels {self.levels}")
-        if len({*self.levels} - RESERVED_LEVELS) < len(self.levels):
-            reserved = ", ".join(sorted(RESERVED_LEVELS))
-            raise InputError(f"image table: the levels {self.levels} need different names, none of {reserved}")
-        if self.labels.dtype.kind not in "biu":  # floats would let NaN be a class unequal to itself
-            raise InputError(f"image table: labels of type {self.labels.dtype}, expected integers")
-        _check_splits(np.unique(self.split).tolist())
-        self._check_labels()
-        check_paths(self.paths.tolist(), self.source)
-        for level, names in zip(self.levels, self.names, strict=False):
-            if (name := next((name for name in names if not _is_utf8(name)), None)) is not None:
-                start = f"image table: the {level} '{printable(name)}' of {printable(self.source)}"
-                raise InputError(f"{start} isn't UTF-8; rename it, and its folder")
+        if fault := next(self._find_malformed(), ""):
+            raise InputError(f"image table: {fault}")
 
     @classmethod
     def from_frame(cls, frame: Any) -> "ImageTable":
@@ -115,38 +96,63 @@ class ImageTable:
             if not len(getattr(self, column)):
                 object.__setattr__(self, column, np.full(len(self.paths), value))
 
-    def _check_labels(self) -> None:
+    def _find_malformed(self) -> Iterator[str]:
+        """Yield what makes this no table; what comes later is looked for only where there is nothing earlier."""
+        lengths = {f"{name.rstrip('s')}s": len(getattr(self, name)) for name in COLUMNS}
+        if len({*lengths.values()}) > 1:
+            yield ", ".join(f"{length} {column}" for column, length in lengths.items())
+        if self.excluded.shape[1:] != (2,) or not np.isin(self.excluded, np.arange(len(self.paths))).all():
+            yield f"excluded {(*self.excluded.shape,)} isn't pairs of rows of the table"
+        if self.labels.ndim != 2 or self.labels.shape[1] != len(self.levels) or not self.levels:
+            yield f"labels of shape {self.labels.shape} for the levels {self.levels}"
+        if len({*self.levels} - RESERVED_LEVELS) < len(self.levels):
+            yield f"the levels {self.levels} need different names, none of {', '.join(sorted(RESERVED_LEVELS))}"
+        if self.labels.dtype.kind not in "biu":  # floats would let NaN be a class unequal to itself
+            yield f"labels of type {self.labels.dtype}, expected integers"
+        if unknown := sorted({*np.unique(self.split).tolist()} - {*SPLITS, ""}):
+            yield f"unknown split {unknown[0]!r}; the splits are {', '.join(SPLITS)}"
+        yield from self._find_wrong_labels()
+        yield from _find_wrong_paths(self.paths.tolist(), self.source)
+        for level, names in zip(self.levels, self.names, strict=False):
+            if (name := next((name for name in names if not _is_utf8(name)), None)) is not None:
+                named = f"the {level} '{printable(name)}' of {printable(self.source)}"
+                yield f"{named} isn't UTF-8; rename it, and its folder"
+
+    def _find_wrong_labels(self) -> Iterator[str]:
         lists = np.unique(self.benchmark).tolist()
         if lists and not EVERY_LEVEL <= lists[0] <= lists[-1] < len(self.levels):
-            raise InputError(f"image table: benchmarks {lists} for the levels {self.levels}")
+            yield f"benchmarks {lists} for the levels {self.levels}"
         if self.names and len(self.names) != len(self.levels):
-            raise InputError(f"image table: names of {len(self.names)} levels for the levels {self.levels}")
+            yield f"names of {len(self.names)} levels for the levels {self.levels}"
         for i, level in enumerate(self.levels):
             labels, is_evaluated = self.labels[:, i], np.isin(self.benchmark, (EVERY_LEVEL, i))
             if (is_wrong := labels < np.where(is_evaluated, 0, UNKNOWN)).any():
                 row = int(np.argmax(is_wrong))
-                where = f"{self.labels[row].tolist()} of {printable(self.paths[row])}"
-                raise InputError(f"image table: negative label {where}")
+                yield f"negative label {self.labels[row].tolist()} of {printable(self.paths[row])}"
             if self.names and (highest := labels.max(initial=UNKNOWN)) >= len(self.names[i]):
-                raise InputError(f"image table: label {highest} of level {level} with {len(self.names[i])} names")
+                yield f"label {highest} of level {level} with {len(self.names[i])} names"
 
     def __len__(self) -> int:
         return len(self.paths)
 
+    @property
+    def has_level_lists(self) -> bool:
+        """Whether there is a separate benchmark list for each level, as in DyML, instead of one for all levels."""
+        return bool((self.benchmark != EVERY_LEVEL).any())
+
     def rows(self, *splits: str) -> NDArray[np.int64]:
         """Return the indices of the rows of the splits, in the order of the table."""
-        _check_splits(splits)
         return np.flatnonzero(np.isin(self.split, splits)).astype(np.int64)
 
     def subset(self, *splits: str) -> "ImageTable":
         """Return a table of the rows of the splits; the labels stay the same."""
         return self.take(self.rows(*splits))
 
-    def name_class(self, label: int, level: int = 0) -> str:
-        """Return the name of a class of a level; its number if it has none, "" for `UNKNOWN`."""
+    def name_class(self, label: int) -> str:
+        """Return the name of a class of the finest level; its number if it has none, "" for `UNKNOWN`."""
         if label == UNKNOWN:
             return ""
-        return self.names[level][label] if self.names else str(label)
+        return self.names[0][label] if self.names else str(label)
 
     def select_evaluated(self, split: str) -> "ImageTable":
         """Return a table of the rows that an evaluation of a split uses; "test" includes query and gallery."""
@@ -208,6 +214,11 @@ def renumber_pairs(
 
 def check_paths(paths: Sequence[str], source: str) -> None:
     """Make sure that every path can name a file, and is UTF-8."""
+    if fault := next(_find_wrong_paths(paths, source), ""):
+        raise InputError(f"image table: {fault}")
+
+
+def _find_wrong_paths(paths: Sequence[str], source: str) -> Iterator[str]:
     text = "\n".join(["", *paths, ""])  # to check the paths one by one takes ten times as long
     if _is_utf8(text) and not any(sign in text for sign in ("\0", "/\n", "\n\n")):
         return
@@ -221,7 +232,7 @@ def check_paths(paths: Sequence[str], source: str) -> None:
         }
         if fault := next((fault for fault, is_there in faults.items() if is_there), ""):
             source_words = f" of {printable(source)}" if source else ""
-            raise InputError(f"image table: the path '{printable(path)}' in row {row}{source_words} {fault}")
+            yield f"the path '{printable(path)}' in row {row}{source_words} {fault}"
 
 
 def _is_utf8(text: str) -> bool:
@@ -232,12 +243,6 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-def _check_splits(splits: Iterable[str]) -> None:
-    unknown = sorted({*splits} - {*SPLITS, ""})
-    if unknown:
-        raise InputError(f"image table: unknown split {unknown[0]!r}; the splits are {', '.join(SPLITS)}")
-
-
 def list_training_classes(table: ImageTable) -> NDArray[np.int64]:
     """List the labels (C,) of the finest classes in the training splits, rising."""
     classes: NDArray[np.int64] = np.unique(table.labels[table.rows(*TRAINING_SPLITS), 0])
@@ -246,13 +251,10 @@ def list_training_classes(table: ImageTable) -> NDArray[np.int64]:
 
 def hold_out_classes(table: ImageTable, *, folds: int = 5, fold: int = 0, seed: int = 0) -> ImageTable:
     """Make one fold of the classes (level 0) of ``train`` and ``val`` the split ``val``, and all others ``train``."""
-    if folds < 2:  # the only fold would leave nothing to train on
-        raise InputError(f"dataset.folds={folds}: must be 2 or more, or null")
     rows, classes = table.rows(*TRAINING_SPLITS), list_training_classes(table)
-    if not 0 <= fold < folds:
-        raise InputError(f"dataset.fold={fold}: with {folds} folds it is one of 0 to {folds - 1}")
-    if len(classes) < folds:
-        raise InputError(f"dataset.folds={folds}: there are only {len(classes)} training classes to divide")
+    if not (2 <= folds <= len(classes) and 0 <= fold < folds):
+        known = f"folds are 2 to {len(classes)}, the number of training classes, or null; a fold is 0 to folds - 1"
+        raise InputError(f"dataset.folds={folds}, dataset.fold={fold}: {known}")
     order = np.random.default_rng((seed, folds)).permutation(classes)
     is_held_out = np.isin(table.labels[rows, 0], order[fold::folds])
     split = table.split.astype("U7")
@@ -270,18 +272,14 @@ def load(
     verify: bool = True,
 ) -> ImageTable:
     """Read a data set, and compare it with its published counts; ``verify`` makes a fault an error, not a warning."""
-    if not callable(read):
-        raise InputError(f"dataset.reader: a {type(read).__name__} isn't a function of the root; give _partial_: true")
-    table = read(root)
-    if not isinstance(table, ImageTable):
-        described = f"{dotted_name(read)} returned a {type(table).__name__}"
-        raise InputError(f"dataset.reader: {described}, expected a dml.data.table.ImageTable")
-    shared_classes = [*_find_shared_classes(table)] if disjoint else []
+    table = read(root) if callable(read) else read
+    if not isinstance(table, ImageTable) or not callable(read):
+        described = f"{dotted_name(read)} gives a {type(table).__name__}"
+        raise InputError(f"dataset.reader: {described}, expected a function (_partial_: true) that gives an ImageTable")
     for fault in find_faults(table, counts, disjoint=disjoint):
-        remedy = SHARED_CLASSES_REMEDY if fault in shared_classes else "dataset.verify=false reads it all the same"
         message = printable(f"{name}: {fault}, in {table.source or root}")
         if verify:
-            raise InputError(f"{message} ({remedy})")
+            raise InputError(f"{message} (dataset.verify=false reads it all the same)")
         logger.warning(message)
     return table
 
@@ -339,7 +337,7 @@ def _find_shared_classes(table: ImageTable) -> Iterator[str]:
     if len(shared):
         classes = "class is" if len(shared) == 1 else "classes are"
         example = f"label {_describe_label(table, 0, shared[0])} of level {table.levels[0]}"
-        yield f"{len(shared)} {classes} in training and in test, such as {example}"
+        yield f"{len(shared)} {classes} in training and in test, such as {example}; dataset.disjoint=false allows it"
 
 
 def find_shared_classes(table: ImageTable, first: NDArray[Any], second: NDArray[Any]) -> NDArray[np.int64]:

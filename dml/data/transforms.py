@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dml.data.image_files.images import ImageFile
-from dml.data.image_files.parts import Box
+from dml.data.contents import Box
+from dml.data.images import ImageFile
 from dml.runtime.configuration import naming
-from dml.runtime.errors import InputError, check_number, check_whole
+from dml.runtime.errors import InputError, check_choice, check_number, check_whole
 
 Interpolation = Literal["bilinear", "bicubic"]
 """How images are scaled: as the weights of a network were trained, which for most transformers is bicubic."""
@@ -37,10 +37,9 @@ class Resize:
     """
 
     def __init__(self, mode: str, size: int, interpolation: Interpolation = "bilinear") -> None:
-        if mode not in ("warp", "shorter", "longer"):
-            raise InputError(f"resize mode={mode}: expected warp, shorter or longer")
+        check_choice("resize mode", mode, ("warp", "shorter", "longer"))
         check_whole("resize size", size, least=1)
-        _check_interpolation(interpolation)
+        check_choice("transform.interpolation", interpolation, get_args(Interpolation))
         self.mode = mode
         self.size = size
         self.interpolation = interpolation
@@ -76,7 +75,7 @@ class RandomResizedCrop:
         interpolation: Interpolation = "bilinear",
     ) -> None:
         check_whole("crop size", size, least=1)
-        _check_interpolation(interpolation)
+        check_choice("transform.interpolation", interpolation, get_args(Interpolation))
         for name, pair in (("scale", scale), ("ratio", ratio)):
             for number in pair:
                 check_number(f"crop {name}", number)
@@ -199,11 +198,6 @@ def _read_part(image: Tensor | ImageFile, box: Box, shape: tuple[int, int]) -> T
     if isinstance(image, ImageFile):
         return image.pixels(box, at_least=(REDUCING_GAP * shape[0], REDUCING_GAP * shape[1]))
     return image[:, box.top : box.top + box.height, box.left : box.left + box.width]
-
-
-def _check_interpolation(interpolation: str) -> None:
-    if interpolation not in get_args(Interpolation):
-        raise InputError(f"transform.interpolation={interpolation}: expected {' or '.join(get_args(Interpolation))}")
 
 
 def _scale(image: Tensor, shape: tuple[int, int], interpolation: str) -> Tensor:

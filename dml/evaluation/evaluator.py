@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dml.data.table import ImageTable
-from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.items import (
     BenchmarkList,
     Items,
@@ -19,14 +18,13 @@ from dml.evaluation.items import (
     benchmark_lists,
     check_copies,
     check_query_and_gallery,
-    has_level_lists,
     pair_items,
 )
 from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES, Kind, MetricConfig
 from dml.evaluation.ranking import PerQuery, rank_items
 from dml.metrics.verification import PairVerification
 from dml.retrieval.kmeans_clusters import kmeans
-from dml.retrieval.rows import Embeddings
+from dml.retrieval.rows import Embeddings, UnitEmbeddings
 from dml.runtime.errors import InputError, suggest
 
 Metrics = dict[str, float]
@@ -172,7 +170,7 @@ class Evaluator:
             ranking_metrics |= ranked.compute_means()
             cluster_metrics |= {part.metric_name(name): value for name, value in clusters.items()}
         metrics = ranking_metrics | cluster_metrics
-        return Evaluation(lists, metrics | (_level_means(metrics) if has_level_lists(self.table) else {}))
+        return Evaluation(lists, metrics | (_level_means(metrics) if self.table.has_level_lists else {}))
 
 
 def _rank_and_cluster(

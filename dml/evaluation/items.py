@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,10 +10,9 @@ import torch
 from torch import Tensor
 
 from dml.data.table import EVERY_LEVEL, ImageTable, find_equal, renumber_pairs
-from dml.evaluation.geometry import UnitEmbeddings
 from dml.metrics.pairs import LabeledPairs, list_excluded
 from dml.retrieval.gallery import Gallery
-from dml.retrieval.rows import Embeddings
+from dml.retrieval.rows import Embeddings, UnitEmbeddings
 from dml.runtime.errors import InputError
 from dml.runtime.text import printable
 
@@ -48,12 +46,15 @@ def check_items(embeddings: Embeddings | UnitEmbeddings, labels: Labels, name: s
     columns = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
     if columns.ndim == 1:
         columns = columns[:, None]
+    fault = ""
     if columns.ndim != 2 or not columns.shape[1]:
-        raise InputError(f"{name}_labels: shape {tuple(columns.shape)}, expected (N,) or (N, L) with L >= 1")
-    if columns.dtype.kind not in "biu":  # floats would let NaN be a class unequal to itself
-        raise InputError(f"{name}_labels: {columns.dtype}, expected integers")
-    if len(unit) != len(columns):
-        raise InputError(f"{name}: {len(unit)} embeddings, {len(columns)} labels")
+        fault = f"shape {tuple(columns.shape)}, expected (N,) or (N, L) with L >= 1"
+    elif columns.dtype.kind not in "biu":  # floats would let NaN be a class unequal to itself
+        fault = f"{columns.dtype}, expected integers"
+    elif len(unit) != len(columns):
+        fault = f"{len(unit)} embeddings, {len(columns)} labels"
+    if fault:
+        raise InputError(f"{name}_labels: {fault}")
     return Items(unit.rows, columns.astype(np.int64, copy=False))
 
 
@@ -65,16 +66,14 @@ def check_query_and_gallery(
     if gallery is None and gallery_labels is None:
         return queries, None
     if gallery is None or gallery_labels is None:
-        present, missing = ("gallery", "gallery_labels") if gallery_labels is None else ("gallery_labels", "gallery")
-        raise InputError(f"{present} is given without {missing}: a gallery needs both")
+        raise InputError("gallery and gallery_labels: one is given without the other")
     items = check_items(gallery, gallery_labels, "gallery")
-    for property_name, in_queries, in_gallery in (
+    for kind, in_queries, in_gallery in (
         ("embedding dimensions", queries.embeddings.shape[1], items.embeddings.shape[1]),
         ("label levels", queries.labels.shape[1], items.labels.shape[1]),
-        ("device", queries.embeddings.device, items.embeddings.device),
     ):
         if in_queries != in_gallery:
-            raise InputError(f"query and gallery differ in {property_name}: {in_queries} and {in_gallery}")
+            raise InputError(f"query and gallery differ in {kind}: {in_queries} and {in_gallery}")
     return queries, items
 
 
@@ -157,8 +156,6 @@ class Positives:
             is_positive = (query_column[:, None] == column[np.maximum(excluded, 0)]) & (excluded >= 0)
             self._items.append((order, np.stack(ends, axis=1)))  # those of one class stand side by side
             self._counts.append(ends[1] - ends[0] - is_positive.sum(axis=1))
-        self.is_tree = _is_tree(queries if gallery is None else np.concatenate([queries, gallery]))
-        """Whether items that share a level share all coarser ones."""
 
     def count(self, level: int) -> Integers:
         """Count the positives of each query at a level. -> (Q,)"""
@@ -172,40 +169,20 @@ class Positives:
     @property
     def code_type(self) -> npt.DTypeLike:
         """The type of the largest code of an item, see `code_items`."""
-        return np.min_scalar_type(self.depth if self.is_tree else (1 << self.depth) - 1)
+        return np.min_scalar_type((1 << self.depth) - 1)
 
     def code_items(self, queries: range, codes: Codes) -> Integers:
         """Write codes (Q, G) for what each gallery item shares with each query -> how many items share any level (Q,).
 
-        In a tree, the code is the number of levels that the item shares. Otherwise bit i is set if the item has the
-        query's label at level i. Items that the query excludes have code 0.
+        Bit i is set if the item has the query's label at level i. Items that the query excludes have code 0.
         """
         codes.fill(0)
-        for query, row in zip(queries, codes, strict=True):
-            for level in reversed(range(self.depth)):  # items of finer levels overwrite the codes of coarser ones
-                order, bounds = self._items[level]
-                items = order[slice(*bounds[query])]
-                if self.is_tree:
-                    row[items] = self.depth - level
-                else:
-                    row[items] |= 1 << level
+        for level, (order, bounds) in enumerate(self._items):
+            for query, row in zip(queries, codes, strict=True):
+                row[order[slice(*bounds[query])]] |= 1 << level
         rows = slice(queries.start, queries.stop)
         codes[list_excluded(self.excluded[rows])] = 0
-        # in a tree, those that share the coarsest level are those that share any
-        return self._counts[-1][rows] if self.is_tree else np.array([np.count_nonzero(row) for row in codes])
-
-    def count_shared(self, codes: Codes) -> Codes:
-        """Return the number of levels that items with some codes share. (P,) -> (P,)"""
-        return codes if self.is_tree else np.bitwise_count(codes)
-
-
-def _is_tree(labels: Integers) -> bool:
-    """Return whether two items that share any level share the next coarser one."""
-    for finer, coarser in pairwise(labels.T):
-        _, firsts, classes = np.unique(finer, return_index=True, return_inverse=True)
-        if (coarser != coarser[firsts][classes]).any():
-            return False
-    return True
+        return self._counts[0][rows] if self.depth == 1 else np.array([np.count_nonzero(row != 0) for row in codes])
 
 
 class BenchmarkList(NamedTuple):
@@ -233,11 +210,6 @@ class BenchmarkList(NamedTuple):
     def level_name(self, level: str) -> str:
         """Return what stands before the / in the name that a metric of a level has in metrics.json."""
         return level if self.level is None else f"level{self.level}"
-
-
-def has_level_lists(table: ImageTable) -> bool:
-    """Return whether the table has a separate list for each level, as DyML does, instead of one for all levels."""
-    return bool((table.benchmark != EVERY_LEVEL).any())
 
 
 def benchmark_lists(table: ImageTable) -> Iterator[BenchmarkList]:

@@ -1,7 +1,7 @@
-"""What a metric is, the table of metrics, and which of them an evaluation computes."""
+"""What a metric is, the table of metrics, their names such as heads/L+M/level0/recall@1, and which are computed."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property, partial
@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from dml.data.table import EVERY_LEVEL, ImageTable
 from dml.metrics.binary import (
     average_precision,
     map_at_k,
@@ -23,7 +24,7 @@ from dml.metrics.clustering import Average, ami, nmi, pair_f1
 from dml.metrics.graded import asi, h_ap, ndcg
 from dml.metrics.verification import REPORTED_FMRS, PairVerification, equal_error_rate, fnmr_at_fmr, opis
 from dml.ops.relevance import power_relevance, weighted_ap_relevance
-from dml.runtime.errors import InputError, check_number, check_whole
+from dml.runtime.errors import InputError, check_choice, check_number, check_whole
 
 QUERIES_WITHOUT_POSITIVES = "queries_without_positives"
 """The end of the names of counts in metrics.json, such as level0/queries_without_positives."""
@@ -36,6 +37,12 @@ RESERVED_NAMES = (
     *("path", "labels", "neighbors", "neighbor_labels", "similarities", "map_x", "map_y"),
 )
 """The names of other values in metrics.json, and of the columns of per_query.parquet that are not metrics."""
+
+
+HEADS, PCA, RERANKED = "heads", "pca", "reranked"
+"""The first part of the name of a metric of some heads alone (heads/L+M/level0/ap), of raw features after a PCA, and of
+a re-ranking (reranked/alpha_qe/level0/recall@1).
+"""
 
 
 class Kind(StrEnum):
@@ -99,10 +106,8 @@ class Metric:
     shown_in_percent: bool = True
 
     def __post_init__(self) -> None:
-        try:
-            object.__setattr__(self, "kind", Kind(self.kind))  # a YAML file gives the kind as a string
-        except ValueError:
-            raise InputError(f"metric {self.name}: kind = {self.kind!r}, expected one of {', '.join(Kind)}") from None
+        check_choice(f"metric {self.name}: kind", self.kind, [*Kind])
+        object.__setattr__(self, "kind", Kind(self.kind))  # a YAML file gives the kind as a string
         has_k = re.search(r"(?<!^map)(?<!^mp)@\d+$", self.name)
         if not self.name or "/" in self.name or has_k or self.name in RESERVED_NAMES:
             raise InputError(
@@ -170,6 +175,51 @@ def find_packaged(name: str) -> Metric | None:
 
 
 @dataclass(frozen=True)
+class MetricName:
+    """A metric's name in its parts: joined names of heads, "" for all heads together, and the name without them."""
+
+    heads: str
+    metric: str
+
+    @classmethod
+    def parse(cls, name: str) -> "MetricName":
+        """Split a name: "heads/L+M/level0/ap" is "level0/ap" of the heads "L+M"."""
+        prefix, _, rest = name.partition("/")
+        heads, _, metric = rest.partition("/")
+        return cls(heads, metric) if prefix == HEADS else cls("", name)
+
+    @property
+    def family(self) -> str:
+        """The metric's name in ``evaluation.metrics``: "recall" for level0/recall@1."""
+        return self._family_and_k[0]
+
+    @property
+    def k(self) -> int | None:
+        """The k of a metric at k, such as recall@k; None for another metric."""
+        return self._family_and_k[1]
+
+    @property
+    def _family_and_k(self) -> tuple[str, int | None]:
+        name = self.metric.rpartition("/")[2]
+        at_k = re.fullmatch(r"(?!map@|mp@)(.+)@([1-9]\d*)", name)
+        return (at_k[1], int(at_k[2])) if at_k else (name, None)
+
+
+def full_metric_name(name: str, custom: Container[str] = ()) -> str:
+    """Return a metric's name with its level, the finest if it names none; an unknown name is returned as it is.
+
+    >>> full_metric_name("recall@1"), full_metric_name("heads/H/nmi"), full_metric_name("h_ap")
+    ('level0/recall@1', 'heads/H/level0/nmi', 'h_ap')
+    """
+    prefix, slash, metric = name.rpartition("/")
+    families = {metric, metric.partition("@")[0]}
+    described = [row for family in families if (row := find_packaged(family))]
+    is_of_level = any(row.kind != Kind.HIERARCHY for row in described) or any(family in custom for family in families)
+    has_level = re.fullmatch(r"level\d+|mean", prefix.rpartition("/")[2]) is not None
+    return f"{prefix}{slash}level0/{metric}" if is_of_level and not has_level else name
+
+
+@dataclass(frozen=True)
 class MetricConfig:
     """Which metrics an evaluation computes, and how.
 
@@ -202,8 +252,10 @@ class MetricConfig:
     memory: int = 2**29
 
     def __post_init__(self) -> None:
-        self._check_metrics()
+        if fault := self._find_fault():
+            raise InputError(f"metrics{fault}")
         check_number("alpha", self.alpha)
+        check_whole("seed", self.seed, least=0)
         weights = () if self.level_weights is None else self.level_weights
         for weight in weights:
             check_number("level_weights", weight, least=0)
@@ -213,19 +265,19 @@ class MetricConfig:
             for k in self.recall_at:
                 check_whole("recall_at", k, least=1)
 
-    def _check_metrics(self) -> None:
-        """Make sure that each entry is a metric or the name of one, and that names tell the metrics apart."""
+    def _find_fault(self) -> str:
+        """Tell of an entry that is neither a metric nor the name of one, or of a name that several have."""
         for entry in self.metrics:
             if not isinstance(entry, Metric) and (not isinstance(entry, str) or find_packaged(entry) is None):
-                raise InputError(
-                    f"metrics = {entry!r}: expected a list of {', '.join(METRICS_BY_NAME)}, map@K, mp@K (recall_at has "
-                    "the k of recall), and metrics of your own with _target_: dml.evaluation.Metric"
+                return (
+                    f" = {entry!r}: expected a list of {', '.join(METRICS_BY_NAME)}, map@K, mp@K (recall_at has the k "
+                    "of recall), and metrics of your own with _target_: dml.evaluation.Metric"
                 )
         if taken := METRICS_BY_NAME.keys() & {metric.name for metric in self.custom}:
-            raise InputError(f"metrics: {taken.pop()} is a packaged metric; give yours another name")
+            return f": {taken.pop()} is a packaged metric; give yours another name"
         names = [metric.name for metric in self.selected]
-        if repeated := sorted({name for name in names if names.count(name) > 1}):
-            raise InputError(f"metrics: two metrics are named {repeated[0]}")
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        return f": two metrics are named {repeated[0]}" if repeated else ""
 
     def check_labels(self) -> None:
         """Make sure that labels, by which tables and reports name the metrics, tell them apart."""
@@ -277,3 +329,53 @@ class MetricConfig:
         names += [metric.name for metric in self.select_kind(Kind.WITHIN_R, Kind.LEVEL)]
         yield from (f"level{level}/{name}" for level in range(levels) for name in names)
         yield from (metric.name for metric in self.select_kind(Kind.HIERARCHY))
+
+
+def metric_names(table: ImageTable, config: MetricConfig) -> list[str]:
+    """Return the names of all metrics, packaged and custom, that an evaluation of a table can compute."""
+    by_level, over_levels = list[str](), list[str]()
+    for metric in {**METRICS_BY_NAME, **{metric.name: metric for metric in config.selected}}.values():
+        at_k = [f"{metric.name}@{k}" for k in config.recall_at] if metric.kind == Kind.AT_K else [metric.name]
+        (over_levels if metric.kind == Kind.HIERARCHY else by_level).extend(at_k)
+    if table.has_level_lists:  # the list of a level has hierarchical metrics, too
+        levels = sorted({*table.benchmark.tolist()} - {EVERY_LEVEL})
+        scopes = [*(f"level{level}" for level in levels), "mean"]
+        return [f"{scope}/{name}" for scope in scopes for name in (*by_level, *over_levels)]
+    return [*(f"level{level}/{name}" for level in range(len(table.levels)) for name in by_level), *over_levels]
+
+
+JOINT = "+"
+"""The character between the names of heads whose embeddings are concatenated."""
+
+
+def join_head_names(heads: Iterable[str]) -> str:
+    """Return the name of some heads whose embeddings are concatenated: ["L", "M"] -> "L+M"."""
+    return JOINT.join(heads)
+
+
+def split_head_names(name: str) -> list[str]:
+    """Return the heads in a name that `join_head_names` made: "L+M" -> ["L", "M"]."""
+    return name.split(JOINT)
+
+
+def select_joint(names: Iterable[str]) -> list[str]:
+    """Return the names, each once, that stand for several heads, whose embeddings are concatenated."""
+    return [name for name in dict.fromkeys(names) if JOINT in name]
+
+
+def are_heads(names: Sequence[str], heads: Iterable[str]) -> bool:
+    """Return whether some names are those of heads, each once."""
+    return len({*names} & {*heads}) == len(names)
+
+
+def list_evaluated_heads(heads: Iterable[str], alone: bool, head_sets: Any) -> list[str]:
+    """Return the names of what a test evaluates: each head if ``alone``, and ``evaluation.head_sets``."""
+    heads, head_sets = list(heads), head_sets or []
+    for head_set in head_sets:
+        names = list(head_set) if isinstance(head_set, Sequence) and not isinstance(head_set, str) else []
+        if not names or not are_heads(names, heads):
+            raise InputError(
+                f"evaluation.head_sets={head_sets}: expected lists of some of the heads {', '.join(heads)}, each once, "
+                f"such as [[{','.join(heads[:2])}]]"
+            )
+    return list(dict.fromkeys([*(heads if alone else []), *map(join_head_names, head_sets)]))

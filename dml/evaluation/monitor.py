@@ -10,8 +10,16 @@ import numpy as np
 
 from dml.data.table import ImageTable
 from dml.evaluation.evaluator import Evaluator
-from dml.evaluation.metric import Kind, Metric, MetricConfig
-from dml.evaluation.names import HEADS, MetricName, are_heads, metric_names, split_head_names
+from dml.evaluation.metric import (
+    HEADS,
+    Kind,
+    Metric,
+    MetricConfig,
+    MetricName,
+    are_heads,
+    metric_names,
+    split_head_names,
+)
 from dml.retrieval.kmeans_clusters import estimate_time
 from dml.runtime.errors import InputError
 

@@ -1,131 +1,30 @@
-"""The names of metrics and heads, such as ``heads/L+M/level0/recall@1``, and what tables need to know of a metric."""
+"""How tables and reports name metrics of metrics.json, and in which form and selection they show them."""
 
 import math
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from dml.data.table import EVERY_LEVEL, ImageTable
-from dml.evaluation.items import has_level_lists
 from dml.evaluation.metric import (
     COUNTS,
-    METRICS_BY_NAME,
+    HEADS,
+    PCA,
     QUERIES_WITHOUT_POSITIVES,
-    Kind,
+    RERANKED,
     Metric,
-    MetricConfig,
+    MetricName,
     find_packaged,
+    split_head_names,
 )
-from dml.runtime.errors import InputError
-
-HEADS, PCA, RERANKED = "heads", "pca", "reranked"
-"""The first part of the name of a metric of some heads alone (heads/L+M/level0/ap), of raw features after a PCA, and of
-a re-ranking (reranked/alpha_qe/level0/recall@1).
-"""
 
 RERANKING_LABELS = {"alpha_qe": "alpha-QE", "k_reciprocal": "k-reciprocal"}
 """The labels of re-rankings by name."""
 
 SCOPE = re.compile(rf"level\d+|mean|raw|fixed|threshold|{HEADS}|{PCA}|{RERANKED}")
 """The first part of a metric's name, where it isn't a name in ``evaluation.other_labels``."""
-
-JOINT = "+"
-"""The character between the names of heads whose embeddings are concatenated."""
-
-
-def join_head_names(heads: Iterable[str]) -> str:
-    """Return the name of some heads whose embeddings are concatenated: ["L", "M"] -> "L+M"."""
-    return JOINT.join(heads)
-
-
-def split_head_names(name: str) -> list[str]:
-    """Return the heads in a name that `join_head_names` made: "L+M" -> ["L", "M"]."""
-    return name.split(JOINT)
-
-
-def select_joint(names: Iterable[str]) -> list[str]:
-    """Return the names, each once, that stand for several heads, whose embeddings are concatenated."""
-    return [name for name in dict.fromkeys(names) if JOINT in name]
-
-
-def are_heads(names: Sequence[str], heads: Iterable[str]) -> bool:
-    """Return whether some names are those of heads, each once."""
-    return len({*names} & {*heads}) == len(names)
-
-
-def list_evaluated_heads(heads: Iterable[str], alone: bool, head_sets: Any) -> list[str]:
-    """Return the names of what a test evaluates: each head if ``alone``, and ``evaluation.head_sets``."""
-    heads, head_sets = list(heads), head_sets or []
-    for head_set in head_sets:
-        names = list(head_set) if isinstance(head_set, Sequence) and not isinstance(head_set, str) else []
-        if not names or not are_heads(names, heads):
-            raise InputError(
-                f"evaluation.head_sets={head_sets}: expected lists of some of the heads {', '.join(heads)}, each once, "
-                f"such as [[{','.join(heads[:2])}]]"
-            )
-    return list(dict.fromkeys([*(heads if alone else []), *map(join_head_names, head_sets)]))
-
-
-@dataclass(frozen=True)
-class MetricName:
-    """A metric's name in its parts: joined names of heads, "" for all heads together, and the name without them."""
-
-    heads: str
-    metric: str
-
-    @classmethod
-    def parse(cls, name: str) -> "MetricName":
-        """Split a name: "heads/L+M/level0/ap" is "level0/ap" of the heads "L+M"."""
-        prefix, _, rest = name.partition("/")
-        heads, _, metric = rest.partition("/")
-        return cls(heads, metric) if prefix == HEADS else cls("", name)
-
-    @property
-    def family(self) -> str:
-        """The metric's name in ``evaluation.metrics``: "recall" for level0/recall@1."""
-        return self._family_and_k[0]
-
-    @property
-    def k(self) -> int | None:
-        """The k of a metric at k, such as recall@k; None for another metric."""
-        return self._family_and_k[1]
-
-    @property
-    def _family_and_k(self) -> tuple[str, int | None]:
-        name = self.metric.rpartition("/")[2]
-        at_k = re.fullmatch(r"(?!map@|mp@)(.+)@([1-9]\d*)", name)
-        return (at_k[1], int(at_k[2])) if at_k else (name, None)
-
-
-def full_metric_name(name: str, custom: Container[str] = ()) -> str:
-    """Return a metric's name with its level, the finest if it names none; an unknown name is returned as it is.
-
-    >>> full_metric_name("recall@1"), full_metric_name("heads/H/nmi"), full_metric_name("h_ap")
-    ('level0/recall@1', 'heads/H/level0/nmi', 'h_ap')
-    """
-    prefix, slash, metric = name.rpartition("/")
-    families = {metric, metric.partition("@")[0]}
-    described = [row for family in families if (row := find_packaged(family))]
-    is_of_level = any(row.kind != Kind.HIERARCHY for row in described) or any(family in custom for family in families)
-    has_level = re.fullmatch(r"level\d+|mean", prefix.rpartition("/")[2]) is not None
-    return f"{prefix}{slash}level0/{metric}" if is_of_level and not has_level else name
-
-
-def metric_names(table: ImageTable, config: MetricConfig) -> list[str]:
-    """Return the names of all metrics, packaged and custom, that an evaluation of a table can compute."""
-    by_level, over_levels = list[str](), list[str]()
-    for metric in {**METRICS_BY_NAME, **{metric.name: metric for metric in config.selected}}.values():
-        at_k = [f"{metric.name}@{k}" for k in config.recall_at] if metric.kind == Kind.AT_K else [metric.name]
-        (over_levels if metric.kind == Kind.HIERARCHY else by_level).extend(at_k)
-    if has_level_lists(table):  # the list of a level has hierarchical metrics, too
-        levels = sorted({*table.benchmark.tolist()} - {EVERY_LEVEL})
-        scopes = [*(f"level{level}" for level in levels), "mean"]
-        return [f"{scope}/{name}" for scope in scopes for name in (*by_level, *over_levels)]
-    return [*(f"level{level}/{name}" for level in range(len(table.levels)) for name in by_level), *over_levels]
 
 
 class MetricDescription(NamedTuple):
@@ -146,41 +45,38 @@ CALIBRATION_PREFIX = "calibration_"
 _lower = partial(MetricDescription, higher_is_better=False)
 _plain = partial(MetricDescription, shown_in_percent=False)
 
-THRESHOLD_METRICS = {
-    metric.name: metric
-    for metric in (
-        _plain("similarity", "threshold"),
-        _plain("nearest_similarity", "threshold of searches"),
-        _lower("val_fmr", "FMR (val)"),
-        _lower("val_fnmr", "FNMR (val)"),
-        _lower("wanted_fmr", "wanted FMR"),
-        _lower("wanted_wrong_share", 'wanted wrong "same"'),
-        MetricDescription("val_known_accepted", "known queries accepted (val)"),
-        _lower("val_wrong_share", 'wrong "same" (val)'),
-        _lower("wrong_share", 'wrong "same"'),
-        _lower("fmr", "FMR"),
-        _lower("fnmr", "FNMR"),
-        MetricDescription("balanced_accuracy", "balanced accuracy"),
-        _lower("fmr_median_class", "FMR, median class"),
-        _lower("fmr_worst_class", "FMR, worst class"),
-        _lower("fnmr_median_class", "FNMR, median class"),
-        _lower("fnmr_worst_class", "FNMR, worst class"),
-        _plain("calibration_slope", "slope of log odds"),
-        _plain("calibration_intercept", "log odds at similarity 0"),
-        MetricDescription("calibration_prior", "pairs of one class (val)"),
-        _lower("ece", "ECE"),
-        _lower("brier", "Brier score", shown_in_percent=False),
-        _lower("log_loss", "log loss", shown_in_percent=False),
-        _lower("ece_balanced", "ECE, balanced"),
-        _lower("brier_balanced", "Brier score, balanced", shown_in_percent=False),
-        _lower("log_loss_balanced", "log loss, balanced", shown_in_percent=False),
-        MetricDescription("unknown_auroc", "AUROC of known queries"),
-        MetricDescription("known_accepted", "known queries accepted"),
-        MetricDescription("known_identified", "known queries identified"),
-        _lower("unknown_accepted", "unknown queries accepted"),
-    )
-}
-"""The metrics of a threshold, by their names in metrics.json without `THRESHOLD_PREFIX`."""
+THRESHOLD_METRICS = (
+    _plain("similarity", "threshold"),
+    _plain("nearest_similarity", "threshold of searches"),
+    _lower("val_fmr", "FMR (val)"),
+    _lower("val_fnmr", "FNMR (val)"),
+    _lower("wanted_fmr", "wanted FMR"),
+    _lower("wanted_wrong_share", 'wanted wrong "same"'),
+    MetricDescription("val_known_accepted", "known queries accepted (val)"),
+    _lower("val_wrong_share", 'wrong "same" (val)'),
+    _lower("wrong_share", 'wrong "same"'),
+    _lower("fmr", "FMR"),
+    _lower("fnmr", "FNMR"),
+    MetricDescription("balanced_accuracy", "balanced accuracy"),
+    _lower("fmr_median_class", "FMR, median class"),
+    _lower("fmr_worst_class", "FMR, worst class"),
+    _lower("fnmr_median_class", "FNMR, median class"),
+    _lower("fnmr_worst_class", "FNMR, worst class"),
+    _plain("calibration_slope", "slope of log odds"),
+    _plain("calibration_intercept", "log odds at similarity 0"),
+    MetricDescription("calibration_prior", "pairs of one class (val)"),
+    _lower("ece", "ECE"),
+    _lower("brier", "Brier score", shown_in_percent=False),
+    _lower("log_loss", "log loss", shown_in_percent=False),
+    _lower("ece_balanced", "ECE, balanced"),
+    _lower("brier_balanced", "Brier score, balanced", shown_in_percent=False),
+    _lower("log_loss_balanced", "log loss, balanced", shown_in_percent=False),
+    MetricDescription("unknown_auroc", "AUROC of known queries"),
+    MetricDescription("known_accepted", "known queries accepted"),
+    MetricDescription("known_identified", "known queries identified"),
+    _lower("unknown_accepted", "unknown queries accepted"),
+)
+"""The metrics of a threshold, named as in metrics.json without `THRESHOLD_PREFIX`."""
 
 
 def describe_metric(name: str, custom: Iterable[Metric | MetricDescription] = ()) -> MetricDescription:
@@ -189,8 +85,9 @@ def describe_metric(name: str, custom: Iterable[Metric | MetricDescription] = ()
     >>> describe_metric("heads/L/level0/recall@4").label
     'R@4'
     """
-    if name.startswith(THRESHOLD_PREFIX) and (known := THRESHOLD_METRICS.get(name.removeprefix(THRESHOLD_PREFIX))):
-        return known
+    for known in THRESHOLD_METRICS:
+        if name == f"{THRESHOLD_PREFIX}{known.name}":
+            return known
     parsed = MetricName.parse(name)
     metric = {metric.name: metric for metric in custom}.get(parsed.family) or find_packaged(parsed.family)
     if metric is None:

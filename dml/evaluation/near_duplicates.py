@@ -1,18 +1,25 @@
 """Near duplicates: pictures that were scaled, stored again, cropped or mirrored, or are of the same moment."""
 
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
+from PIL import Image
 from scipy.fft import dctn
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
+from dml.data.images import LIMITS, ImageLimits, read_image
 from dml.retrieval.search import nearest_neighbors
 
+SIDE = 32
+"""Height and width of the small pictures by which near duplicates are found."""
 MOST_BITS, LEAST_COSINE = 30, 0.3
 """The largest number of different bits, of 256, and the smallest cosine similarity of near duplicates."""
 NEIGHBORS = 10  # by hash; by embedding twice as many
@@ -39,6 +46,22 @@ class NearDuplicates(NamedTuple):
     bits: NDArray[np.int64]  # (P,) numbers of different bits of the hashes
     scores: NDArray[np.float64]  # (P,) mean of the similarity and the correlation of the hashes, 1 for equal images
     groups: NDArray[np.int64]  # (N,) equal for near duplicates
+
+
+def read_small_pictures(paths: Sequence[str], advance: Callable[[int], None], limits: ImageLimits = LIMITS) -> Tensor:
+    """Read images, and scale each to a square of 32 x 32 gray values, whatever its proportions -> (N, 32, 32)."""
+
+    def read(path: str) -> NDArray[np.float32]:
+        pixels = read_image(path, limits).permute(1, 2, 0)
+        picture = Image.fromarray(pixels.numpy()).convert("L").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+        return np.array(picture, dtype=np.float32)
+
+    pictures = torch.empty(len(paths), SIDE, SIDE)
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        for row, picture in enumerate(threads.map(read, paths)):
+            pictures[row] = torch.from_numpy(picture)
+            advance(1)
+    return pictures
 
 
 def find_near_duplicates(

@@ -140,15 +140,12 @@ def read_queries(path: Path) -> QueryTable:
     """Read the file that `write_queries` wrote."""
     try:
         return _read(path)
-    except FileNotFoundError as error:
-        raise InputError(f"{path}: no such file; a run writes it when it is tested") from error
     except PermissionError:
         raise
     except Exception as error:  # Arrow, NumPy and JSON raise many kinds of exceptions for a damaged file
-        raise InputError(
-            f"{path}: not a file of queries that can be read ({' '.join(str(error).split())}); "
-            f"{shlex.quote(f'resume={path.parent}')} tests the run again and writes it anew"
-        ) from error
+        reason = "no such file" if isinstance(error, FileNotFoundError) else " ".join(str(error).split())
+        remedy = f"{shlex.quote(f'resume={path.parent}')} tests the run again and writes it anew"
+        raise InputError(f"{path}: not a file of queries that can be read ({reason}); {remedy}") from error
 
 
 def _read(path: Path) -> QueryTable:

@@ -283,8 +283,6 @@ def rank_items(
     reranking: str | None = None,
 ) -> PerQuery:
     """Rank checked items, see `rank_queries`; a re-ranking changes the distances before."""
-    if gallery is None and len(queries.labels) < 2:
-        raise InputError("query: 1 item and no gallery, at least 2 are needed")
     is_own_gallery = gallery is None and not config.exclude_nearest
     items = queries if gallery is None else gallery
     size = len(items.labels)

@@ -66,17 +66,14 @@ def rank_rows(distances: Tensor, positives: Positives, first: int, k: int) -> Ra
         numbers = positives.code_items(range(first + start, first + start + len(part)), codes[: len(part)])
         parts.append(rank_chosen(part, codes[: len(part)], numbers))
     chosen = ChosenRanks(*map(np.concatenate, zip(*parts, strict=True)))
-    ranks, levels = _Ranks(chosen.ranks, np.cumsum(chosen.numbers)), positives.count_shared(chosen.codes)
+    ranks, levels = _Ranks(chosen.ranks, np.cumsum(chosen.numbers)), np.bitwise_count(chosen.codes)
+    by_level = [ranks.select(chosen.codes & 1 << level != 0).pad() for level in range(positives.depth)]
     at_least, exactly = [ranks.pad()], list[Tensor]()
     for level in range(1, positives.depth):
         is_finer = levels > level
         exactly.append(ranks.select(~is_finer).pad())
         ranks, levels = ranks.select(is_finer), levels[is_finer]
         at_least.append(ranks.pad())
-    by_level = at_least[::-1]  # items with the query's label at a level of a tree share it and all coarser levels
-    if not positives.is_tree:
-        ranks = _Ranks(chosen.ranks, np.cumsum(chosen.numbers))
-        by_level = [ranks.select(chosen.codes & 1 << level != 0).pad() for level in range(positives.depth)]
     nearest_items = torch.from_numpy(np.stack([nearest(row, k) for row in rows]))
     return Rankings(tuple(by_level), GradedRanks([*exactly, at_least[-1]], at_least), nearest_items)
 

@@ -13,12 +13,11 @@ from torch import Tensor
 
 from dml.data.table import UNKNOWN, ImageTable
 from dml.evaluation.evaluator import Evaluator
-from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.items import Labels, Positives, check_items
 from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES, MetricConfig
 from dml.evaluation.names import choose_first_metric
 from dml.metrics.binary import positive_ranks, recall_at_k
-from dml.retrieval.rows import Embeddings
+from dml.retrieval.rows import Embeddings, UnitEmbeddings
 from dml.runtime.errors import InputError
 from dml.runtime.files import replacing
 from dml.runtime.reading import DamageError, check_zip

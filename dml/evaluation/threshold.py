@@ -9,8 +9,7 @@ import numpy.typing as npt
 import torch
 
 from dml.data.table import ImageTable
-from dml.evaluation.geometry import UnitEmbeddings
-from dml.evaluation.items import Items, benchmark_lists, has_level_lists, pair_items
+from dml.evaluation.items import Items, benchmark_lists, pair_items
 from dml.evaluation.metric import METRICS, Kind
 from dml.evaluation.names import CALIBRATION_PREFIX, THRESHOLD_PREFIX, format_percent
 from dml.metrics.pairs import BLOCK, Floats, LabeledPairs, list_excluded
@@ -25,6 +24,7 @@ from dml.metrics.verification import (
     fit_calibration,
 )
 from dml.ops.precision import without_tf32
+from dml.retrieval.rows import UnitEmbeddings
 
 LOWEST_FMR, POINTS = 1e-6, 121
 """The lowest false match rate of a stored curve, and its number of points, 20 in each power of ten."""
@@ -125,7 +125,7 @@ class ThresholdSettings:
 
 def make_pairs(embeddings: UnitEmbeddings, table: ImageTable) -> LabeledPairs | None:
     """Make the pairs, by finest labels, of a split or of query and gallery; None with a list for each level."""
-    if has_level_lists(table):
+    if table.has_level_lists:
         return None
     (part,) = benchmark_lists(table)
     return pair_items(*part.split_items(Items(embeddings.rows, table.labels)), part.excluded)
@@ -174,20 +174,15 @@ def evaluate_threshold(
     metrics = {metric.name: float(metric.function(verification)) for metric in METRICS if metric.kind == Kind.PAIRS}
     similarity = nearest_similarity = None
     if validated is not None and (validation := PairVerification(validated)).rates.are_known:
-        nearest = find_nearest(validated)
-        similarity = nearest_similarity = choose_nearest_threshold(nearest, settings.wrong_share)
+        curves["val"] = thin_curve(validation)
+        similarity = nearest_similarity = choose_nearest_threshold(find_nearest(validated), settings.wrong_share)
         metrics["wanted_wrong_share"] = settings.wrong_share
         if settings.fmr is not None:
             similarity = choose_pair_threshold(validated, settings.fmr)
             metrics["wanted_fmr"] = settings.fmr
-        curves["val"] = thin_curve(validation)
-        errors: Metrics = {}
-        if similarity is not None:
-            metrics["similarity"] = similarity
-            errors |= compute_threshold_errors(validated, similarity)
-        if nearest_similarity is not None:
-            metrics["nearest_similarity"] = nearest_similarity
-            errors |= judge_nearest(nearest, nearest_similarity)
+        chosen = {"similarity": similarity, "nearest_similarity": nearest_similarity}
+        metrics |= {name: value for name, value in chosen.items() if value is not None}
+        errors = _judge(validated, similarity, nearest_similarity)
         metrics |= {f"val_{name}": errors[name] for name in VALIDATED if name in errors}
         calibration = fit_calibration(validated.counts)
         metrics |= {f"{CALIBRATION_PREFIX}{name}": value for name, value in asdict(calibration).items()}
@@ -195,9 +190,13 @@ def evaluate_threshold(
             errors = compute_calibration_errors(tested.counts, calibration, prior)[0]
             metrics |= {f"{name}{suffix}": value for name, value in errors.items()}
     if split != "val":
-        metrics |= {} if similarity is None else compute_threshold_errors(tested, similarity)
-        metrics |= judge_nearest(find_nearest(tested), nearest_similarity)
+        metrics |= _judge(tested, similarity, nearest_similarity)
     return {f"{THRESHOLD_PREFIX}{name}": value for name, value in metrics.items()}, curves
+
+
+def _judge(pairs: LabeledPairs, similarity: float | None, nearest_similarity: float | None) -> Metrics:
+    errors = {} if similarity is None else compute_threshold_errors(pairs, similarity)
+    return errors | judge_nearest(find_nearest(pairs), nearest_similarity)
 
 
 def thin_curve(verification: PairVerification) -> Floats:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from dml.data.image_files.images import ImageFile, UnreadableImageError
+from dml.data.images import ImageFile, UnreadableImageError
 from dml.data.transforms import Pipeline
 from dml.data.worker_processes import choose_start_method
 from dml.evaluation.names import THRESHOLD_PREFIX

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from dml.data.image_files.images import UnreadableImageError, without_remedy
+from dml.data.images import UnreadableImageError, without_remedy
 from dml.data.subsets import take_some_classes
 from dml.data.table import ImageTable
 from dml.data.transforms import stack

@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dml.data.image_files.images import UnreadableImageError
-from dml.data.image_files.parts import identify_images
+from dml.data.contents import identify_images
+from dml.data.images import UnreadableImageError
 from dml.inference import index_items
 from dml.inference.certificates import certify
 from dml.inference.embedder import REMEDY, Embedder, VectorsAlone, check_model

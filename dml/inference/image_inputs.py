@@ -14,11 +14,17 @@ from PIL import Image
 from torch import Tensor
 
 from dml.data.cells import compose_name
-from dml.data.image_files.contents import ARCHIVE, MISSING, read_stamps
-from dml.data.image_files.decoding import PixelValueError, decode_opened, flatten
-from dml.data.image_files.images import ImageFile, UnreadableImageError, without_remedy
-from dml.data.image_files.limits import ImageLimits
+from dml.data.contents import ARCHIVE, MISSING, read_stamps
 from dml.data.image_listing import list_images
+from dml.data.images import (
+    ImageFile,
+    ImageLimits,
+    PixelValueError,
+    UnreadableImageError,
+    decode_opened,
+    flatten,
+    without_remedy,
+)
 from dml.data.layout import name_similar, read_list_lines
 from dml.data.lists import parse_frame
 from dml.data.readers import csv

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from dml.data.cells import name_classes, number_classes, warn_of_names
-from dml.data.image_files.parts import identify_images
+from dml.data.contents import identify_images
 from dml.inference.embedder import Embedder
 from dml.inference.image_inputs import Source, check_readable, list_source
 from dml.retrieval.rows import unit_rows

@@ -11,7 +11,7 @@ from typing import Any
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 
-from dml.data.image_files.limits import ImageLimits
+from dml.data.images import ImageLimits
 from dml.data.transforms import Pipeline
 from dml.models.embedding import EmbeddingModel
 from dml.run.builders import build_crops_transform, build_embedding_model, list_decisive, without_weights

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dml.data.image_files.parts import identify_images
+from dml.data.contents import identify_images
 from dml.inference.embedder import Embedder
 from dml.inference.embedding_files import check_names, join_blocks, name_images
 from dml.inference.image_inputs import check_readable, list_source

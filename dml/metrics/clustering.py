@@ -5,7 +5,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dml.runtime.errors import InputError
+from dml.runtime.errors import check_choice
 
 Partition = Tensor | npt.NDArray[Any]
 Average = Literal["arithmetic", "geometric"]
@@ -22,7 +22,7 @@ def nmi(assignment: Partition, labels: Partition, average: Average = "arithmetic
     """
     from sklearn.metrics import normalized_mutual_info_score  # late: it takes half a second, also below
 
-    _check_average(average)
+    check_choice("average", average, get_args(Average))
     return float(normalized_mutual_info_score(_to_numpy(labels), _to_numpy(assignment), average_method=average))
 
 
@@ -38,7 +38,7 @@ def ami(assignment: Partition, labels: Partition, average: Average = "arithmetic
     from sklearn.metrics import mutual_info_score
     from sklearn.metrics.cluster import contingency_matrix
 
-    _check_average(average)
+    check_choice("average", average, get_args(Average))
     table = contingency_matrix(_to_numpy(labels), _to_numpy(assignment), sparse=True, dtype=np.int64)
     classes, clusters = (np.asarray(table.sum(axis=axis)).ravel() for axis in (1, 0))
     if table.nnz == table.shape[0] == table.shape[1]:  # each class has one cluster, each cluster one class
@@ -49,11 +49,6 @@ def ami(assignment: Partition, labels: Partition, average: Average = "arithmetic
     entropies = np.array([_entropy(classes), _entropy(clusters)])
     mean = entropies.mean() if average == "arithmetic" else np.sqrt(entropies.prod())
     return float((mutual_info_score(None, None, contingency=table) - expected) / (mean - expected))
-
-
-def _check_average(average: str) -> None:
-    if average not in get_args(Average):
-        raise InputError(f"average={average}: must be one of {', '.join(get_args(Average))}")
 
 
 def pair_f1(assignment: Partition, labels: Partition) -> float:

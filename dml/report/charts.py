@@ -9,12 +9,10 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
-from dml.evaluation.geometry import UnitEmbeddings
-from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES
+from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES, MetricName
 from dml.evaluation.names import (
     THRESHOLD_PREFIX,
     MetricDescription,
-    MetricName,
     describe_metric,
     format_percent,
     format_value,
@@ -24,7 +22,7 @@ from dml.evaluation.per_query import QueryTable
 from dml.evaluation.threshold import describe_choice, find_calibration
 from dml.report.pictures import choose_queries
 from dml.report.run import ReportedRun
-from dml.retrieval.rows import Embeddings
+from dml.retrieval.rows import Embeddings, UnitEmbeddings
 
 MOST_POINTS = 100
 """The largest number of points of a curve: a longer history is averaged in this many parts, which smooths it."""

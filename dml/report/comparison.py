@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from dml.evaluation.names import MetricDescription, MetricName, describe_metric, describe_stored_metrics, format_value
+from dml.evaluation.metric import MetricName
+from dml.evaluation.names import MetricDescription, describe_metric, describe_stored_metrics, format_value
 from dml.evaluation.per_query import read_queries
 from dml.report.provenance import describe_measurement, join_facts, merge_facts
 from dml.report.statistics import RESAMPLES, ClassSums, Interval, mean_interval, sum_by_class

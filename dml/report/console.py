@@ -8,12 +8,10 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from dml.evaluation.metric import Metric
+from dml.evaluation.metric import PCA, Metric, MetricName
 from dml.evaluation.names import (
-    PCA,
     THRESHOLD_PREFIX,
     MetricDescription,
-    MetricName,
     choose_first_metric,
     choose_joint_metrics,
     choose_level_metrics,

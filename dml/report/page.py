@@ -11,20 +11,18 @@ import numpy as np
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from dml.data.image_files.images import read_image
-from dml.data.image_files.limits import ImageLimits
+from dml.data.images import ImageLimits, read_image
 from dml.data.table import UNKNOWN, ImageTable
 from dml.evaluation.evaluator import Evaluator
-from dml.evaluation.geometry import UnitEmbeddings
-from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES
-from dml.evaluation.names import MetricName, describe_metric, format_value, is_joint_metric, split_parts
+from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES, MetricName
+from dml.evaluation.names import describe_metric, format_value, is_joint_metric, split_parts
 from dml.evaluation.per_query import QueryTable, join_lists, score_queries, write_queries
 from dml.evaluation.ranking import PerQuery
 from dml.report.charts import draw_map, embedding_map, make_charts, make_threshold_section
 from dml.report.pictures import ReadPicture, choose_queries, draw_queries
 from dml.report.run import ReportedRun, collect_versions, read_run
 from dml.report.sheets import COLUMNS, Tiles, find_confusions, make_search_results, make_sheets
-from dml.retrieval.rows import Embeddings
+from dml.retrieval.rows import Embeddings, UnitEmbeddings
 from dml.runtime.errors import check_whole
 from dml.runtime.files import expand_home, replacing, write_text
 from dml.runtime.run_folder import RunFolder

@@ -10,8 +10,7 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
 
-from dml.data.image_files.images import read_image
-from dml.data.image_files.limits import ImageLimits
+from dml.data.images import ImageLimits, read_image
 from dml.data.split_names import SPLITS
 from dml.data.table import ImageTable
 from dml.evaluation.per_query import QueryTable
@@ -20,7 +19,7 @@ from dml.runtime.files import replacing
 from dml.runtime.text import printable
 
 ReadPicture = Callable[[str], Tensor]
-"""A function that reads the picture of a path -> (3, H, W) uint8, like `dml.data.image_files.images.read_image`."""
+"""A function that reads the picture of a path -> (3, H, W) uint8, like `dml.data.images.read_image`."""
 
 Row = tuple[str, Sequence[tuple[str, str]]]
 """The title of a row, and the paths of its pictures with their relations, which are keys of `COLORS`."""

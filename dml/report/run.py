@@ -12,10 +12,10 @@ from typing import Any
 from torch import Tensor
 
 from dml import __version__
-from dml.data.image_files.images import UnreadableImageError, read_image, without_remedy
-from dml.data.image_files.limits import ImageLimits
-from dml.data.readability import find_missing
-from dml.evaluation.names import MetricDescription, describe_stored_metrics, split_head_names
+from dml.data.images import ImageLimits, UnreadableImageError, read_image, without_remedy
+from dml.data.overview import find_missing
+from dml.evaluation.metric import split_head_names
+from dml.evaluation.names import MetricDescription, describe_stored_metrics
 from dml.evaluation.per_query import QueryTable, read_queries
 from dml.report.console import describe_weights, list_remarks
 from dml.report.provenance import SELECTIONS, name_dataset

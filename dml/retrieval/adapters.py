@@ -39,8 +39,6 @@ class Adapter:
     def __call__(self, vectors: Embeddings) -> NDArray[np.float32]:
         """Map vectors (Q, D) of the source space -> (Q, E) float32 unit vectors of the target space."""
         unit = _unit(vectors, "vectors").astype(np.float32)
-        if unit.shape[1] != len(self.matrix):
-            raise InputError(f"vectors of {unit.shape[1]} dimensions: the adapter takes those of {len(self.matrix)}")
         mapped = unit @ self.matrix.astype(np.float32) + self.bias.astype(np.float32)
         return _unit(mapped, "mapped vectors").astype(np.float32)
 

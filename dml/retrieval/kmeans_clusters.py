@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from dml.retrieval.rows import Embeddings, float32_rows
-from dml.runtime.errors import InputError
+from dml.runtime.errors import check_whole
 
 ITERATIONS = 20
 """The default of the rounds of k-means."""
@@ -27,12 +27,8 @@ def kmeans(embeddings: Embeddings, clusters: int, seed: int = 0, iterations: int
     (True, False)
     """
     rows = float32_rows(embeddings, "embeddings")
-    if not 1 <= clusters <= len(rows):
-        raise InputError(f"clusters = {clusters}: expected 1 to {len(rows)}, the number of embeddings")
-    if iterations < 1:
-        raise InputError(f"iterations = {iterations}: expected at least 1")
-    if not 0 <= seed < 2**31:  # FAISS stores the seed as a C int
-        raise InputError(f"seed = {seed}: expected 0 to 2^31 - 1")
+    check_whole("clusters", clusters, least=1)
+    check_whole("iterations", iterations, least=1)
     algorithm: Any = faiss.Kmeans(
         rows.shape[1],
         clusters,

@@ -1,3 +1,6 @@
+"""Embeddings as every ranking takes them: float32, checked and scaled to unit length once, on its device."""
+
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -41,12 +44,13 @@ def stack_rows(column: pa.ChunkedArray) -> npt.NDArray[np.float32]:
     """Return a column of lists of numbers as (N, D); an `InputError` names a row that isn't D finite numbers."""
     sizes = pc.list_value_length(column).fill_null(0).to_numpy()
     width = sizes.max(initial=1)
-    if (others := np.flatnonzero(sizes != width)).size:
-        raise InputError(f"row {others[0]}, from 0 on, holds {sizes[others[0]]} numbers, and others {width}")
-    rows: npt.NDArray[np.float32]
-    rows = pc.list_flatten(column).cast(pa.float32()).fill_null(np.nan).to_numpy().reshape(-1, width)
-    if (others := np.flatnonzero(~np.isfinite(rows).all(axis=1))).size:
-        raise InputError(f"row {others[0]}, from 0 on, holds a number that is missing, NaN or infinite")
+    is_wrong: npt.NDArray[np.bool_] = sizes != width
+    rows = np.empty((0, width), dtype=np.float32)
+    if not is_wrong.any():
+        rows = pc.list_flatten(column).cast(pa.float32()).fill_null(np.nan).to_numpy().reshape(-1, width)
+        is_wrong = ~np.isfinite(rows).all(axis=1)
+    if is_wrong.any():
+        raise InputError(f"row {is_wrong.argmax()}, from 0 on, doesn't hold {width} finite numbers")
     return rows
 
 
@@ -65,3 +69,27 @@ def unit_rows(embeddings: Embeddings, name: str) -> Tensor:
         min=1
     )  # only rows of zeros are shorter than 1 here
     return unit
+
+
+def ranking_device(device: torch.device) -> torch.device:
+    """Return the device that embeddings are ranked on: a CUDA device itself, else the CPU, as MPS lacks float64."""
+    return device if device.type == "cuda" else torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class UnitEmbeddings:
+    """Embeddings (N, D) float32 of unit length on their `ranking_device`, checked and scaled once; 0 stays 0."""
+
+    rows: Tensor
+
+    @classmethod
+    def normalize(cls, embeddings: "Embeddings | UnitEmbeddings", name: str = "embeddings") -> "UnitEmbeddings":
+        """Check and scale embeddings by `unit_rows`; what is normalized already is returned as it is."""
+        return embeddings if isinstance(embeddings, UnitEmbeddings) else cls(unit_rows(embeddings, name))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def take(self, indices: npt.NDArray[np.int64]) -> "UnitEmbeddings":
+        """Return the embeddings of some rows."""
+        return UnitEmbeddings(self.rows[torch.from_numpy(indices).to(self.rows.device)])

@@ -105,9 +105,9 @@ def search_with_ties(
 
 
 def nearest_neighbors(
-    query: Embeddings, k: int, gallery: Embeddings | None = None, *, batch: int = 16_384, on_device: bool = False
+    query: Embeddings, k: int, gallery: Embeddings | None = None, *, batch: int = 16_384
 ) -> tuple[Tensor, Tensor]:
-    """Find each query's k nearest neighbors by dot product, exactly -> scores float32 and indices (Q, k'), best first.
+    """Find each query's k nearest neighbors by dot product, exactly -> scores, indices (Q, k') on CPU, best first.
 
     For cosines, give L2-normalized embeddings. FAISS searches, on GPUs if the installed FAISS has some; embeddings on a
     CUDA device are searched there by torch. Neighbors with equal scores are in the order of the gallery, and equal
@@ -121,7 +121,6 @@ def nearest_neighbors(
         gallery: (G, D) embeddings; None searches among the queries, where each query is excluded from its neighbors. k'
             is min(k, G), or min(k, Q - 1) without a gallery.
         batch: number of queries that are searched at a time; besides inputs and result the memory is O(batch k).
-        on_device: whether the result stays on the device of the queries, else it is on CPU.
     """
     queries = float32_rows(query, "query")
     items = queries if gallery is None else float32_rows(gallery, "gallery").to(queries.device)
@@ -130,13 +129,10 @@ def nearest_neighbors(
             f"query embeddings have {queries.shape[1]} dimensions, the gallery's {items.shape[1]}; they must be equal"
         )
     check_whole("k", k, least=1)
-    if gallery is None and len(queries) < 2:
-        raise InputError("query: 1 embedding and no gallery, at least 2 are needed")
     query_indices = np.arange(len(queries), dtype=np.int64)[:, None]
     search = (BlockSearch if queries.is_cuda else Search)(items, int(k), query_indices if gallery is None else None)
-    device = queries.device if on_device else torch.device("cpu")
-    scores = torch.empty((len(queries), search.k), device=device)
-    indices = torch.empty((len(queries), search.k), dtype=torch.int64, device=device)
+    scores = torch.empty((len(queries), search.k))
+    indices = torch.empty((len(queries), search.k), dtype=torch.int64)
     for start in range(0, len(queries), batch):
         rows = slice(start, start + batch)
         scores[rows], indices[rows] = search(queries[rows], start)

@@ -16,16 +16,14 @@ from numpy.typing import NDArray
 from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import Tensor, nn
 
-from dml.data.copies import assign_content_ids, warn_of_copies
-from dml.data.image_files.limits import ImageLimits, limit_list_bytes
+from dml.data.contents import limit_list_bytes
+from dml.data.images import ImageLimits
+from dml.data.overview import SplitSummary, assign_content_ids, check_readability, describe_changes, warn_of_copies
 from dml.data.prepared.cache import CacheFolder
-from dml.data.readability import check_readability
-from dml.data.split_overview import SplitSummary, describe_changes
 from dml.data.subsets import take_some_classes
 from dml.data.table import TEST_SPLITS, ImageTable, hold_out_classes, list_training_classes, load
 from dml.data.transforms import Crops, Pipeline, and_mirrored
-from dml.evaluation.metric import Kind, MetricConfig
-from dml.evaluation.names import full_metric_name
+from dml.evaluation.metric import Kind, MetricConfig, full_metric_name
 from dml.evaluation.threshold import ThresholdSettings
 from dml.losses.compose import AtLevel
 from dml.losses.loss_contract import Loss, check_forward, check_module
@@ -113,7 +111,10 @@ def read_other_labels(settings: Settings, images: ImageTable) -> dict[str, Image
 
 def find_cache_folder(settings: Settings) -> CacheFolder | None:
     """Return the folder of the data set's caches; None without caches."""
-    return CacheFolder.from_setting(settings.data.cache, settings.dataset.root, settings.dataset.name)
+    cache, root = settings.data.cache, settings.dataset.root
+    if cache is None or (cache == "auto" and root is None):
+        return None
+    return CacheFolder.from_setting(cache, root, settings.dataset.name)
 
 
 def compares_contents(settings: Settings) -> bool:

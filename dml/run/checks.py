@@ -19,9 +19,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from dml.data.table import ImageTable
 from dml.evaluation.items import check_queries, check_validation_classes
-from dml.evaluation.metric import MetricConfig
+from dml.evaluation.metric import MetricConfig, list_evaluated_heads
 from dml.evaluation.monitor import check_monitor, check_tie_breaker, make_further_config
-from dml.evaluation.names import list_evaluated_heads
 from dml.run.builders import (
     build_metric_config,
     build_table,

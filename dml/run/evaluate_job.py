@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 from pytorch_lightning import seed_everything
 from pytorch_lightning.utilities import rank_zero_only
 
-from dml.data.split_overview import summarize_data
+from dml.data.overview import summarize_data
 from dml.data.splits import describe_splits
 from dml.data.table import TEST_SPLITS, ImageTable
 from dml.run import builders, loop

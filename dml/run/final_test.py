@@ -11,12 +11,10 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor
 
-from dml.data.copies import EXCLUDE_COPIES, count_queries_in_gallery
+from dml.data.overview import EXCLUDE_COPIES, count_queries_in_gallery
 from dml.data.table import ImageTable
 from dml.evaluation.evaluator import Evaluator
-from dml.evaluation.geometry import UnitEmbeddings
-from dml.evaluation.metric import OF_RANKS
-from dml.evaluation.names import HEADS, RERANKED, join_head_names, list_evaluated_heads
+from dml.evaluation.metric import HEADS, OF_RANKS, RERANKED, join_head_names, list_evaluated_heads
 from dml.evaluation.ranking import PerQuery
 from dml.evaluation.raw_features import FixedNeighbors, recall_among
 from dml.evaluation.threshold import evaluate_threshold, make_pairs
@@ -24,6 +22,7 @@ from dml.metrics.pairs import LabeledPairs
 from dml.report.console import print_result
 from dml.report.page import write_pictures
 from dml.report.provenance import describe_vector
+from dml.retrieval.rows import UnitEmbeddings
 from dml.run import builders
 from dml.run.builders import build_metric_config, build_threshold_settings
 from dml.run.settings import Settings

@@ -10,9 +10,9 @@ from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor
 
 from dml.evaluation.evaluator import Evaluator
-from dml.evaluation.geometry import ranking_device
-from dml.evaluation.names import MetricName, join_head_names, split_head_names
+from dml.evaluation.metric import MetricName, join_head_names, split_head_names
 from dml.report.statistics import Values, average_by_class
+from dml.retrieval.rows import ranking_device
 from dml.run.settings import Settings
 from dml.runtime.run_folder import RunFolder
 from dml.runtime.text import console, in_markup, warn

@@ -13,8 +13,7 @@ from omegaconf import DictConfig
 from pytorch_lightning import Trainer, seed_everything
 from pytorch_lightning.utilities import rank_zero_only
 
-from dml.data.copies import count_queries_in_gallery
-from dml.data.split_overview import summarize_data
+from dml.data.overview import count_queries_in_gallery, summarize_data
 from dml.data.splits import describe_shared_classes, describe_splits
 from dml.data.table import ImageTable
 from dml.evaluation.evaluator import Evaluator

@@ -13,8 +13,8 @@ from torch import nn
 
 from dml.data.table import ImageTable
 from dml.evaluation.evaluator import Evaluator
+from dml.evaluation.metric import MetricName, list_evaluated_heads, select_joint
 from dml.evaluation.monitor import make_further_config, make_validation_config
-from dml.evaluation.names import MetricName, list_evaluated_heads, select_joint
 from dml.losses.compose import check_pairs
 from dml.losses.proxies import check_beginning, count_classes
 from dml.models.recurrent import AnyModel, RecurrentModel

@@ -12,7 +12,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from dml.data.image_files.parts import identify_images
+from dml.data.contents import identify_images
 from dml.data.table import ImageTable
 from dml.losses.compose import WeightedSum
 from dml.losses.distillation import TeacherLoss

@@ -7,12 +7,11 @@ import numpy as np
 from omegaconf import DictConfig
 from rich.filesize import decimal
 
-from dml.data.copies import assign_content_ids, count_queries_in_gallery
-from dml.data.image_files.limits import limit_list_bytes
+from dml.data.contents import limit_list_bytes
+from dml.data.overview import assign_content_ids, count_queries_in_gallery, make_count_table
 from dml.data.prepared.cache import CacheFolder, hold_preparation_lock, make_writable_folder
 from dml.data.prepared.cache_build import build_cache
 from dml.data.prepared.verification import check_images, list_faults, write_table
-from dml.data.split_overview import make_count_table
 from dml.data.table import ImageTable
 from dml.data.transforms import Resize
 from dml.report.pictures import write_contact_sheets
@@ -103,9 +102,9 @@ def make_cache_folder(settings: Settings) -> CacheFolder:
     root, cache = settings.dataset.root, settings.data.cache
     if root is None and cache == "auto":
         cache = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "dml")
-    folder = CacheFolder.from_setting(cache, root, settings.dataset.name)
-    if folder is None:
+    if cache is None:
         raise InputError("data.cache=null: auto, or the folder to write to")
+    folder = CacheFolder.from_setting(cache, root, settings.dataset.name)
     make_writable_folder(folder.path)
     return folder
 

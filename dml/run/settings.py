@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import Field as Bounds
 
 if TYPE_CHECKING:
-    from dml.data.image_files.limits import ImageLimits
+    from dml.data.images import ImageLimits
 
 TRAINED = ("sampler", "loss", "distill", "optimizer", "scheduler", "checkpoints", "logger", "sweep")
 """The parts that only a training uses, and no test of a checkpoint."""
@@ -42,7 +42,7 @@ class DataSettings:
     @property
     def limits(self) -> "ImageLimits":
         """How images are read: ``data.max_pixels``, ``data.background`` and so on."""
-        from dml.data.image_files.limits import ImageLimits  # late: --help needs no NumPy
+        from dml.data.images import ImageLimits  # late: --help needs no NumPy
 
         return ImageLimits.from_settings({name: value for name, value in vars(self).items() if value is not None})
 

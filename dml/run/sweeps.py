@@ -51,7 +51,7 @@ def is_search() -> bool:
 
 
 def _is_folder_chosen() -> bool:
-    """Return whether the user has named the folders of the sweep's runs, instead of `resolvers.sweep_subfolder`."""
+    """Return whether the user has named the folders of the sweep's runs, instead of `sweep_subfolder`."""
     sweep: Any = OmegaConf.to_container(HydraConfig.get().sweep, resolve=False)
     return "sweep_subfolder" not in sweep["subdir"]
 

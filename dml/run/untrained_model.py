@@ -16,12 +16,12 @@ from torch import Tensor
 from dml.data.prepared.cache import CacheFolder
 from dml.data.table import EVERY_LEVEL, ImageTable
 from dml.evaluation.evaluator import Evaluator
-from dml.evaluation.geometry import ranking_device
-from dml.evaluation.names import PCA
+from dml.evaluation.metric import PCA
 from dml.evaluation.raw_features import FixedNeighbors, PrincipalComponents
 from dml.models.embedding import EmbeddingModel
 from dml.models.recurrent import AnyModel
 from dml.report.console import print_raw_metrics
+from dml.retrieval.rows import ranking_device
 from dml.retrieval.search import nearest_neighbors
 from dml.run import loop
 from dml.run.builders import build_metric_config, choose_tested_split

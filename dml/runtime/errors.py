@@ -32,6 +32,12 @@ def check_number(key: str, value: object, least: float = -inf, *, above: float =
         raise InputError(f"{key}={value}: must be a finite number{range_text}")
 
 
+def check_choice(key: str, value: object, choices: Collection[str]) -> None:
+    """Check that the setting of a key is one of some words."""
+    if value not in choices:
+        raise InputError(f"{key}={show(value)}: must be one of {', '.join(choices)}")
+
+
 def suggest(name: str, options: Collection[str]) -> str:
     """Format the end of an error line about an unknown name: up to four similar options, or else all if they are few.
 

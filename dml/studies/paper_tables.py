@@ -59,7 +59,7 @@ class PrintedNumber:
     @property
     def metric_name(self) -> str:
         """The metric's name in metrics.json, without the prefix of the row's part."""
-        from dml.evaluation.names import full_metric_name
+        from dml.evaluation.metric import full_metric_name
 
         name, _, level = self.metric.partition("/")
         if self.dataset.startswith("dyml"):  # its numbers are means over the benchmarks of the levels

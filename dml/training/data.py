@@ -8,13 +8,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from dml.data.dataset import BatchDataset, ImageDataset, Item
-from dml.data.image_files.images import LIMITS
-from dml.data.image_files.limits import ImageLimits
+from dml.data.images import LIMITS, ImageLimits
 from dml.data.prepared.cache import CacheFolder
-from dml.data.stream import BatchSampler, BatchStream, check_sampler
+from dml.data.stream import BatchSampler, BatchStream
 from dml.data.table import ImageTable
 from dml.data.transforms import Pipeline
 from dml.data.worker_processes import choose_start_method, pause_before_forks
+from dml.runtime.configuration import dotted_name
 from dml.runtime.errors import InputError
 from dml.runtime.processes import follow_parent
 
@@ -34,6 +34,15 @@ class LoaderSettings:
     eval_batch_size: int = 128
     pin_memory: bool = False
     limits: ImageLimits = LIMITS
+
+
+def check_sampler(sampler: object) -> None:
+    """Check that a sampler has the methods of a `BatchSampler`."""
+    lacking = [method for method in ("set_epoch", "__iter__", "__len__") if not hasattr(type(sampler), method)]
+    if lacking:
+        raise InputError(
+            f"sampler: {dotted_name(sampler)} has no {lacking[0]}, expected set_epoch(epoch), __iter__() and __len__()"
+        )
 
 
 class ImageLoader(DataLoader[Item | None]):

@@ -11,10 +11,10 @@ from pytorch_lightning import LightningModule
 from torch import Tensor
 
 from dml.data.dataset import Batch
-from dml.evaluation.geometry import ranking_device
-from dml.evaluation.names import HEADS, MetricName, join_head_names, split_head_names
+from dml.evaluation.metric import HEADS, MetricName, join_head_names, split_head_names
 from dml.models.embedding import embed_views
 from dml.models.recurrent import AnyModel
+from dml.retrieval.rows import ranking_device
 from dml.runtime.errors import InputError
 from dml.training.distributed import gather_rows
 

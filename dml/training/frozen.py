@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dml.data.contents import read_stamps
 from dml.data.dataset import Batch, BatchDataset, Draw, make_unreadable_class_error
-from dml.data.image_files.contents import read_stamps
 from dml.data.prepared.cache import CacheFolder, refuse_links
 from dml.data.table import ImageTable
 from dml.models.embedding import EmbeddingModel

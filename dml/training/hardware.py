@@ -9,7 +9,7 @@ import torch
 from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
 from torch import nn
 
-from dml.data.image_files.limits import ImageLimits
+from dml.data.images import ImageLimits
 from dml.runtime.errors import InputError
 from dml.runtime.processes import count_processes
 from dml.training.data import LoaderSettings

@@ -8,7 +8,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from dml.data.dataset import Batch
-from dml.evaluation.names import MetricName, choose_shown_metrics, describe_metric, join_head_names
+from dml.evaluation.metric import MetricName, join_head_names
+from dml.evaluation.names import choose_shown_metrics, describe_metric
 from dml.models.recurrent import AnyModel
 from dml.runtime.errors import InputError
 from dml.training.distributed import compute_losses

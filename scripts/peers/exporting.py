@@ -16,8 +16,8 @@ import torch
 from hydra import compose, initialize_config_dir
 from numpy.typing import NDArray
 
-from dml.data.image_files.contents import read_content
-from dml.data.image_files.images import LIMITS
+from dml.data.contents import read_content
+from dml.data.images import LIMITS
 from dml.data.table import ImageTable
 from dml.run import builders, loop
 from dml.run.config_folders import CONF

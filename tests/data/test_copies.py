@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
-from dml.data import copies
-from dml.data.copies import assign_content_ids, count_queries_in_gallery, read_small_pictures, warn_of_copies
-from dml.data.image_files.contents import read_stamps
+from dml.data import overview
+from dml.data.contents import read_stamps
+from dml.data.overview import assign_content_ids, count_queries_in_gallery, warn_of_copies
 from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.verification import CheckedImage, write_table
 from dml.data.table import ImageTable
@@ -51,9 +50,9 @@ def folder(tmp_path: Path) -> CacheFolder:
 def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The names of the files that were read."""
     names: list[str] = []
-    hash_content = copies.hash_content
+    hash_content = overview.hash_content
     monkeypatch.setattr(
-        copies, "hash_content", lambda path, *most: names.append(Path(path).name) or hash_content(path, *most)
+        overview, "hash_content", lambda path, *most: names.append(Path(path).name) or hash_content(path, *most)
     )
     return names
 
@@ -135,11 +134,6 @@ def test_copies_count_in_the_list_that_they_are_in(table: ImageTable) -> None:
     assert count_queries_in_gallery(assign_content_ids(two, None)) == (1, 3)
 
 
-def test_a_part_of_a_table_keeps_its_contents(table: ImageTable) -> None:
-    numbered = assign_content_ids(table, None)
-    assert np.array_equal(numbered.select_evaluated("test").content, numbered.content[1:])
-
-
 def test_copies_that_nobody_knows_of_are_told(table: ImageTable, caplog: pytest.LogCaptureFixture) -> None:
     warn_of_copies(table)
     assert "2 of 3 queries are in their gallery as files of the same content, and find themselves;" in caplog.text
@@ -155,13 +149,3 @@ def test_a_gallery_without_copies_and_none_at_all_are_not_told(
     warn_of_copies(table.take(np.flatnonzero(~is_copy)))
     warn_of_copies(table.subset("train"))
     assert not caplog.text
-
-
-def test_small_pictures_are_gray_squares_in_the_order_of_the_paths(tmp_path: Path) -> None:
-    advanced, paths = list[int](), [str(tmp_path / f"{number}.png") for number in range(5)]
-    for number, path in enumerate(paths):
-        Image.new("RGB", (40 + number, 90), (50 * number, 50 * number, 50 * number)).save(path)
-    small = read_small_pictures(paths, advanced.append)
-    assert small.shape == (5, 32, 32)
-    assert small.amin((1, 2)).tolist() == small.amax((1, 2)).tolist() == [0, 50, 100, 150, 200]
-    assert sum(advanced) == 5

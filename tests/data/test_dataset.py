@@ -93,15 +93,6 @@ def test_draws_leave_the_global_generator_alone_when_they_fail(table: ImageTable
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_row_alone_draws_from_the_global_generator(table: ImageTable) -> None:
-    dataset = ImageDataset(table, noise)
-    torch.manual_seed(0)
-    one, other = dataset[2], dataset[2]
-    assert one is not None
-    assert other is not None
-    assert not torch.equal(one[0], other[0])
-
-
 # unreadable images
 
 

@@ -147,9 +147,6 @@ def test_empty_rows_and_other_columns_are_passed_over(source: Source, tmp_path: 
             ({"path": ["0.jpg", path, "2.jpg", "3.jpg"]}, rf"(row 1|line 3): {path} stands in (row 0|line 2) already")
             for path in ("0.jpg", "./0.jpg", "x/../0.jpg")
         ),
-        ({"path": ["http://a.org/0.jpg", *PATHS[1:]]}, r"(row 0|line 2): 'http://a.org/0.jpg' is a URL"),
-        ({"label": ["a\0", "a", "b", "b"]}, r"(row 0|line 2): a NUL byte"),
-        ({"path": ["0.jpg\0", *PATHS[1:]]}, r"(row 0|line 2): a NUL byte"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(columns: dict[str, Any], message: str, source: Source, tmp_path: Path) -> None:

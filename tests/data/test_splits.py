@@ -80,13 +80,6 @@ def test_half_of_the_intended_number_of_classes_is_drawn_at_least(
     assert trained >= (trained + held_out) * (1 - val) / 2
 
 
-@given(st.lists(st.integers(0, 30), min_size=1), st.floats(0.01, 0.99), st.integers(0, 5))
-def test_two_classes_are_tested_at_least_without_a_validation(labels: list[int], test: float, seed: int) -> None:
-    assume(len(set(labels)) >= 4)
-    split = complete_splits(table(labels), test_fraction=test, val_fraction=0, seed=seed)
-    assert min(len(classes(split, "train")), len(classes(split, "test"))) >= 2
-
-
 @settings(max_examples=30, deadline=None)
 @given(st.lists(NAMES, min_size=40, max_size=80, unique=True), st.data())
 def test_a_class_stays_where_it_was_when_another_is_added(names: list[str], data: st.DataObject) -> None:
@@ -155,11 +148,6 @@ def test_splits_of_ones_own_are_kept() -> None:
     assert len(classes(drawn, "val")) == 2
     assert len(classes(drawn, "train")) == 2
     assert classes(drawn, "test") == {4}
-
-
-def test_no_validation_is_drawn_if_none_is_asked_for() -> None:
-    drawn = complete_splits(table([0, 1, 2, 3]), test_fraction=0.5, val_fraction=0, seed=0)
-    assert set(drawn.split.tolist()) == {"train", "test"}
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from dml.data import worker_processes
 from dml.data.dataset import Batch, ImageDataset
-from dml.data.stream import BatchStream, check_sampler
+from dml.data.stream import BatchStream
 from dml.data.table import ImageTable
 from dml.data.worker_processes import pause_before_forks
 from dml.runtime.errors import InputError
-from dml.training.data import ImageLoader
+from dml.training.data import ImageLoader, check_sampler
 
 BATCHES, SIZE, ROWS = 3, 4, 12
 

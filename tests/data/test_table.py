@@ -1,5 +1,4 @@
 import logging
-import re
 from collections import Counter
 from functools import partial
 from typing import Any
@@ -148,12 +147,11 @@ def test_rows_outside_of_the_training_classes_stay() -> None:
 @pytest.mark.parametrize(
     ("folds", "fold", "message"),
     [
-        (1, 0, r"dataset\.folds=1: must be 2 or more, or null$"),
-        (0, 0, r"dataset\.folds=0: must be 2 or more"),
-        (-2, 0, r"dataset\.folds=-2: must be 2 or more"),
-        (5, 5, r"dataset\.fold=5: with 5 folds it is one of 0 to 4"),
-        (5, -1, r"dataset\.fold=-1: with 5 folds"),
-        (7, 0, r"dataset\.folds=7: there are only 6 training classes to divide"),
+        (1, 0, r"dataset\.folds=1, dataset\.fold=0: folds are 2 to 6"),
+        (-2, 0, r"dataset\.folds=-2"),
+        (5, 5, r"dataset\.folds=5, dataset\.fold=5: .* a fold is 0 to folds - 1"),
+        (5, -1, r"dataset\.fold=-1"),
+        (7, 0, r"dataset\.folds=7"),
     ],
 )
 def test_impossible_folds(folds: int, fold: int, message: str) -> None:
@@ -177,16 +175,9 @@ def test_load_reads_the_root() -> None:
     assert load(read, None, name="set").counts() == loaded.counts()
 
 
-@pytest.mark.parametrize(
-    ("read_nothing", "message"),
-    [
-        (Counter, "collections.Counter returned a Counter, expected a dml.data.table.ImageTable"),
-        (partial(Counter, a=1), "collections.Counter returned a Counter, expected a dml.data.table.ImageTable"),
-        (Counter(), "a Counter isn't a function of the root; give _partial_: true"),
-    ],
-)
-def test_a_reader_returns_a_table(read_nothing: Any, message: str) -> None:
-    with pytest.raises(InputError, match=rf"^dataset\.reader: {re.escape(message)}"):
+@pytest.mark.parametrize("read_nothing", [Counter, partial(Counter, a=1), Counter(), ImageTable.from_frame(table())])
+def test_a_reader_returns_a_table(read_nothing: Any) -> None:
+    with pytest.raises(InputError, match=r"^dataset\.reader: .*gives a (Counter|ImageTable), expected a function"):
         load(read_nothing, "/data", name="set")
 
 
@@ -224,7 +215,7 @@ def test_load_holds_the_table_against_its_counts(
         ),
         (
             {"labels": np.array([[min(c, 2), 0] for c in CLASSES])},
-            "1 class is in training and in test, such as label 2 of level class",
+            "1 class is in training and in test, such as label 2 of level class; dataset.disjoint=false allows it",
         ),
         (
             {"labels": np.array([[c, row % 2] for row, c in enumerate(CLASSES)])},
@@ -238,7 +229,7 @@ def test_load_holds_the_table_against_the_rules(
     def broken(root: str | None) -> ImageTable:
         return table(**columns)
 
-    with pytest.raises(InputError, match=rf"set: {message}, in /data \(dataset\.(verify|disjoint)=false"):
+    with pytest.raises(InputError, match=rf"set: {message}, in /data \(dataset\.verify=false"):
         load(broken, "/data", name="set")
     with caplog.at_level(logging.WARNING):
         assert len(load(broken, "/data", name="set", verify=False)) == 8

@@ -8,8 +8,9 @@ import torch
 
 from dml.data.table import ImageTable
 from dml.evaluation import Kind, Metric, MetricConfig, evaluate, evaluate_table
+from dml.evaluation.metric import metric_names
 from dml.evaluation.monitor import check_monitor
-from dml.evaluation.names import MetricDescription, describe_metric, describe_stored_metrics, metric_names
+from dml.evaluation.names import MetricDescription, describe_metric, describe_stored_metrics
 from dml.evaluation.per_query import COLUMNS
 from dml.runtime.errors import InputError
 
@@ -88,7 +89,7 @@ def test_names_and_labels_are_those_of_the_evaluation(has_lists: bool) -> None:
 
 def test_a_kind_may_be_a_string() -> None:
     assert Metric("own", "Own", "level", is_among).kind is Kind.LEVEL  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="metric own: kind = 'query'"):
+    with pytest.raises(InputError, match="metric own: kind='query'"):
         Metric("own", "Own", "query", is_among)  # type: ignore[arg-type]
 
 

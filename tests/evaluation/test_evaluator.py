@@ -1,5 +1,6 @@
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from dml.data.table import ImageTable
 from dml.evaluation import Evaluator, evaluate, evaluate_table, rank_queries
+from dml.retrieval.rows import UnitEmbeddings
 from dml.runtime.errors import InputError
 
 LEVELS = ("fine", "middle", "coarse")
@@ -160,3 +162,21 @@ def test_queries_and_neighbors_are_rows_of_the_table(embeddings: Any, labels: An
 def test_errors(split: list[str], rows: int) -> None:
     with pytest.raises(InputError):
         evaluate_table(np.eye(rows), table(np.zeros((2, 3), dtype=int), split))
+
+
+def test_rows_are_taken_only_if_some_are_missing() -> None:
+    labels = np.arange(12)[:, None] // 3
+    table = ImageTable(np.array([f"{row}.jpg" for row in range(12)]), labels, np.full(12, "val"), ("class",))
+    whole = Evaluator(table)
+    embeddings, rows = torch.randn(12, 4, generator=torch.Generator().manual_seed(0)), torch.arange(2, 12)
+    with patch.object(ImageTable, "take", side_effect=AssertionError):
+        assert whole(embeddings, torch.arange(12)) == whole(embeddings)
+    assert whole(embeddings[2:], rows) == Evaluator(table.take(rows.numpy()))(embeddings[2:])
+    reversed_rows = torch.arange(12).flip(0)
+    assert whole(embeddings.flip(0), reversed_rows)["level0/ap"] == pytest.approx(whole(embeddings)["level0/ap"])
+
+
+def test_unit_embeddings_are_normalized_once() -> None:
+    unit = UnitEmbeddings.normalize(np.array([[3.0, 4.0], [0.0, 0.0]]))
+    assert torch.equal(unit.rows, torch.tensor([[0.6, 0.8], [0.0, 0.0]]))
+    assert UnitEmbeddings.normalize(unit) is unit

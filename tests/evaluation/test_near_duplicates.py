@@ -1,14 +1,16 @@
 """Near duplicates of made-up embeddings and pictures: against loops over all pairs, and parts of pictures."""
 
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 
-from dml.evaluation.near_duplicates import NearDuplicates, find_near_duplicates, hash_pictures
+from dml.evaluation.near_duplicates import NearDuplicates, find_near_duplicates, hash_pictures, read_small_pictures
 
 LABELS = np.repeat(np.arange(6), 12)
 
@@ -117,3 +119,13 @@ def test_pictures_of_one_color_are_parts_of_none() -> None:
     pictures[5], pictures[6] = 128, 130
     found = find(embeddings, pictures)
     assert [*zip(found.rows.tolist(), found.others.tolist(), strict=True)] == [(6, 5)]
+
+
+def test_small_pictures_are_gray_squares_in_the_order_of_the_paths(tmp_path: Path) -> None:
+    advanced, paths = list[int](), [str(tmp_path / f"{number}.png") for number in range(5)]
+    for number, path in enumerate(paths):
+        Image.new("RGB", (40 + number, 90), (50 * number, 50 * number, 50 * number)).save(path)
+    small = read_small_pictures(paths, advanced.append)
+    assert small.shape == (5, 32, 32)
+    assert small.amin((1, 2)).tolist() == small.amax((1, 2)).tolist() == [0, 50, 100, 150, 200]
+    assert sum(advanced) == 5

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dml.data.copies import warn_of_copies
+from dml.data.overview import warn_of_copies
 from dml.data.table import ImageTable
 from dml.evaluation.evaluator import evaluate_table
 from dml.evaluation.items import check_queries

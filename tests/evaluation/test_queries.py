@@ -17,7 +17,6 @@ from dml.evaluation.items import Items, Positives, check_query_and_gallery
 from dml.evaluation.ranking import MOST_SEARCHED, Ranking
 from dml.retrieval.gallery import Gallery
 from dml.retrieval.search import BlockSearch, Search
-from dml.runtime.errors import InputError
 
 RANKING = ("recall", "ap", "map@r", "r_precision", "h_ap", "ndcg", "asi")
 NEAREST = ("recall", "map@r", "r_precision")
@@ -250,16 +249,6 @@ def test_queries_without_positives_have_no_value() -> None:
     assert means["level0/ap"] == np.nanmean(ranked.values["level0/ap"])
 
 
-def test_a_search_gives_the_digits_of_whole_rankings(thousand: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Classes with up to 17 images, super-classes with up to 138."""
-    whole = rank_queries(*thousand, metrics=[*NEAREST, "ap"], neighbors=5)
-    searched = rank_queries(*thousand, metrics=NEAREST, neighbors=5)
-    monkeypatch.setattr("dml.evaluation.ranking.MOST_SEARCHED", 50)
-    ranked = rank_queries(*thousand, metrics=NEAREST, neighbors=5)
-    for name, values in searched.values.items():
-        assert values.tobytes() == whole.values[name].tobytes() == ranked.values[name].tobytes(), name
-
-
 def test_a_metric_without_a_value_leaves_the_count_and_the_other_means_as_they_are() -> None:
     """Only the coarser positives of query 2 count for it, and their weight is 0."""
     embeddings, labels = np.eye(4), np.array([[0, 0], [0, 0], [1, 0], [2, 0]])
@@ -267,21 +256,3 @@ def test_a_metric_without_a_value_leaves_the_count_and_the_other_means_as_they_a
     found = rank_queries(embeddings, labels, metrics=["h_ap", "sum_wap"], level_weights=(1, 0)).compute_means()
     assert {name: found[name] for name in alone} == alone
     assert found["sum_wap"] > 0
-
-
-def test_means_of_nothing_are_refused() -> None:
-    ranked = rank_queries(np.eye(3), np.arange(3))
-    with pytest.raises(InputError, match="level0: none of the 3 queries has a positive in the gallery"):
-        ranked.compute_means()
-
-
-def test_a_level_that_is_the_same_for_all_is_perfect_and_changes_no_other(thousand: Any) -> None:
-    embeddings, labels = thousand
-    deeper = np.concatenate([labels, np.zeros((1000, 1), dtype=int)], axis=1)
-    metrics = ["recall", "ap", "map@r", "r_precision"]
-    found = rank_queries(embeddings, deeper, metrics=metrics).compute_means()
-    assert all(value == 1 for name, value in found.items() if name.startswith("level2/") and "without" not in name)
-    others = {name: value for name, value in found.items() if not name.startswith("level2/")}
-    assert others == pytest.approx(rank_queries(embeddings, labels, metrics=metrics).compute_means())
-    with pytest.raises(InputError, match=r"share = \(2, 2\)"):
-        rank_queries(embeddings, labels, share=(2, 2))

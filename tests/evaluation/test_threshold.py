@@ -14,7 +14,6 @@ from sklearn.metrics import roc_auc_score
 
 from dml.data.table import ImageTable
 from dml.evaluation import evaluate
-from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.threshold import (
     NearestItems,
     ThresholdSettings,
@@ -39,6 +38,7 @@ from dml.metrics.verification import (
 )
 from dml.report.page import run_report
 from dml.report.run import read_run
+from dml.retrieval.rows import UnitEmbeddings
 from dml.runtime.run_folder import RunFolder
 
 pytest_plugins = ("report_runs",)

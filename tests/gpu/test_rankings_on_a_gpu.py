@@ -62,9 +62,6 @@ def test_neighbors_are_those_of_the_cpu(k: int, has_gallery: bool, device: str) 
     its_scores, its_indices = nearest_neighbors(exact_rows(0).to(device), k, on_gpu)
     assert torch.equal(its_scores, scores)
     assert torch.equal(its_indices, indices)
-    there = nearest_neighbors(exact_rows(0).to(device), k, on_gpu, on_device=True)
-    assert [part.device.type for part in there] == [device, device]
-    assert torch.equal(there[1].cpu(), indices)
 
 
 def test_products_are_float32_whatever_training_uses(device: str) -> None:

@@ -24,7 +24,7 @@ from small_embedders import SETTINGS, make_model
 
 import dml
 from dml.__main__ import dispatch
-from dml.data.image_files.images import UnreadableImageError
+from dml.data.images import UnreadableImageError
 from dml.data.readers import folder
 from dml.data.table import ImageTable
 from dml.inference import index_folder

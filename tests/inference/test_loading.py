@@ -20,7 +20,7 @@ from small_embedders import make_model
 
 import dml
 from dml.commands import main
-from dml.data.image_files.images import UnreadableImageError, read_image
+from dml.data.images import UnreadableImageError, read_image
 from dml.data.readers.emoji import read
 from dml.data.table import ImageTable, hold_out_classes
 from dml.evaluation import evaluate

@@ -11,7 +11,7 @@ from small_embedders import make_model
 
 import dml
 from dml.__main__ import dispatch
-from dml.data.image_files.images import UnreadableImageError
+from dml.data.images import UnreadableImageError
 from dml.inference.image_embedder import ImageEmbedder
 from dml.runtime.errors import InputError
 

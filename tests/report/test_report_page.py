@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from report_runs import HOSTILE, MakeRun
 
-from dml.data.image_files.images import read_image
+from dml.data.images import read_image
 from dml.report.page import run_report
 from dml.report.run import read_run
 from dml.report.sheets import CELL, Tiles

@@ -2,6 +2,7 @@ import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
+import faiss
 import numpy as np
 import pytest
 import torch
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dml.retrieval import search
-from dml.retrieval.search import drop_excluded, nearest_neighbors
+from dml.retrieval.search import FEWEST, drop_excluded, multiplying_few_queries, nearest_neighbors
+from dml.retrieval.vector_index import VectorIndex
 from dml.runtime.errors import InputError
 
 WHOLE = st.integers(-3, 3).map(float)  # small whole numbers: float32 products are exact, ties and duplicates are many
@@ -110,17 +112,6 @@ def test_a_tie_over_the_end_is_settled_by_index(k: int) -> None:
     assert indices.tolist() == [list(range(k))] * 30
 
 
-@pytest.mark.usefixtures("device")
-def test_order_of_the_gallery_is_irrelevant_without_ties() -> None:
-    rng = np.random.default_rng(0)
-    query, gallery = rng.normal(size=(40, 8)), rng.normal(size=(300, 8))
-    order = rng.permutation(300)
-    scores, indices = nearest_neighbors(query, 20, gallery)
-    shuffled_scores, shuffled = nearest_neighbors(query, 20, gallery[order])
-    torch.testing.assert_close(shuffled_scores, scores)
-    assert torch.equal(torch.from_numpy(order)[shuffled], indices)
-
-
 def test_right_beside_torch() -> None:
     """Both bring an OpenMP of their own: products of each, in turns."""
     query = torch.from_numpy(np.random.default_rng(0).normal(size=(1500, 48)).astype(np.float32))
@@ -178,7 +169,7 @@ def broken(rows: int) -> np.ndarray[Any, Any]:
         ((np.ones((2, 3)), 1, broken(3)), "gallery: 3 of 5"),
         ((np.ones((2, 3)), 1, np.ones((2, 4))), "3 dimensions"),
         *[((np.ones((2, 3)), k), "k=") for k in (0, 1.0)],
-        *[((np.ones(shape), 1), "query: ") for shape in ((1, 3), (0, 3), 3)],
+        *[((np.ones(shape), 1), "query: ") for shape in ((0, 3), 3)],
         ((np.ones((2, 3)), 1, np.ones((0, 3))), "gallery: "),
         ((np.array([[3e38, 3e38], [-3e38, -3e38], [3e38, -3e38]]), 2), "overflow"),
         ((np.full((3, 2), 1e20), 1), "overflow"),
@@ -188,3 +179,35 @@ def broken(rows: int) -> np.ndarray[Any, Any]:
 def test_errors(arguments: Any, named: str) -> None:
     with pytest.raises(InputError, match=named):
         nearest_neighbors(*arguments)
+
+
+SETTINGS: Any = faiss.cvar
+
+
+def test_searches_of_two_threads_leave_the_threshold_as_it_was() -> None:
+    first, second, thresholds = multiplying_few_queries(16), multiplying_few_queries(8), []
+
+    def look(_: Any) -> None:
+        thresholds.append(SETTINGS.distance_compute_blas_threshold)
+
+    look(None)
+    for step in (first.__enter__, second.__enter__):
+        look(step())
+    for leave in (first.__exit__, second.__exit__):
+        look(leave(None, None, None))
+    before, *meanwhile, after = thresholds
+    assert meanwhile == [16 * FEWEST, 8 * FEWEST, 8 * FEWEST]
+    assert after == before
+
+
+@pytest.mark.parametrize("queries", [1, FEWEST - 1, FEWEST, 50])
+def test_few_queries_find_what_a_matrix_product_finds(queries: int) -> None:
+    rng = np.random.default_rng(0)
+    query, gallery = (rng.standard_normal((rows, 16), dtype=np.float32) for rows in (queries, 500))
+    products = query @ gallery.T
+    expected = np.argsort(-products, axis=1)[:, :7]
+    index = VectorIndex(16)
+    index.add(gallery, np.arange(500))
+    for scores, found in (nearest_neighbors(query, 7, gallery), index.search(query, 7)):
+        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_allclose(scores, np.take_along_axis(products, expected, axis=1), rtol=1e-5)

@@ -16,7 +16,7 @@ from pytorch_lightning.callbacks import ProgressBar, Timer
 from pytorch_lightning.profilers import SimpleProfiler
 from trees import dyml_vehicle
 
-from dml.data.copies import count_queries_in_gallery
+from dml.data.overview import count_queries_in_gallery
 from dml.data.table import ImageTable
 from dml.evaluation import Evaluator, evaluate
 from dml.run import builders, loop
@@ -183,7 +183,7 @@ def built_trainer(*overrides: str, **settings: Any) -> Trainer:
 
 def test_too_few_folds_are_refused() -> None:
     for folds, needs_fold in product((0, 1, -3), (True, False)):
-        with pytest.raises(InputError, match=rf"^dataset\.folds={folds}: must be 2 or more, or null$"):
+        with pytest.raises(InputError, match=rf"^dataset\.folds={folds}, dataset\.fold=0: folds are 2 to "):
             builders.build_table(settings_of(composed(f"dataset.folds={folds}")), needs_fold=needs_fold)
 
 

@@ -15,9 +15,8 @@ from conftest import SMALL, Here, Refused
 
 from dml.data.table import EVERY_LEVEL, ImageTable
 from dml.evaluation import Evaluator, MetricConfig
-from dml.evaluation.metric import METRICS, METRICS_BY_NAME
+from dml.evaluation.metric import METRICS, METRICS_BY_NAME, MetricName, list_evaluated_heads, metric_names, select_joint
 from dml.evaluation.monitor import make_validation_config
-from dml.evaluation.names import MetricName, list_evaluated_heads, metric_names, select_joint
 from dml.run.builders import build_metric_config, complete_metric_names
 from dml.run.checks import check_evaluation
 from dml.runtime.errors import InputError

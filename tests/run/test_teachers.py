@@ -121,23 +121,16 @@ def test_a_file_of_vectors_is_a_teacher(
         add(arguments, table, {"H": 8}, f"distill.teacher={file}")
 
 
-@pytest.mark.parametrize(
-    ("bad", "size", "line"),
-    [
-        (None, 4, "holds 0 numbers, and others 4"),
-        ([0.0] * 3, -1, "holds 3 numbers, and others 4"),
-        ([0.0, math.nan, 0.0, 0.0], -1, "holds a number that is missing, NaN or infinite"),
-    ],
-)
+@pytest.mark.parametrize(("bad", "size"), [(None, 4), ([0.0] * 3, -1), ([0.0, math.nan, 0.0, 0.0], -1)])
 def test_a_row_of_a_file_that_is_no_vector_is_named(
-    arguments: list[str], table: ImageTable, tmp_path: Path, bad: Any, size: int, line: str
+    arguments: list[str], table: ImageTable, tmp_path: Path, bad: Any, size: int
 ) -> None:
     vectors: list[Any] = [[float(row)] * 4 for row in range(len(table))]
     vectors[3] = bad
     column = pa.array(vectors, pa.list_(pa.float32(), size))
     file = tmp_path / "vectors.parquet"
     pq.write_table(pa.table({"path": table.paths.tolist(), "vector": column}), file)
-    message = f"distill.teacher={file}: not such a file, or damaged (row 3, from 0 on, {line})"
+    message = f"distill.teacher={file}: not such a file, or damaged (row 3, from 0 on, doesn't hold 4 finite numbers)"
     with pytest.raises(InputError, match=re.escape(message)):
         add(arguments, table, {"H": 8}, f"distill.teacher={file}")
 

@@ -16,7 +16,7 @@ from hydra import initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 from scipy.stats import t as students_t
 
-from dml.evaluation.names import list_evaluated_heads
+from dml.evaluation.metric import list_evaluated_heads
 from dml.run.config_folders import CONF
 from dml.run.stored import Stage, list_stages, plain_config
 from dml.runtime.configuration import flat

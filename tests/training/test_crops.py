@@ -10,7 +10,7 @@ from conftest import PLAIN
 from torch import Tensor
 from torchvision.transforms import v2
 
-from dml.data.image_files.images import ImageFile
+from dml.data.images import ImageFile
 from dml.data.transforms import Crops, Resize, and_mirrored, stack
 from dml.models.embedding import EmbeddingModel, embed_views
 from dml.run import builders, loop

@@ -22,9 +22,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dml.data.image_files.contents import find_changed, read_stamps
-from dml.data.image_files.images import LIMITS
-from dml.data.image_files.limits import ImageLimits
+from dml.data.contents import find_changed, read_stamps
+from dml.data.images import LIMITS, ImageLimits
 from dml.data.table import ImageTable
 from dml.data.transforms import Resize
 from dml.runtime.errors import InputError
@@ -92,10 +91,10 @@ def read_shard(path: Path, background: str, *, compare_contents: bool = False) -
         is_sound = (stored["format"], stored["checksum"]) == (FORMAT, crc32(json.dumps(content).encode()))
         if is_sound and (stamp != shard.stamp or compare_contents):
             is_sound = stamp[0] == shard.stamp[0] and _compute_checksum(shard.pixels) == shard.checksum
+        if not is_sound:
+            raise ValueError(FORMAT)  # noqa: TRY301
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise InputError(f"{path}: it, or its pixels, are damaged or of another version") from error
-    if not is_sound:
-        raise InputError(f"{path}: it, or its pixels, are damaged or of another version")
     if shard.background != background:
         raise InputError(f"{path}: made with another data.background")
     shard.stamp = stamp
@@ -120,10 +119,7 @@ class PixelFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            self._file = path.open("rb", buffering=0)
-        except FileNotFoundError as error:
-            raise InputError(f"{path}: is missing") from error
+        self._file = path.open("rb", buffering=0)
         weakref.finalize(self, self._file.close)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -165,14 +161,12 @@ class CacheFolder:
     arguments: str = field(default="", compare=False)
 
     @classmethod
-    def from_setting(cls, setting: str | None, root: str | None, name: str) -> "CacheFolder | None":
-        """Return the folder that ``data.cache`` selects; None if the data set has no such folder.
+    def from_setting(cls, setting: str, root: str | None, name: str) -> "CacheFolder":
+        """Return the folder that ``data.cache`` selects.
 
         A path is a folder that holds one folder a data set, whose name ends in a hash of the root: two data sets of one
         name don't share it. "auto" is ``.dml`` in the root of the data set, or beside the root if that is a file.
         """
-        if setting is None or (setting == "auto" and root is None):
-            return None
         arguments = f"dataset={name}"
         root = str(expand_home(root)) if root is not None else None
         if root is not None:
@@ -207,7 +201,7 @@ class CacheFolder:
             return None
         try:
             return self._open([read_shard(path, str(limits.color)) for path in indexes], table.paths.tolist())
-        except InputError as error:
+        except (InputError, FileNotFoundError) as error:
             option = f"data.background={limits.background}"
             options = [] if limits.color == LIMITS.color else [shlex.quote(option)]
             words = ["dml prepare", self.arguments, *options, f"resize={resize.size}", f"mode={resize.mode}"]
@@ -240,13 +234,12 @@ def refuse_links(folder: Path) -> None:
     for checked in [folder.parent, folder] if folder.parent.name == FOLDER else [folder]:
         entries = [checked, *(sorted(checked.iterdir()) if os.access(checked, os.R_OK) and checked.is_dir() else ())]
         for path in entries:
-            if path.is_symlink():
+            if path.is_symlink() or (path.exists() and not path.is_file() and not path.is_dir()):
+                kind = f"is a link to {os.readlink(path)}" if path.is_symlink() else "isn't a file"
                 raise InputError(
-                    f"{path}: is a link to {os.readlink(path)}, and prepared files are never read or written through "
-                    "links: delete it, or give data.cache=FOLDER, or null for none"
+                    f"{path}: {kind}, and prepared files are never read or written through such: delete it, or give "
+                    "data.cache=FOLDER, or null for none"
                 )
-            if path.exists() and not path.is_file() and not path.is_dir():
-                raise InputError(f"{path}: stands where a prepared file belongs and isn't a file; delete it")
 
 
 def make_writable_folder(folder: Path) -> None:

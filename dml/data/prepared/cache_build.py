@@ -9,10 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from zlib import crc32
 
-from dml.data.image_files.contents import read_stamps, shorten_hash
-from dml.data.image_files.images import LIMITS, ImageFile
-from dml.data.image_files.limits import ImageLimits
-from dml.data.image_files.parts import find_part, split_part
+from dml.data.contents import find_part, read_stamps, shorten_hash, split_part
+from dml.data.images import LIMITS, ImageFile, ImageLimits
 from dml.data.prepared.cache import CacheFolder, Shard, StoredImage, read_shard, refuse_links
 from dml.data.prepared.verification import CheckedImage, Warn
 from dml.data.transforms import Resize

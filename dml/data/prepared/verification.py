@@ -7,7 +7,7 @@ verification that hasn't ended yet, as of a minute ago or less. An image whose f
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -16,9 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dml.data.image_files.contents import Stamp, hash_content, read_stamps
-from dml.data.image_files.images import LIMITS, ImageFile, MissingImageError, UnreadableImageError
-from dml.data.image_files.limits import ImageLimits
+from dml.data.contents import Stamp, hash_content, read_stamps
+from dml.data.images import LIMITS, ImageFile, ImageLimits, MissingImageError, UnreadableImageError
 from dml.data.prepared.cache import CacheFolder, refuse_links
 from dml.data.table import TRAINING_SPLITS, UNKNOWN, ImageTable, find_faults
 from dml.data.worker_processes import run_in_processes
@@ -61,7 +60,8 @@ class CheckedImage:
         return self.bytes, self.mtime_ns, self.inode, self.ctime_ns
 
 
-RESULTS = pa.schema([(part.name, pa.string() if part.type is str else pa.int64()) for part in fields(CheckedImage)])
+_TYPES = map({int: pa.int64(), str: pa.string()}.get, CheckedImage.__annotations__.values())
+RESULTS = pa.schema(dict(zip(CheckedImage.__annotations__, _TYPES, strict=True)))
 
 
 def check_images(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy.io import loadmat, whosmat
 
-from dml.data.image_files.limits import LIST_OPTION, current_max_list_bytes, name_list_in_errors, read_list_bytes
+from dml.data.contents import LIST_OPTION, current_max_list_bytes, name_list_in_errors, read_list_bytes
 from dml.data.layout import Layout
 from dml.data.table import ImageTable
 from dml.runtime.errors import InputError

@@ -22,10 +22,6 @@ def read(root: str | Path | None) -> ImageTable:
     The root holds ``images.txt``. The official ``train_test_split.txt`` is for classification and isn't read.
     """
     folder = LAYOUT.root(root)
-    if (folder / "lists").is_dir() and not (folder / "images.txt").exists():
-        raise InputError(
-            f"dataset.root={folder}: CUB-200 of 2010 (lists/ and 6,033 images) has another split; give {LAYOUT}"
-        )
     lists = [LAYOUT.find(folder, name) for name in ("images.txt", "image_class_labels.txt", "classes.txt")]
     images, classes = map(_read_values, lists[:2])
     names = _read_values(lists[2], highest=CLASSES)

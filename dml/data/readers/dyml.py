@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dml.data.layout import Layout, parse_whole_number, read_list_lines
 from dml.data.table import EVERY_LEVEL, UNKNOWN, ImageTable
-from dml.runtime.errors import InputError
+from dml.runtime.errors import InputError, check_choice
 
 LEVELS = ("fine", "middle", "coarse")
 PAGE = "https://github.com/SupetZYK/DynamicMetricLearning"
@@ -37,8 +37,7 @@ def read(root: str | Path | None, *, variant: str) -> ImageTable:
     in ``query/imgs/`` or in ``imgs/``; those of ``label.csv`` are in ``imgs/``. In the published csv files the first
     record follows the header in the same line; well-formed files can be read too.
     """
-    if variant not in LAYOUTS:
-        raise InputError(f"dataset.reader.variant={variant}: {', '.join(LAYOUTS)}")
+    check_choice("dataset.reader.variant", variant, LAYOUTS)
     layout = LAYOUTS[variant]
     folder = layout.root(root)
     lists = [("train/label", "train", EVERY_LEVEL)]
@@ -109,7 +108,4 @@ def _parse_id(record: dict[str, str], level: str, path: Path, line: int) -> int:
     names = [name for name in (f"{level}_id", "labels", "label") if name in record]
     if not names:
         raise InputError(f"{path}, line {line}: no column {level}_id or labels among {', '.join(record)}")
-    number = parse_whole_number(record[names[0]], path, f"line {line}, {names[0]}")
-    if number < 0:
-        raise InputError(f"{path}: line {line}, {names[0]} {number} is negative")
-    return number
+    return parse_whole_number(record[names[0]], path, f"line {line}, {names[0]}", lowest=0)

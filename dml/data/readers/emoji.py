@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dml.data.image_files.contents import read_zip_member
-from dml.data.image_files.limits import LIST_OPTION, current_max_list_bytes
+from dml.data.contents import LIST_OPTION, current_max_list_bytes, read_zip_member
 from dml.data.readers.folder import name_reader
 from dml.data.table import ImageTable, hold_out_classes
 from dml.runtime.errors import InputError

@@ -89,20 +89,21 @@ def _list_images(folder: Path) -> tuple[list[Parts], list[Parts]]:
     images, unread, repeated = list[Parts](), list[str](), list[str]()
     for parent, folders, files in image_listing.walk_folders(folder, repeated):
         sorted_images, unread_here, dangling = image_listing.sort_files(os.path.join(parent, name) for name in files)
-        if dangling:
-            fault = image_listing.describe_dangling(dangling[0])
-            raise InputError(f"{fault}; mount the disk that it is on, or remove the link")
         parts = Path(parent).relative_to(folder).parts
         images += ((*parts, os.path.basename(path)) for path in sorted_images)
         unread += unread_here
-        if not sorted_images and not folders and unread_here:
-            fault = image_listing.describe_unread(unread_here)
-            raise InputError(f"{printable(parent)}: no image that can be read, but {fault}")
-        if not sorted_images and not folders:
-            raise InputError(
-                f"{printable(parent)}: no image in it (by suffix: {' '.join(image_listing.SUFFIXES)}); remove the "
-                f"folder, or give the folder of {LAYOUT}"
-            )
+        fault = ""
+        if dangling:
+            described = image_listing.describe_dangling(dangling[0])
+            fault = f"{described}; mount the disk that it is on, or remove the link"
+        elif not sorted_images and not folders and unread_here:
+            fault = f"{printable(parent)}: no image that can be read, but {image_listing.describe_unread(unread_here)}"
+        elif not sorted_images and not folders:
+            suffixes = " ".join(image_listing.SUFFIXES)
+            advice = f"remove the folder, or give the folder of {LAYOUT}"
+            fault = f"{printable(parent)}: no image in it (by suffix: {suffixes}); {advice}"
+        if fault:
+            raise InputError(fault)
     if unread:
         logger.warning("left out: %s: %s", printable(folder), image_listing.describe_unread(unread))
     return sorted(images), sorted(Path(link).relative_to(folder).parts for link in repeated)
@@ -111,17 +112,15 @@ def _list_images(folder: Path) -> tuple[list[Parts], list[Parts]]:
 def _check_depth(folder: Path, images: list[Parts], classes: list[Parts]) -> None:
     """Make sure that all images have the same depth without the folder of the split, as ``classes`` has them."""
     examples = {len(parts): os.path.join(*image) for image, parts in zip(images[::-1], classes[::-1], strict=True)}
+    deepest, fault = max(examples), ""
     if 1 in examples:
-        raise InputError(
-            f"{os.path.join(folder, examples[1])}: an image outside of a class's folder; give the folder of {LAYOUT}"
-        )
-    if (deepest := max(examples)) > len(LEVELS) + 1:
-        raise InputError(f"{(folder / examples[deepest]).parent}: a folder too deep; give the folder of {LAYOUT}")
-    if len(examples) > 1:
-        raise InputError(
-            f"dataset.root={folder}: {examples[2]} is in a class, {examples[3]} in a class of a super-class; "
-            "either all classes are in super-classes or none"
-        )
+        fault = f"{os.path.join(folder, examples[1])}: an image outside of a class's folder"
+    elif deepest > len(LEVELS) + 1:
+        fault = f"{(folder / examples[deepest]).parent}: a folder too deep"
+    elif len(examples) > 1:
+        fault = f"dataset.root={folder}: {examples[2]} is in a class, {examples[3]} in a class of a super-class"
+    if fault:
+        raise InputError(f"{fault}; give the folder of {LAYOUT}")
 
 
 def _iterate_level_classes(images: list[Parts]) -> Iterator[list[str]]:

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dml.data.cells import number_classes
-from dml.data.image_files.limits import read_list_bytes
+from dml.data.contents import read_list_bytes
 from dml.data.layout import Layout, parse_whole_number, read_list_rows
 from dml.data.table import ImageTable
-from dml.runtime.errors import InputError
+from dml.runtime.errors import InputError, check_choice
 
 LAYOUT = Layout(
     name="iNaturalist-2018",
@@ -43,8 +43,7 @@ def read(root: str | Path | None, *, variant: str = "base") -> ImageTable:
             ids and all other taxa by their names, as in HAPPIER's release, whose counts are the published ones. So a
             genus of plants and a genus of birds of the same name are one class.
     """
-    if variant not in LEVELS:
-        raise InputError(f"dataset.reader.variant={variant}: {' or '.join(LEVELS)}")
+    check_choice("dataset.reader.variant", variant, LEVELS)
     folder = LAYOUT.root(root)
     lists = {split: LAYOUT.find(folder, f"Inat_dataset_splits/Inaturalist_{split}_set1.txt") for split in SPLITS}
     taxonomy = [LAYOUT.find(folder, "train2018.json")] if variant == "full" else []

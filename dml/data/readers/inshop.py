@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dml.data.image_files.parts import Edges, name_part, parse_edges
+from dml.data.contents import Edges, name_part, parse_edges
 from dml.data.layout import Layout, parse_whole_number, read_list_lines, read_list_rows
 from dml.data.table import ImageTable
 from dml.runtime.errors import InputError

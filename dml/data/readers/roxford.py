@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dml.data.image_files.limits import read_list_bytes
-from dml.data.image_files.parts import name_part, parse_edges
+from dml.data.contents import name_part, parse_edges, read_list_bytes
 from dml.data.judgments import Query, make_judged_table
 from dml.data.layout import Layout
 from dml.data.table import ImageTable

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from starlette.exceptions import HTTPException
 
-from dml.data.image_files.contents import read_stamps
-from dml.data.image_files.images import ImageFile, ImageMemoryError, UnreadableImageError, without_remedy
-from dml.data.image_files.limits import ImageLimits
+from dml.data.contents import read_stamps
+from dml.data.images import ImageFile, ImageLimits, ImageMemoryError, UnreadableImageError, without_remedy
 from dml.inference.image_index import Index
 from dml.inference.index_folder import DESCRIPTION
 from dml.runtime.errors import InputError

@@ -13,7 +13,7 @@ from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
 
-from dml.evaluation.names import full_metric_name
+from dml.evaluation.metric import full_metric_name
 from dml.runtime import signals
 from dml.runtime.errors import InputError
 from dml.runtime.files import replacing

@@ -9,9 +9,9 @@ import torch
 from pytorch_lightning import Callback, Trainer
 from torch import Tensor
 
-from dml.evaluation.geometry import ranking_device
 from dml.models.recurrent import AnyModel
 from dml.ops.training_protocols import EmbeddingBank, UsesEmbeddingBank
+from dml.retrieval.rows import ranking_device
 from dml.retrieval.search import nearest_neighbors
 from dml.runtime.errors import InputError
 from dml.samplers.local_neighborhood import hard_shares

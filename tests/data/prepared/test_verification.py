@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from dml.data.image_files.contents import MISSING, read_stamps
+from dml.data.contents import MISSING, read_stamps
 from dml.data.prepared import verification
 from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.verification import CheckedImage, check_images, list_faults, write_table

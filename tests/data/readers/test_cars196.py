@@ -10,7 +10,7 @@ from trees import cars196, cars196_devkit
 from trees.cars196 import CLASSES, NAMES, cells, changed, struct, where
 from trees.tree import remove
 
-from dml.data.image_files.limits import limit_list_bytes
+from dml.data.contents import limit_list_bytes
 from dml.data.readers.cars196 import read, read_variable
 from dml.runtime.errors import InputError
 

@@ -4,7 +4,7 @@ import pytest
 from trees.csv import TREE
 from trees.tree import write_lines
 
-from dml.data.image_files.images import read_image
+from dml.data.images import read_image
 from dml.data.readers.csv import read, read_listed
 from dml.runtime.errors import InputError
 
@@ -78,9 +78,7 @@ def test_columns_of_other_names(tmp_path: Path) -> None:
     assert read(numbered, columns={"path": 0, "label": 1}).names == (("a", "b"),)  # type: ignore[dict-item]
     with pytest.raises(InputError, match=r"^dataset\.reader\.columns: unknown column 'labels'; path, label, level0"):
         read(file, columns={"labels": "class"})
-    with pytest.raises(InputError, match=r"^dataset\.reader\.columns=\['path'\]: must be a mapping, such as \{path: "):
-        read(file, columns=["path"])  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="two of them are the same column; each needs one of its own"):
+    with pytest.raises(InputError, match="two of them are the same column"):
         read(numbered, columns={"path": "0", "label": "0"})
 
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 from trees.cub200 import IMAGES, NAMES, TREE
-from trees.tree import edit, write_images, write_lines
+from trees.tree import edit
 
 from dml.data.readers.cub200 import read
 from dml.runtime.errors import InputError
@@ -15,21 +15,6 @@ def test_the_first_hundred_classes_are_for_training(tmp_path: Path) -> None:
     assert table.labels.tolist() == [[number - 1] for number, _ in IMAGES]
     assert table.split.tolist() == ["train" if number <= 100 else "test" for number, _ in IMAGES]
     assert table.names == (tuple(NAMES),)
-
-
-def test_the_order_of_the_labels_list_does_not_matter(tmp_path: Path) -> None:
-    TREE.build(tmp_path)
-    path = tmp_path / "image_class_labels.txt"
-    write_lines(path, reversed(path.read_text().splitlines()))
-    assert read(tmp_path).labels[:, 0].tolist() == [number - 1 for number, _ in IMAGES]
-
-
-def test_cub200_of_2010_is_refused(tmp_path: Path) -> None:
-    write_images(tmp_path / "images", ["001.Black_footed_Albatross/Black_footed_Albatross_0001_2950163169.jpg"])
-    for name in ("files.txt", "classes.txt", "splits/train.txt"):
-        write_lines(tmp_path / "lists" / name, [])
-    with pytest.raises(InputError, match=r"dataset\.root=.*: CUB-200 of 2010 .*6,033 images.*give CUB-200-2011, which"):
-        read(tmp_path)
 
 
 @pytest.mark.parametrize(

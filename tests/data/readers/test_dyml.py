@@ -132,7 +132,7 @@ def test_other_places_of_the_images(place: str, vehicle: Path) -> None:
         ("train/label.csv", "^fname.*fine_id", "image, label\n", ", line 1: 'image, label', expected the header"),
         ("train/label.csv", "fine_id0.jpg, .*$", "fine_id0.jpg", r", line 1: '0\.jpg', expected 4 columns"),
         ("train/label.csv", ", fine_id0.jpg, 1, 10, 100", "\n0.jpg, 1, 10", ", line 2: no column fine_id or labels"),
-        ("train/label.csv", "17, 108", "17, -1", ": line 7, fine_id -1 is negative"),
+        ("train/label.csv", "17, 108", "17, -1", ": line 7, fine_id '-1', expected a whole number from 0"),
         ("bmk_fine/query.csv", "labels0.jpg", "coarse_id0.jpg", ", line 1: no column fine_id or labels among"),
         ("bmk_fine/query.csv", "^1.jpg, 200", "1.jpg, 200, 3", r", line 2: '1\.jpg, 200, 3', expected 2 columns"),
     ],
@@ -147,7 +147,7 @@ def test_missing_folders_and_other_variants(vehicle: Path) -> None:
     (vehicle / "bmk_middle" / "query").rename(vehicle / "bmk_middle" / "queries")
     with pytest.raises(InputError, match="no bmk_middle/query/imgs or bmk_middle/query or bmk_middle/imgs in it; give"):
         read(vehicle, variant="vehicle")
-    with pytest.raises(InputError, match=r"dataset\.reader\.variant=car: vehicle, animal, product"):
+    with pytest.raises(InputError, match=r"dataset\.reader\.variant='car': must be one of vehicle, animal, product"):
         read(vehicle, variant="car")
     with pytest.raises(InputError, match=r"no mini-bmk_all_in_one/label\.csv in it; give the folder of DyML-Product"):
         read(vehicle, variant="product")

@@ -1,12 +1,11 @@
 import zipfile
-from collections import Counter
 from pathlib import Path
 from zlib import crc32
 
 import numpy as np
 import pytest
 
-from dml.data.image_files.images import read_image
+from dml.data.images import read_image
 from dml.data.readers.emoji import read
 from dml.data.table import ImageTable
 from dml.runtime.errors import InputError
@@ -30,32 +29,6 @@ def test_counts(table: ImageTable) -> None:
     }
     assert len(table) == 6063
     assert table.labels.max(axis=0).tolist() == [1145, 94, 7]
-
-
-def test_classes_are_in_one_split(table: ImageTable) -> None:
-    train, val, test = (classes(table, split) for split in ("train", "val", "test"))
-    assert train.isdisjoint(val)
-    assert (train | val).isdisjoint(test)
-    assert train | val | test == set(range(1146))
-
-
-def test_half_of_each_subgroups_classes_is_for_testing(table: ImageTable) -> None:
-    subgroup = dict(table.labels[:, :2].tolist())
-    seen, unseen = (Counter(subgroup[c] for c in classes(table, *s)) for s in (("train", "val"), ("test",)))
-    differences = [seen[s] - unseen[s] for s in range(95)]
-    assert set(differences) <= {-1, 0, 1}
-    assert abs(sum(differences)) <= 1  # odd subgroups favor neither
-    assert {-1, 1} <= set(differences)
-
-
-def test_the_halves_are_drawn_at_random(table: ImageTable) -> None:
-    """Not every other emoji of a list in which neighbors look alike."""
-    testing = np.isin(np.arange(1146), [*classes(table, "test")])
-    assert 0.4 < np.mean(testing[1:] != testing[:-1]) < 0.6
-
-
-def test_a_fifth_of_the_training_classes_is_validation(table: ImageTable) -> None:
-    assert len(classes(table, "val")) == -(-len(classes(table, "train", "val")) // 5)
 
 
 def test_names(table: ImageTable) -> None:
@@ -135,7 +108,7 @@ def test_a_file_that_is_no_archive(tmp_path: Path) -> None:
         ("table.csv", b"path,emoji,name\n1.png,1f600,grinning face\n", r"dataset\.root=.*other\.zip: not an"),
         ("table.csv", b"emoji,subgroup,group\n1f600,face-smiling,smileys\n", r"dataset\.root=.*other\.zip: not an"),
         ("table.csv", b"path,emoji,name,subgroup,group\n1.png,1f600,\xff\xfe,a,b\n", r"dataset\.root=.*other\.zip"),
-        ("table.csv", b"path,emoji,name,subgroup,group\n", "only 0 training classes"),
+        ("table.csv", b"path,emoji,name,subgroup,group\n", "folds are 2 to 0"),
     ],
 )
 def test_an_archive_of_something_else(tmp_path: Path, member: str, content: bytes, message: str) -> None:

@@ -7,8 +7,8 @@ from PIL import Image
 from trees.folder import IMAGES, TREE
 from trees.tree import write_images
 
-from dml.data.image_files.images import read_image
 from dml.data.image_listing import list_images
+from dml.data.images import read_image
 from dml.data.readers.folder import read
 from dml.data.table import ImageTable, load
 from dml.inference.image_inputs import list_source
@@ -248,7 +248,10 @@ def test_a_listing_follows_links_and_ends_where_they_lead_back(tmp_path: Path) -
     ("paths", "message"),
     [
         (["1.jpg", "a/1.jpg"], r"/1\.jpg: an image outside of a class's folder; give the folder of your"),
-        (["a/1.jpg", "b/c/1.jpg"], r": a/1\.jpg is in a class, b/c/1\.jpg in a class of a super-class; either"),
+        (
+            ["a/1.jpg", "b/c/1.jpg"],
+            r": a/1\.jpg is in a class, b/c/1\.jpg in a class of a super-class; give the folder",
+        ),
         (["a/b/c/1.jpg"], "/a/b/c: a folder too deep"),
         (["a/1.jpg", "b/notes.txt"], r"/b: no image in it \(by suffix: \.apng .*\); remove the folder"),
         (

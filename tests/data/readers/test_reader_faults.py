@@ -10,9 +10,9 @@ from configurations import compose, settings_of
 from conftest import ROOT
 from trees.tree import FAULTS, FOUND_IN_AN_IMAGE, Tree
 
-from dml.data.image_files.images import read_image
-from dml.data.image_files.limits import MAX_LIST_BYTES, ImageLimits
+from dml.data.contents import MAX_LIST_BYTES
 from dml.data.image_listing import SUFFIXES
+from dml.data.images import ImageLimits, read_image
 from dml.data.table import TRAINING_SPLITS, UNKNOWN, ImageTable
 from dml.run import builders
 from dml.runtime.errors import InputError

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from small_embedders import make_model, write_photos
 
-from dml.data.image_files.limits import ImageLimits
+from dml.data.images import ImageLimits
 from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.image_index import Index
 from dml.inference.serving.http_server import open_listener, running_server

@@ -27,7 +27,7 @@ from PIL import Image
 from served_index import CALIBRATION_OF_INDEX, HOSTS, LIMITS, THRESHOLD, build_index, served
 from small_embedders import make_model
 
-from dml.data.image_files.limits import ImageLimits
+from dml.data.images import ImageLimits
 from dml.inference.image_index import Index
 from dml.inference.serving import web_api
 from dml.inference.serving.image_search import ImageSearch, ServedIndex

@@ -16,10 +16,16 @@ import pytest
 import simplejpeg
 from PIL import Image
 
+from dml.data import images
 from dml.data.dataset import ImageDataset
-from dml.data.image_files import decoding
-from dml.data.image_files.images import ImageFile, ImageMemoryError, MissingImageError, UnreadableImageError, read_image
-from dml.data.image_files.limits import ImageLimits
+from dml.data.images import (
+    ImageFile,
+    ImageLimits,
+    ImageMemoryError,
+    MissingImageError,
+    UnreadableImageError,
+    read_image,
+)
 from dml.data.table import ImageTable
 from dml.data.transforms import Resize
 from dml.runtime.errors import InputError
@@ -107,15 +113,13 @@ def test_the_limit_can_be_raised_above_pillows(tmp_path: Path) -> None:
     path.write_bytes(png_header(20_000, 20_000))
     with pytest.raises(UnreadableImageError, match=r"data\.max_pixels=400000000 reads it"):
         ImageFile(str(path))
-    measured: list[tuple[int, int]] = []
 
-    def measure(*size: int) -> None:
-        measured.append(size)
-        raise RefusedFileError("seen")
+    class Seen(ImageLimits):
+        def check_pixels(self, height: int, width: int) -> None:
+            raise RefusedFileError(f"seen {height} {width}")
 
-    with pytest.raises(RefusedFileError, match="seen"):  # past Pillow's own check, before anything is decoded
-        decoding.decode_with_pillow(path.read_bytes(), measure, print, None)
-    assert measured == [(20_000, 20_000)]
+    with pytest.raises(UnreadableImageError, match="seen 20000 20000"):  # past Pillow's check, before it decodes
+        ImageFile(str(path), Seen())
     assert before == Image.MAX_IMAGE_PIXELS
 
 
@@ -293,7 +297,7 @@ def test_memory_that_runs_out_is_no_fault_of_the_file(
     path = tmp_path / "image"
     path.write_bytes(encoded(kind, (30, 20)))
     monkeypatch.setattr(simplejpeg, "decode_jpeg", run_out)
-    monkeypatch.setattr(decoding.ImageOps, "exif_transpose", run_out)
+    monkeypatch.setattr(images.ImageOps, "exif_transpose", run_out)
     size = path.stat().st_size
     refused(path, f"the memory ran out while it was read ({size:,} bytes, 30 x 20 pixels); ", ImageMemoryError)
     table = ImageTable(np.array([str(path)]), np.zeros((1, 1), np.int64), np.array(["train"]), ("class",))

@@ -1,4 +1,8 @@
-"""The bytes of image files, in folders or in archives (``archive.zip/member``), and stamps that tell of a change."""
+"""The files of a data set as bytes, images and lists, no larger than a limit; and stamps that tell of their changes.
+
+An image has a location: the path of a file, or ``archive.zip/member`` for a member of a zip file, and behind it the box
+of a part of an image, left, top, right and bottom edge in pixels: ``photo.jpg#10,20,110,220``.
+"""
 
 import hashlib
 import lzma
@@ -7,15 +11,20 @@ import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from errno import ENOENT
-from functools import lru_cache
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dml.data.image_files.parts import split_part
+from dml.runtime.errors import InputError
 from dml.runtime.reading import RefusedFileError, check_regular, check_size, read_regular
+from dml.runtime.text import printable
 
 ARCHIVE = ".zip"
 """The ending of the archives whose members have paths."""
@@ -33,6 +42,67 @@ Stamp = tuple[int, int, int, int]
 """Size of a file in bytes, when it was last written, its inode, and when it last changed, which no program can set."""
 MISSING: Stamp = (-1, -1, -1, -1)
 """The stamp of a file that doesn't exist."""
+BOX_COLUMNS = ("x_1", "y_1", "x_2", "y_2")
+"""The columns of a list that hold the edges of a box: left, top, right and bottom."""
+_PART = re.compile(r"#(-?\d+),(-?\d+),(-?\d+),(-?\d+)\Z", re.ASCII)
+
+Edges = tuple[int, ...]
+"""Left, top, right and bottom edge of a part; () is the whole image."""
+MAX_LIST_BYTES = 1 << 30
+LIST_OPTION = "data.max_list_bytes"
+"""The key of the configuration that sets the limit on lists."""
+
+_max_list_bytes = ContextVar("max_list_bytes", default=MAX_LIST_BYTES)
+
+
+class Box(NamedTuple):
+    """A part of an image, in pixels."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+
+def split_part(location: str) -> tuple[str, Edges]:
+    """Split the location of an image into the path of the file and the edges of the part."""
+    match = _PART.search(location) if "#" in location else None
+    return (location[: match.start()], tuple(map(int, match.groups()))) if match else (location, ())
+
+
+def name_part(path: str, edges: Edges) -> str:
+    """Return the location of a part of an image."""
+    return f"{path}#{','.join(map(str, edges))}" if edges else path
+
+
+def identify_images(locations: Iterable[str]) -> list[str]:
+    """Return for each location what all spellings of the same image share: its path without links, and its box."""
+    resolve, identities = cache(os.path.realpath), []
+    for path, location in ((split_part(location)[0], location) for location in locations):
+        real = os.path.join(resolve(os.path.dirname(path)), os.path.basename(path))
+        identities.append((os.path.realpath(real) if os.path.islink(real) else real) + location[len(path) :])
+    return identities
+
+
+def parse_edges(cells: Sequence[Any], place: str, *, rounds: bool = False) -> Edges:
+    """Parse the edges of a box, such as "10" or 10.0; four empty cells are (). ``rounds`` is for Pillow's ``crop``."""
+    if not any(texts := [str(cell).strip() for cell in cells]):
+        return ()
+    with suppress(ValueError, OverflowError):  # not four, no number, NaN or infinite
+        values = [float(round(float(text)) if rounds else text) for text in texts]
+        left, top, right, bottom = edges = tuple(map(int, values))
+        if [*edges] == values and 0 <= left < right < 2**31 and 0 <= top < bottom < 2**31:
+            return edges
+    line = "expected x_1,y_1,x_2,y_2 in whole pixels, 0 <= x_1 < x_2 and 0 <= y_1 < y_2, or none for the whole image"
+    raise InputError(f"{place}: the box {','.join(texts)!r}, {line}")
+
+
+def find_part(edges: Edges, height: int, width: int) -> Box:
+    """Return the part of an image of height x width, or raise a RefusedFileError."""
+    left, top, right, bottom = edges or (0, 0, width, height)
+    if not (0 <= left < right <= width and 0 <= top < bottom <= height):
+        raise RefusedFileError(f"the box {left},{top},{right},{bottom} isn't inside of its {width} x {height} pixels")
+    return Box(top, left, bottom - top, right - left)
 
 
 def split_member(path: str) -> tuple[str, str]:
@@ -149,3 +219,36 @@ def _read_stamp(path: str) -> Stamp:
 
 def _make_stamp(state: os.stat_result) -> Stamp:
     return state.st_size, state.st_mtime_ns, state.st_ino & (2**63 - 1), state.st_ctime_ns
+
+
+@contextmanager
+def limit_list_bytes(max_list_bytes: int) -> Iterator[None]:
+    """Let `read_list_bytes` read files of up to ``max_list_bytes`` bytes in the body of the ``with`` statement."""
+    token = _max_list_bytes.set(max_list_bytes)
+    try:
+        yield
+    finally:
+        _max_list_bytes.reset(token)
+
+
+def current_max_list_bytes() -> int:
+    """Return the largest number of bytes of a list, and of what a reader may unpack from one file."""
+    return _max_list_bytes.get()
+
+
+def read_list_bytes(path: str | Path) -> bytes:
+    """Read a file that lists a data set's images."""
+    with name_list_in_errors(path):
+        return read_regular(path, current_max_list_bytes(), LIST_OPTION)
+
+
+@contextmanager
+def name_list_in_errors(path: str | Path) -> Iterator[None]:
+    """Turn an error of reading a list into an `InputError`: one line that begins with the path of the list."""
+    try:
+        yield
+    except (RefusedFileError, MemoryError, OSError) as error:
+        fault = "the memory ran out while it was read" if isinstance(error, MemoryError) else str(error)
+        if isinstance(error, OSError):
+            fault = f"cannot be read ({error.strerror or error})"
+        raise InputError(f"{printable(path)}: {fault}") from error

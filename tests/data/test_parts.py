@@ -6,9 +6,8 @@ import pytest
 import torch
 from PIL import Image
 
-from dml.data.image_files.contents import hash_content, read_sizes, read_stamps
-from dml.data.image_files.images import ImageFile, UnreadableImageError
-from dml.data.image_files.parts import name_part, split_part
+from dml.data.contents import hash_content, name_part, read_sizes, read_stamps, split_part
+from dml.data.images import ImageFile, UnreadableImageError
 from dml.data.table import ImageTable
 from dml.data.transforms import RandomResizedCrop
 from dml.runtime.errors import InputError

@@ -1,1 +1,0 @@
-"""Image files in folders and archives, and their pixels."""
