@@ -10,13 +10,13 @@ from omegaconf import OmegaConf, open_dict
 from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.callbacks import ProgressBar
 
-from dml.ops.freed_memory import keep_freed_memory
 from dml.run.building import build
 from dml.run.config_folders import CONF
 from dml.run.interpolation import check_shares
 from dml.run.settings import Settings
 from dml.run.stages import Stage
 from dml.runtime.errors import InputError
+from dml.runtime.processes import keep_freed_memory
 from dml.runtime.run_folder import without_run_keys
 from dml.training.callbacks.averaging import Averaging
 from dml.training.callbacks.checkpoints import BestCheckpoint, FirstCheckpoint, LastCheckpoint
