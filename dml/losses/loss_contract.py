@@ -31,7 +31,7 @@ class Loss(nn.Module):
         super().__init_subclass__()
         cls._takes_labels = "labels" in signature(cls.forward).parameters  # a distillation takes a teacher's embeddings
         if "forward" in vars(cls):
-            cls.forward = full_precision(cls.forward)  # type: ignore[method-assign]
+            cls.forward = full_precision(cls.forward)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute ``forward``; InputError for what can't be embeddings or labels, or classes on the CPU."""

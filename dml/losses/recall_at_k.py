@@ -60,12 +60,12 @@ class RecallAtKLoss(Loss):
         mixup: bool = False,
     ) -> None:
         super().__init__()
-        recall_at = [*recall_at] if isinstance(recall_at, Iterable) else [recall_at]
-        for k in recall_at or [None]:
+        ranks: list[Any] = [*recall_at] if isinstance(recall_at, Iterable) else [recall_at]
+        for k in ranks or [None]:
             check_whole("loss.recall_at", k, least=1)
         check_number("loss.temperature", temperature, above=0)
         check_number("loss.recall_temperature", recall_temperature, above=0)
-        self.recall_at = tuple(int(k) for k in recall_at)
+        self.recall_at = tuple(int(k) for k in ranks)
         self.temperature = temperature
         self.recall_temperature = recall_temperature
         self.count_query = count_query

@@ -53,7 +53,7 @@ class EpochSampler(ABC):
         """Iterate over the batches of an epoch, each a list of rows."""
 
 
-def check_settings(**settings: int | None) -> None:
+def check_settings(**settings: object) -> None:
     """Check that settings of a sampler are whole numbers from 1 on, but its seed from 0; None stands for a default."""
     for name, value in settings.items():
         if value is not None:

@@ -154,9 +154,3 @@ def test_wrong_settings_are_named_in_one_line(wrong, message):
     with pytest.raises(InputError) as error:
         HardClassSampler(**arguments)
     assert str(error.value).startswith(message)
-
-
-def test_auto_takes_all_classes_with_enough_images():
-    sampler = HardClassSampler([0, 0, 1, 2, 2, 3, 3], "auto")
-    assert sampler.classes_per_batch == 3
-    assert {len(batch) for batch in sampler} == {6}
