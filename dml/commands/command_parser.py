@@ -89,7 +89,7 @@ def load_for_many_images(options: argparse.Namespace) -> "ImageEmbedder":
     """Open the model that the options name as `dml.load` does, and keep the memory of each batch for the next one."""
     with quick_imports():
         from dml.inference import load
-        from dml.ops.freed_memory import keep_freed_memory
+        from dml.runtime.processes import keep_freed_memory
 
     model = load(options.model, device=options.device, trust=options.trust)
     keep_freed_memory(model.device)

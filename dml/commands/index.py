@@ -77,8 +77,8 @@ def _write_index(options: argparse.Namespace) -> None:
     from dml.inference import Index  # after --help: it takes seconds
     from dml.inference.image_inputs import list_source
     from dml.inference.index_folder import hold_folder, is_index
-    from dml.ops.freed_memory import keep_freed_memory
     from dml.retrieval.vector_index import EXACT
+    from dml.runtime.processes import keep_freed_memory
 
     embedding = embedding_options(options) | {"progress": True}
     is_extended = is_index(options.model)

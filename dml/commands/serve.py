@@ -51,9 +51,8 @@ def serve_index(arguments: Sequence[str]) -> None:
         with quick_imports():
             from dml.data.images import ImageLimits  # after --help: these take seconds
             from dml.inference import Index, load
-            from dml.inference.serving.http_server import open_listener, running_server
             from dml.inference.serving.image_search import ServedIndex
-            from dml.inference.serving.web_api import create_app
+            from dml.inference.serving.web_api import create_app, open_listener, running_server
 
         with open_listener(options.host, options.port) as listener:  # before the model is loaded, as mistakes are told
             address, port = listener.getsockname()[:2]

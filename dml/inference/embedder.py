@@ -4,7 +4,6 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property, partial
-from numbers import Integral
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -27,7 +26,7 @@ from dml.metrics.verification import Calibration
 from dml.models.embedding import EmbeddingModel, embed_views
 from dml.ops.precision import full_float32
 from dml.run.builders import make_fingerprint
-from dml.runtime.errors import InputError, show
+from dml.runtime.errors import InputError, check_choice, check_whole, show
 from dml.runtime.text import printable, progress_bar
 
 PRECISIONS = {"32": None, "bf16": torch.bfloat16, "16": torch.float16}
@@ -172,18 +171,15 @@ class Embedder:
         The images come in their order, and the vectors of one batch are in memory at a time. Arguments and errors are
         those of `embed`; ``start_method`` is that of the decoding processes, and None takes Python's default.
         """
-        for name, value, choices in (
-            ("on_corrupt", on_corrupt, ("raise", "skip")),
-            ("precision", precision, PRECISIONS),
-        ):
-            if value not in choices:
-                raise InputError(f"{name}={value}: must be {' or '.join(choices)}")
+        check_choice("on_corrupt", on_corrupt, ("raise", "skip"))
+        check_choice("precision", precision, PRECISIONS)
         size = self.settings.batch_size if batch_size is None else batch_size
-        if not (isinstance(size, Integral) and isinstance(num_workers, Integral) and size >= 1 and num_workers >= 0):
-            raise InputError(f"batch_size={size}, num_workers={num_workers}: whole numbers of at least 1 and 0")
+        check_whole("batch_size", size, least=1)
+        check_whole("num_workers", num_workers, least=0)
         transform = self._choose_transform(self.settings.views if views is None else views)
+        rows: Any = range(len(images))
         loader: DataLoader[int] = DataLoader(
-            range(len(images)),
+            rows,
             batch_size=int(size),  # the loader takes no number of NumPy
             collate_fn=partial(read_batch, images, transform, self.settings.limits),
             num_workers=int(num_workers),
@@ -208,19 +204,16 @@ class Embedder:
     @torch.no_grad()
     def __call__(self, images: Tensor, precision: str = "32") -> Tensor:
         """Embed inputs (B, 3, h, w) of `preprocess`, or V views (B, V, 3, h, w) -> (B, D) float32, no gradients."""
-        if not isinstance(images, Tensor) or images.ndim not in (4, 5) or images.shape[-3] != 3:
-            shape = tuple(getattr(images, "shape", ()))
-            raise InputError(f"images: of shape {shape}; a batch is a tensor (B, 3, h, w) of RGB from 0 to 255")
         images, dtype = images.to(self.device), PRECISIONS[precision]
         autocast = torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
         with _NETWORK_LOCKS.setdefault(self.model, Lock()), full_float32(self.device), autocast:
             embedded = embed_views(self.model, images) if images.ndim > 4 else self.model(images)
         return self.join_heads(embedded)
 
-    @torch.inference_mode()
     def embed_batch(self, images: Tensor, precision: str = "32") -> NDArray[np.float32]:
         """Embed a batch as `__call__` does. -> (B, D) float32"""
-        return self(images, precision).cpu().numpy()
+        with torch.inference_mode():
+            return self(images, precision).cpu().numpy()
 
     def join_heads(self, embedded: Mapping[str, Tensor]) -> Tensor:
         """Join the embeddings (B, D) of the heads, by name, to vectors of unit length."""

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from dml.data.images import UnreadableImageError, without_remedy
 from dml.data.subsets import take_some_classes
 from dml.data.table import ImageTable
 from dml.data.transforms import stack
@@ -32,7 +31,7 @@ from dml.inference.exported_graph import ONNX, PROGRAM, Run, open_graph
 from dml.inference.image_inputs import Source, list_source
 from dml.run.builders import build_table, choose_final_split
 from dml.run.settings import Settings, read_settings
-from dml.runtime.errors import InputError, check_installed
+from dml.runtime.errors import InputError, check_choice, check_installed
 from dml.runtime.files import expand_home, replacing, write_text
 from dml.runtime.text import printable
 
@@ -62,7 +61,11 @@ def list_probe(embedder: Embedder, source: Source) -> Probe:
     paths, names = list_source(source)
     labels = np.unique(names, return_inverse=True)[1]
     levels = source.levels if isinstance(source, ImageTable) else ()
-    return Probe(_read(embedder, paths), labels if np.bincount(labels).max() > 1 and any(names) else None, levels)
+    return Probe(
+        _read(embedder, paths),
+        labels if np.bincount(labels).max() > 1 and any(names) else None,
+        levels,
+    )
 
 
 def read_test(embedder: Embedder) -> Probe:
@@ -83,10 +86,7 @@ def read_test(embedder: Embedder) -> Probe:
 
 
 def _read(embedder: Embedder, paths: list[str]) -> Tensor:
-    try:
-        return stack([embedder.preprocess(path) for path in paths])
-    except UnreadableImageError as error:
-        raise InputError(f"{without_remedy(error)} (--probe FOLDER gives other images)") from error
+    return stack([embedder.preprocess(path) for path in paths])
 
 
 @dataclass(frozen=True)
@@ -161,10 +161,7 @@ def check_export(file: str | Path, quantize: str | None = None) -> list[Path]:
     path = expand_home(file).absolute()
     if path.suffix not in (ONNX, PROGRAM):
         raise InputError(f"{printable(file)}: the name must end with {ONNX} or {PROGRAM} (torch.export)")
-    if quantize not in (None, "int8"):
-        raise InputError(f"quantize={printable(quantize)}: must be int8 or None")
-    if quantize and path.suffix != ONNX:
-        raise InputError(f"quantize={quantize}: only for a name that ends with {ONNX}, not {printable(path.name)}")
+    check_choice("quantize", quantize, (None, "int8") if path.suffix == ONNX else (None,))
     files = [path, path.with_name(f"{path.name}.json"), path.with_suffix(f".int8{path.suffix}")]
     for target in files if quantize else files[:2]:
         if target.exists():

@@ -2,38 +2,32 @@
 
 import logging
 import os
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from dml.data.contents import identify_images
-from dml.data.images import UnreadableImageError
 from dml.inference import index_items
 from dml.inference.certificates import certify
-from dml.inference.embedder import REMEDY, Embedder, VectorsAlone, check_model
+from dml.inference.embedder import Embedder, VectorsAlone, check_model
 from dml.inference.image_inputs import Source, to_vectors, unpack_paths
-from dml.inference.index_folder import check_content, hold_folder, read_description, write_version
+from dml.inference.index_folder import hold_folder, read_content, read_description, write_version
 from dml.inference.index_items import IndexItems
 from dml.inference.loading import load
 from dml.inference.saved_folder import save_folder
+from dml.inference.upgrades import UpgradeReport, measure_upgrade
 from dml.metrics.verification import Calibration
 from dml.retrieval.adapters import Adapter
 from dml.retrieval.vector_index import EXACT, VectorIndex
 from dml.runtime.errors import InputError, check_whole
 from dml.runtime.files import absolute_path, expand_home, in_one_line
 from dml.runtime.text import printable
-
-if TYPE_CHECKING:
-    from dml.inference.upgrades import UpgradeReport
 
 DEFAULT_NEIGHBORS = 10
 
@@ -194,17 +188,7 @@ class Index:
 
     def _embed_queries(self, images: Any) -> NDArray[np.float32]:
         """Check vectors, or embed images, and map them to the space of the index. -> (Q, D)"""
-        if isinstance(images, np.ndarray | Tensor) and re.search(r"\bint|uint[136]", str(images.dtype)):
-            images = torch.as_tensor(images).float()  # only those of type uint8 are pixels
-        queries = to_vectors(images)
-        if isinstance(queries, np.ndarray) and queries.dtype.kind == "f":
-            queries = index_items.check_vectors(np.atleast_2d(queries), self.model)
-        else:
-            try:
-                queries = self.model.embed(queries)
-            except UnreadableImageError as error:  # its line names an option of embed
-                raise UnreadableImageError(str(error).removesuffix(REMEDY)) from error
-        return self._map(queries)
+        return self._map(index_items.embed_queries(self.model, images))
 
     def _map(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
         return self.adapter(vectors) if self.adapter and len(vectors) else vectors
@@ -285,7 +269,7 @@ class Index:
         vectors: NDArray[Any] | None = None,
         dry_run: bool = False,
         **options: Any,
-    ) -> "UpgradeReport":
+    ) -> UpgradeReport:
         """Search by a new model from now on, and report what that changes, see `dml.inference.upgrades`.
 
         Queries, and images that are added, are embedded by the new model and mapped to the vectors that are there. The
@@ -298,8 +282,6 @@ class Index:
                 images.
             **options: ``pairs`` and ``seed`` of `dml.inference.upgrades.measure_upgrade`, or those of `build`.
         """
-        from dml.inference.upgrades import measure_upgrade
-
         check_model(new_model)
         if self.adapter:
             raise InputError(
@@ -309,7 +291,7 @@ class Index:
         if report.adapter and not dry_run:
             self.model, self.adapter = new_model, report.adapter
         elif not dry_run:
-            embedding = {name: value for name, value in options.items() if name in index_items.EMBED_OPTIONS}
+            embedding = {name: value for name, value in options.items() if name not in ("pairs", "seed")}
             embedded = new_model.embed(self.items.paths.tolist(), **embedding) if vectors is None else vectors
             self.replace_vectors(new_model, np.asarray(embedded, np.float32))
         return report
@@ -388,18 +370,14 @@ class Index:
                 f"{printable(path)}: its vectors are of the model {printable(fingerprint)}, not of "
                 f"{model.fingerprint}; search with that model, or build the index again"
             )
-        check_content(path, description)
-        items = IndexItems.read(path / files["items"])
-        vectors = VectorIndex.read(path / files["vectors"], description["factory"])
-        vectors.set_parameters(description["parameters"])
-        adapter = Adapter.read(path / files["adapter"]) if "adapter" in files else None
-        if adapter:
-            spaces = (adapter.source, adapter.target, len(adapter.matrix))
-            if spaces != (fingerprint, description["space"], model.dimension):
-                raise InputError(f"{printable(path)}: its adapter is of other models; upgrade the index again")
+        items, vectors, adapter = read_content(path, description)
+        spaces = (adapter.source, adapter.target, len(adapter.matrix)) if adapter else None
         expected = (len(items), adapter.matrix.shape[1] if adapter else model.dimension)
-        if (found := (len(vectors), vectors.dimension)) != expected:
-            raise InputError(f"{printable(path)}: vectors {found}, expected {expected}; build the index again")
+        fits = (len(vectors), vectors.dimension) == expected
+        if not fits or spaces not in (None, (fingerprint, description["space"], model.dimension)):
+            raise InputError(
+                f"{printable(path)}: its vectors, items, adapter and model don't fit; build the index again"
+            )
         opened = cls(model, vectors, items, description["next_id"], adapter)
         opened.certificate = description["certificate"]
         return opened

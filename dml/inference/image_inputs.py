@@ -135,8 +135,6 @@ def to_vectors(values: Any) -> Any:
     rows = [to_vectors(row) for row in values] if isinstance(values, list | tuple) else []
     if not rows or not all(isinstance(row, float | int) or getattr(row, "dtype", None) == np.float32 for row in rows):
         return values
-    if len({np.shape(row) for row in rows}) > 1:
-        raise InputError("vectors: they have different sizes")
     return np.array(rows, np.float32)
 
 
@@ -170,14 +168,17 @@ def read_pixels(image: ImageInput, limits: ImageLimits, name: str = "image") -> 
         # Pillow decodes a file when its pixels are needed; a ValueError tells that it can't convert a mode
         except (OSError, PixelValueError, ValueError) as error:
             raise UnreadableImageError(f"{name}: cannot be decoded ({error})") from error
-    if not isinstance(image, Tensor | np.ndarray):
-        raise InputError(f"{name}: {printable(type(image).__name__)}; expected a path, a PIL image, an array or tensor")
-    shape = tuple(image.shape)
-    if isinstance(image, Tensor):
-        if image.dtype == torch.uint8 and len(shape) == 3 and shape[0] == 3 and image.numel():
+    if isinstance(image, Tensor | np.ndarray) and image.dtype in (torch.uint8, np.uint8) and 0 not in image.shape:
+        channels = image.shape[2:]
+        if isinstance(image, Tensor) and len(image) == 3 and image.ndim == 3:
             return image
-        raise InputError(f"{name}: a tensor {shape} of {image.dtype}; expected (3, H, W) of torch.uint8")
-    if image.dtype == np.uint8 and len(shape) > 1 and shape[2:] in ((), (1,), (2,), (3,), (4,)) and image.size:
-        picture = Image.fromarray(np.ascontiguousarray(image.squeeze(2) if shape[2:] == (1,) else image))
-        return torch.from_numpy(flatten(picture, limits.color)).permute(2, 0, 1)
-    raise InputError(f"{name}: an array {shape} of {image.dtype}; expected (H, W, 3) or (H, W) of uint8, or with alpha")
+        if isinstance(image, np.ndarray) and image.ndim > 1 and channels in ((), (1,), (2,), (3,), (4,)):
+            picture = Image.fromarray(np.ascontiguousarray(image.squeeze(2) if channels == (1,) else image))
+            return torch.from_numpy(flatten(picture, limits.color)).permute(2, 0, 1)
+    kind = type(image).__name__
+    if isinstance(image, Tensor | np.ndarray):
+        kind = f"{kind} {(*image.shape,)} of {image.dtype}"
+    raise InputError(
+        f"{name}: {kind}; expected a path, a PIL image, an array (H, W) or (H, W, 3) of uint8, also with alpha, or a "
+        "tensor (3, H, W) of torch.uint8"
+    )

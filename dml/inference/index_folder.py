@@ -11,11 +11,14 @@ import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from dml.inference.certificates import describe
+from dml.inference.index_items import IndexItems
+from dml.retrieval.adapters import Adapter
+from dml.retrieval.vector_index import VectorIndex
 from dml.runtime.errors import InputError
 from dml.runtime.files import expand_home, holding, replacing
 from dml.runtime.reading import CHECKSUMS, DamageError, check_files, file_checksum, read_manifest, write_manifest
@@ -48,26 +51,16 @@ def is_index(folder: str | Path) -> bool:
 def hold_folder(folder: str | Path, *, wait: bool = False) -> Iterator[Path]:
     """Keep other processes from writing an index's folder in the ``with`` statement, or wait for them -> its path."""
     path = expand_home(folder).absolute()
-    is_new = not path.exists()
-    if not (is_new or is_index(path) or (path.is_dir() and all(map(_is_remnant, path.iterdir())))):
+    # a killed process may have left files of a folder without ``index.json``
+    is_free = path.is_dir() and all(entry.name == LOCK or VERSIONED.match(entry.name) for entry in path.iterdir())
+    if path.exists() and not (is_free or is_index(path)):
         raise InputError(f"{printable(folder)}: holds something else; give a new folder, or one of an index")
-    with ExitStack() as stack:
-        if is_new:
-            path.mkdir(parents=True, exist_ok=True)
-            stack.callback(_remove_if_empty, path)
-        stack.enter_context(holding(path / LOCK, name=printable(folder), wait=wait))
-        stack.callback((path / LOCK).unlink, missing_ok=True)
-        yield path
-
-
-def _is_remnant(entry: Path) -> bool:
-    """Return whether a killed process may have left a file of a folder without ``index.json``."""
-    return entry.name == LOCK or VERSIONED.match(entry.name) is not None
-
-
-def _remove_if_empty(path: Path) -> None:
-    with suppress(OSError):  # it isn't empty
-        path.rmdir()
+    path.mkdir(parents=True, exist_ok=True)
+    with holding(path / LOCK, name=printable(folder), wait=wait):
+        try:
+            yield path
+        finally:
+            (path / LOCK).unlink(missing_ok=True)
 
 
 def write_version(
@@ -123,13 +116,17 @@ def read_description(path: Path) -> dict[str, Any]:
     return {"certificate": None, **description, CHECKSUMS: checksums}
 
 
-def check_content(path: Path, description: Mapping[str, Any]) -> None:
-    """Make sure that the vectors, the items and the adapter are those that ``index.json`` describes."""
-    names = [name for kind, name in description["files"].items() if kind != "model"]
+def read_content(path: Path, description: Mapping[str, Any]) -> tuple[IndexItems, VectorIndex, Adapter | None]:
+    """Read the items, the vectors and perhaps the adapter, after a comparison with their checksums."""
+    files = description["files"]
     try:
-        check_files(path, names, description[CHECKSUMS])
+        check_files(path, [name for kind, name in files.items() if kind != "model"], description[CHECKSUMS])
     except DamageError as error:
         raise InputError(f"{printable(path)}: damaged ({printable(error)}); build the index again") from error
+    vectors = VectorIndex.read(path / files["vectors"], description["factory"])
+    vectors.set_parameters(description["parameters"])
+    adapter = Adapter.read(path / files["adapter"]) if "adapter" in files else None
+    return IndexItems.read(path / files["items"]), vectors, adapter
 
 
 def remove_unused_versions(path: Path) -> None:

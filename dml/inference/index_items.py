@@ -1,7 +1,7 @@
 """The images in an index, and the functions that list and embed them, and put their vectors into FAISS's index."""
 
-import inspect
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
@@ -14,11 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from dml.data.cells import name_classes, number_classes, warn_of_names
 from dml.data.contents import identify_images
-from dml.inference.embedder import Embedder
-from dml.inference.image_inputs import Source, check_readable, list_source
+from dml.data.images import UnreadableImageError
+from dml.inference.embedder import REMEDY, Embedder
+from dml.inference.image_inputs import Source, check_readable, list_source, to_vectors
 from dml.retrieval.rows import unit_rows
 from dml.retrieval.vector_index import VectorIndex
 from dml.runtime.errors import InputError
@@ -27,9 +29,6 @@ from dml.runtime.text import printable
 
 UNIT_TOLERANCE = 1e-5  # difference of a vector's length from 1 that comes from rounding
 MOST_TRAINING_VECTORS = 100_000  # that an approximate index is trained with
-
-EMBED_OPTIONS = inspect.signature(Embedder.embed).parameters.keys() - {"self", "images"}
-"""The names of the options that the methods of an index pass to `Embedder.embed`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +149,7 @@ def list_items(source: Source, first_id: int = 0, labels: Iterable[Any] | None =
     """List images by their absolute paths, which are the same in every working folder."""
     paths, names = list_source(source)
     if labels is not None:
-        names = name_classes(labels.tolist() if isinstance(labels, torch.Tensor) else labels)
+        names = name_classes(labels.tolist() if isinstance(labels, Tensor) else labels)
         numbers, classes = number_classes(names)
         warn_of_names(numbers[:, None], [classes], "labels")
     if (shape := getattr(labels, "shape", (len(names),))) != (len(paths),):
@@ -162,20 +161,15 @@ def check_vectors(vectors: Any, model: Embedder, count: int | None = None) -> ND
     """Scale vectors (N, D) to unit length, those of `Embedder.embed` excepted."""
     shape, expected = np.shape(vectors), (len(vectors) if count is None else count, model.dimension)
     if shape != expected or vectors.dtype.kind != "f":
-        whose = "the index has vectors of" if count is None else f"expected floats, {count:,} of them, one an image, of"
-        raise InputError(f"vectors of shape {shape}: {whose} {model.dimension} dimensions")
-    if not np.isfinite(vectors).all():
-        raise InputError("vectors: a number in them is NaN or infinite")
-    if not vectors.any(axis=1).all():
-        raise InputError("vectors: one is zero, so it has no direction that could be compared")
+        raise InputError(f"vectors of shape {shape}: expected floats of shape {expected}, the size of the model's")
+    if not np.isfinite(vectors).all() or not vectors.any(axis=1).all():
+        raise InputError("vectors: one has a number that is NaN or infinite, or is zero and has no direction")
     is_unit = np.abs(np.linalg.norm(vectors, axis=1, keepdims=True) - 1) < UNIT_TOLERANCE
     return np.where(is_unit, vectors, unit_rows(vectors, "vectors").numpy())
 
 
 def embed_items(model: Embedder, items: IndexItems, options: dict[str, Any]) -> tuple[IndexItems, NDArray[np.float32]]:
     """Embed images -> the readable ones, and their vectors."""
-    if unknown := options.keys() - EMBED_OPTIONS:
-        raise InputError(f"{min(unknown)}: no such argument; those of embed are {', '.join(sorted(EMBED_OPTIONS))}")
     if options.get("views") not in (None, model.settings.views):
         raise InputError(
             f"views={options['views']}: queries have {model.settings.views}, as in the test of the run; leave it out"
@@ -188,3 +182,16 @@ def leave_out(items: IndexItems, vectors: NDArray[np.float32]) -> tuple[IndexIte
     is_read = ~np.isnan(vectors[:, 0])
     check_readable(int(is_read.sum()), len(items))
     return items.take(is_read), vectors[is_read]
+
+
+def embed_queries(model: Embedder, images: Any) -> NDArray[np.float32]:
+    """Check vectors (D,) or (Q, D) of a model, or embed images by it. -> (Q, D)"""
+    if isinstance(images, np.ndarray | Tensor) and re.search(r"\bint|uint[136]", str(images.dtype)):
+        images = torch.as_tensor(images).float()  # only those of type uint8 are pixels
+    queries = to_vectors(images)
+    if isinstance(queries, np.ndarray) and queries.dtype.kind == "f":
+        return check_vectors(np.atleast_2d(queries), model)
+    try:
+        return model.embed(queries)
+    except UnreadableImageError as error:  # its line names an option of embed
+        raise UnreadableImageError(str(error).removesuffix(REMEDY)) from error

@@ -19,9 +19,6 @@ from dml.run.building import build, check_values, trusting
 from dml.run.settings import Settings, read_settings
 from dml.runtime.errors import InputError
 
-LARGEST = 16_384
-"""The largest size, such as that of an embedding or an image, which settings out of a file may give to a model."""
-
 
 @dataclass(frozen=True)
 class ModelSettings:
@@ -90,9 +87,6 @@ class ModelSettings:
         except InputError as error:
             line = f"{place}: {error}; trust=True, or --trust of a command, if you trust these files"
             raise InputError(line) from error
-        for path, number in _list_numbers(parts):
-            if abs(number) > LARGEST:
-                raise InputError(f"{place}: {path}={number}: {LARGEST:,} at most")
 
     @contextmanager
     def building(self) -> Iterator[None]:
@@ -109,11 +103,3 @@ class ModelSettings:
     def _compose(self, **parts: Any) -> DictConfig:
         config = {"model": self.config["model"], "transform": self.config["transform"]}
         return OmegaConf.create(deepcopy(config | parts))
-
-
-def _list_numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
-    entries = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
-    for key, inner in entries:
-        yield from _list_numbers(inner, f"{path}.{key}" if path else str(key))
-    if isinstance(value, int | float):
-        yield path, value

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from ray.data import DataContext, from_items
 
 from dml.inference.loading import load
-from dml.ops.freed_memory import keep_freed_memory
 from dml.runtime.errors import InputError
 from dml.runtime.files import absolute_path
+from dml.runtime.processes import keep_freed_memory
 
 CHUNK = 1024  # the smallest number of images in a chunk, which is a whole number of batches
 

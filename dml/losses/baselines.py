@@ -27,8 +27,7 @@ from torch import Tensor, nn
 
 from dml.losses.loss_contract import Loss
 from dml.ops.pairs import finest, masked_logsumexp, pair_masks
-from dml.ops.precision import full_precision
-from dml.runtime.errors import InputError
+from dml.runtime.errors import InputError, check_choice
 
 Equation = Callable[[Any, Tensor, Tensor, Tensor], Tensor]
 """A function of a loss of the library, embeddings (B, D), and masks (B, B) of positive and negative pairs -> scalar."""
@@ -92,11 +91,8 @@ class PairLoss(Loss):
         self.miner = miner
         self.normalize = normalize
         self.form = form
-        if form is None:
-            return
-        if form not in self._equations:
-            raise InputError(f"loss.form={form}: must be {' or '.join(['null', *self._equations])}")
-        if miner is not None or loss.distance.is_inverted:
+        check_choice("loss.form", form, [None, *self._equations])
+        if form is not None and (miner is not None or loss.distance.is_inverted):
             raise InputError(f"loss.form={form}: takes the distances of all pairs; needs miner=null and LpDistance")
 
     @property
@@ -114,7 +110,6 @@ class PairLoss(Loss):
         boundaries = getattr(self.loss, "beta", None)
         return len(boundaries) if isinstance(boundaries, Tensor) and len(boundaries) > 1 else None
 
-    @full_precision
     def forward(
         self,
         embeddings: Tensor,
@@ -184,7 +179,6 @@ class ProxyLoss(Loss):
         proxies: Tensor | None = getattr(self.loss, "proxies", None)
         return proxies
 
-    @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar."""
         proxies = next(self.loss.parameters())

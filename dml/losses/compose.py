@@ -1,16 +1,13 @@
 """Losses made of losses, and what the parts need of a batch."""
 
-from collections.abc import Callable, Mapping
-from functools import cache
-from inspect import signature
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
-from dml.losses.loss_contract import Loss, check_module, check_value
+from dml.losses.loss_contract import Loss, check_module, has_trait, loss_value, takes_queries
 from dml.ops.pairs import ALL
-from dml.runtime.errors import InputError, check_number
+from dml.runtime.errors import InputError, check_number, check_whole
 
 
 class AtLevel(Loss):
@@ -24,8 +21,7 @@ class AtLevel(Loss):
 
     def __init__(self, loss: nn.Module, level: int) -> None:
         super().__init__()
-        if level < 0:
-            raise InputError(f"loss.level={level}: levels count from 0, the finest")
+        check_whole("loss.level", level, least=0)
         self.loss = loss
         self.level = level
         # At a coarser level, two images of different finest classes can be positives.
@@ -38,8 +34,6 @@ class AtLevel(Loss):
     ) -> Tensor:
         """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar."""
         levels = labels.unsqueeze(1) if labels.ndim == 1 else labels
-        if self.level >= levels.shape[1]:
-            raise InputError(f"loss.level={self.level}: the data set's labels have levels 0 to {levels.shape[1] - 1}")
         return loss_value(self.loss, embeddings, levels[:, self.level], indices, queries)
 
 
@@ -78,44 +72,6 @@ class WeightedSum(Loss):
             for name, term in self.terms.items()
         ]
         return torch.stack(values).sum()
-
-
-def has_trait(loss: nn.Module, trait: str) -> bool:
-    """Return whether a loss declares a trait, such as "needs_positives"."""
-    return bool(getattr(loss, trait, False))
-
-
-def takes_queries(loss: nn.Module) -> bool:
-    """Return whether a loss declares ``takes_queries`` and its ``forward``, which a subclass may override, does so."""
-    return has_trait(loss, "takes_queries") and _has_argument(type(loss).forward, "queries")
-
-
-@cache  # every step asks
-def _has_argument(function: Callable[..., Any], name: str) -> bool:
-    return name in signature(function).parameters
-
-
-def loss_value(
-    loss: nn.Module, embeddings: Tensor, labels: Tensor, indices: Tensor | None, queries: slice = ALL
-) -> Tensor:
-    """Compute a loss of embeddings (B, D), with indices (B,) if it ``needs_indices``, and queries if it takes them.
-
-    A loss that takes queries is a mean over the rows of the batch, and computes it over some of them. So the mean of
-    its values for equal shares of the rows is its value for the batch. Any other loss is that of the whole batch,
-    whatever the queries. The same is then true for each weighted sum of losses.
-
-    >>> from dml.losses.regularizers import EmbeddingNorm
-    >>> loss_value(EmbeddingNorm(), torch.eye(2), torch.tensor([0, 1]), indices=None).item()
-    1.0
-    """
-    arguments: dict[str, Any] = {}
-    if has_trait(loss, "needs_indices"):
-        arguments["indices"] = indices
-    if takes_queries(loss):
-        arguments["queries"] = queries
-    value: Tensor = loss(embeddings, labels, **arguments)
-    check_value(loss, value)
-    return value
 
 
 def check_pairs(loss: nn.Module, images_per_class: int, classes_per_batch: int = 2) -> None:

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from dml.losses.loss_contract import Loss
 from dml.ops.pairs import masked_logsumexp, softplus
-from dml.ops.precision import full_precision
 from dml.runtime.errors import InputError, check_number
 
 
@@ -55,7 +54,6 @@ class CSLLoss(Loss):
         self.proxies = nn.Parameter(torch.empty(num_classes, embedding_dim).uniform_(-bound, bound))
         self.register_buffer("hierarchy", torch.full((num_classes, 0), -1))
 
-    @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar."""
         levels = (labels.unsqueeze(1) if labels.ndim == 1 else labels).long()

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dml.losses.loss_contract import Loss
-from dml.ops.precision import full_precision
 
 
 class SimilarityDistillationLoss(Loss):
@@ -26,7 +25,6 @@ class SimilarityDistillationLoss(Loss):
     0.2222
     """
 
-    @full_precision
     def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Compute the loss of embeddings (B, D) and the teacher's (B, E) -> scalar."""
         similarities = [unit @ unit.T for unit in (F.normalize(student, dim=1), F.normalize(teacher, dim=1))]
@@ -44,7 +42,6 @@ class RelationalDistanceLoss(Loss):
     True
     """
 
-    @full_precision
     def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Compute the loss of embeddings (B, D) and the teacher's (B, E) -> scalar; 0 for one image."""
         if len(student) < 2:
@@ -72,7 +69,6 @@ class RelationalAngleLoss(Loss):
     True
     """
 
-    @full_precision
     def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Compute the loss of embeddings (B, D) and the teacher's (B, E) -> scalar; 0 for fewer than three images."""
         size = len(student)
@@ -116,7 +112,6 @@ class EmbeddingDistillationLoss(Loss):
         self.embedding_dim, self.teacher_dim = embedding_dim, teacher_dim
         self.map = None if embedding_dim == teacher_dim else nn.Linear(embedding_dim, teacher_dim, bias=False)
 
-    @full_precision
     def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Compute the loss of embeddings (B, D) and the teacher's (B, E) -> scalar."""
         mapped = student if self.map is None else F.linear(student, self.map.weight.to(student.dtype))
@@ -141,7 +136,6 @@ class TeacherLoss(Loss):
         # A buffer would be sent to every process in each step by DistributedDataParallel.
         self.vectors = F.normalize(vectors, dim=1)
 
-    @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor, indices: Tensor) -> Tensor:  # noqa: ARG002
         """Compute the loss of embeddings (B, D) of the training images ``indices`` (B,) -> scalar."""
         self.vectors = self.vectors.to(embeddings.device)

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from dml.losses.loss_contract import Loss
 from dml.ops.gradients import block_size, refuse_second_derivative, row_blocks
 from dml.ops.pairs import ALL, finest, own_entries
-from dml.ops.precision import full_precision
 from dml.ops.relevance import level_counts, power_relevance, shared_levels
-from dml.runtime.errors import InputError, check_number
+from dml.runtime.errors import check_number
 
 
 class SmoothHierarchicalAPLoss(Loss):
@@ -95,7 +94,6 @@ class SmoothHierarchicalAPLoss(Loss):
         self.include_query = include_query
         self.relevance = relevance
 
-    @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor, queries: slice = ALL) -> Tensor:
         """Compute the mean loss of the rows ``queries`` of embeddings (B, D), each compared with the whole batch."""
         unit = F.normalize(embeddings, dim=1)
@@ -149,13 +147,11 @@ class ClusterLoss(Loss):
 
     def __init__(self, num_classes: int, embedding_dim: int, temperature: float = 0.05) -> None:
         super().__init__()
-        if not temperature > 0.0:
-            raise InputError(f"loss.temperature={temperature}: must be above 0, such as 0.05")
+        check_number("loss.temperature", temperature, above=0)
         self.temperature, self.num_classes = temperature, num_classes
         bound = embedding_dim**-0.5
         self.proxies = nn.Parameter(torch.empty(num_classes, embedding_dim).uniform_(-bound, bound))
 
-    @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor, queries: slice = ALL) -> Tensor:
         """Compute the mean loss of the rows ``queries`` of embeddings (B, D), each compared with the proxies."""
         proxies = F.normalize(self.proxies.to(embeddings.dtype), dim=1)

@@ -1,18 +1,26 @@
-"""What a loss has to be, and what it has to return: a mistake in a loss of the user's own is one line."""
+"""What a loss is: its base class, what it declares of itself, and what it has to be and to return."""
 
-from functools import partial
-from inspect import isroutine, signature
+from collections.abc import Callable
+from functools import cache
+from inspect import signature
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dml.ops.pairs import ALL
+from dml.ops.precision import full_precision
 from dml.runtime.configuration import dotted_name
 from dml.runtime.errors import InputError
 
 
 class Loss(nn.Module):
-    """A loss whose ``repr`` names its parameters: those of its ``__init__`` that it keeps as attributes."""
+    """A loss of embeddings (B, D) and labels (B,) or (B, L), both of which it checks.
+
+    ``forward`` computes in float32, or in float64 for float64 embeddings, see `dml.ops.precision.full_precision`. The
+    ``repr`` names the parameters of ``__init__`` that are kept as attributes.
+    """
 
     num_classes: int | None = None
     """Number of classes, whose labels count from 0; None takes labels of any whole numbers."""
@@ -22,12 +30,14 @@ class Loss(nn.Module):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         cls._takes_labels = "labels" in signature(cls.forward).parameters  # a distillation takes a teacher's embeddings
+        if "forward" in vars(cls):
+            cls.forward = full_precision(cls.forward)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute ``forward``; InputError for what can't be embeddings or labels, or classes on the CPU."""
         batch = [*args, *(kwargs[name] for name in ("embeddings", "labels") if name in kwargs)][:2]
         if self._takes_labels and len(batch) == 2:
-            check_batch(*batch, of_classes=self.num_classes is not None)
+            check_batch(*batch)
             if batch[1].device.type == "cpu" and not torch.compiler.is_compiling():  # no step waits for a GPU
                 self.check_classes(batch[1])
         return super().__call__(*args, **kwargs)
@@ -65,21 +75,17 @@ def _describe_value(value: Any) -> str:
     return repr(value)
 
 
-def check_batch(embeddings: Any, labels: Any, *, of_classes: bool) -> None:
-    """Check the types and shapes of embeddings (B, D) and labels (B,) or (B, L), without waiting for a GPU."""
-    for name, value in (("embeddings", embeddings), ("labels", labels)):
-        if not isinstance(value, Tensor):
-            names = ", of names torch.as_tensor(numpy.unique(labels, return_inverse=True)[1])" * (name == "labels")
-            raise InputError(f"{name}: {type(value).__name__}, must be a tensor: torch.as_tensor({name}){names}")
-    if embeddings.ndim != 2 or not embeddings.is_floating_point():
-        raise InputError(f"embeddings of shape {(*embeddings.shape,)}, {embeddings.dtype}: must be (B, D) floats")
-    if labels.ndim not in (1, 2) or len(labels) != len(embeddings):
-        raise InputError(
-            f"labels of shape {(*labels.shape,)} for embeddings of shape {(*embeddings.shape,)}: "
-            "must be (B,) or (B, L) for (B, D)"
-        )
-    if of_classes and labels.is_floating_point():
-        raise InputError(f"labels of {labels.dtype}: must be whole numbers, such as labels.long()")
+def check_batch(embeddings: Any, labels: Any) -> None:
+    """Check the types and shapes of a batch without waiting for a GPU: broadcasting would give a value for most."""
+    if isinstance(embeddings, Tensor) and isinstance(labels, Tensor):
+        is_batch = embeddings.ndim == 2 and embeddings.is_floating_point() and labels.ndim in (1, 2)
+        if is_batch and len(labels) == len(embeddings):
+            return
+    kinds = [value.dtype if isinstance(value, Tensor) else type(value).__name__ for value in (embeddings, labels)]
+    raise InputError(
+        f"{kinds[1]} labels of shape {(*np.shape(labels),)} for {kinds[0]} embeddings of shape "
+        f"{(*np.shape(embeddings),)}: must be (B,) or (B, L) for floats (B, D), as tensors"
+    )
 
 
 def _is_one_hot(labels: Tensor) -> bool:
@@ -88,53 +94,62 @@ def _is_one_hot(labels: Tensor) -> bool:
     return bool(one_each and is_set.any(dim=0).sum() > 1)  # levels may be 1, 0, 0 for all images of a batch
 
 
-VALUE = "expected a scalar tensor with a gradient"
-
-
 def check_module(loss: object, key: str = "loss") -> None:
     """Check that a loss is a module whose ``__init__`` has called that of its base class."""
-    if isinstance(loss, nn.Module):
-        if "_modules" not in vars(loss):
-            raise InputError(f"{key}: {dotted_name(type(loss))}.__init__ has to begin with super().__init__()")
-        return
-    made = loss.func if isinstance(loss, partial) else loss
-    if isroutine(made):
-        raise InputError(f"{key}: {dotted_name(made)} is a function, expected an nn.Module")
-    if isinstance(loss, partial):
+    if not isinstance(loss, nn.Module) or "_modules" not in vars(loss):
         raise InputError(
-            f"{key}: {dotted_name(made)} isn't built with _partial_=true, expected an nn.Module; leave it out"
+            f"{key}: {dotted_name(loss)} isn't a built nn.Module, whose __init__ begins with super().__init__()"
         )
-    raise InputError(f"{key}: {dotted_name(type(loss))} isn't a subclass of nn.Module")
 
 
-def check_forward(loss: nn.Module) -> None:
-    """Check that the ``forward`` of a loss takes embeddings and labels."""
-    if type(loss).forward is nn.Module.forward:
-        raise InputError(f"loss: {dotted_name(type(loss))} has no forward, expected forward(embeddings, labels)")
-    arguments = {"indices": None} if getattr(loss, "needs_indices", False) else {}
-    parameters = signature(loss.forward)
-    try:
-        parameters.bind(None, None, **arguments)
-    except TypeError as error:
-        expected = ", ".join(("embeddings", "labels", *arguments))
-        raise InputError(
-            f"loss: {dotted_name(type(loss))}.forward takes {parameters}, expected ({expected})"
-        ) from error
-
-
-def check_value(loss: nn.Module, value: Any) -> None:
-    """Check, without waiting for a GPU, that a loss returned a scalar tensor."""
+def check_value(loss: nn.Module, value: Any, *, learns: bool = False) -> None:
+    """Check, without waiting for a GPU, that a loss returned a scalar tensor, with a gradient if it ``learns``."""
     if not isinstance(value, Tensor):
-        described = "None" if value is None else f"a {type(value).__name__}"
-        raise InputError(f"loss: {dotted_name(type(loss))}.forward returned {described}, {VALUE}")
-    if value.ndim:
-        raise InputError(
-            f"loss: {dotted_name(type(loss))}.forward returned a tensor of shape {(*value.shape,)}, {VALUE}"
-        )
+        described = type(value).__name__
+    elif value.ndim:
+        described = f"tensor of shape {(*value.shape,)}"
+    elif learns and not value.requires_grad:
+        without = "without a gradient" if value.is_floating_point() else f"of whole numbers ({value.dtype})"
+        described = f"tensor {without}"
+    else:
+        return
+    name = dotted_name(type(loss))
+    raise InputError(f"loss: {name}.forward returned a {described}, expected a scalar tensor with a gradient")
 
 
-def check_gradient(loss: nn.Module, value: Tensor) -> None:
-    """Check, without waiting for a GPU, that the value of a loss has a gradient."""
-    if not value.requires_grad:
-        described = "without a gradient" if value.is_floating_point() else f"of whole numbers ({value.dtype})"
-        raise InputError(f"loss: {dotted_name(type(loss))}.forward returned a tensor {described}, {VALUE}")
+def has_trait(loss: nn.Module, trait: str) -> bool:
+    """Return whether a loss declares a trait, such as "needs_positives"."""
+    return bool(getattr(loss, trait, False))
+
+
+def takes_queries(loss: nn.Module) -> bool:
+    """Return whether a loss declares ``takes_queries`` and its ``forward``, which a subclass may override, does so."""
+    return has_trait(loss, "takes_queries") and _has_argument(type(loss).forward, "queries")
+
+
+@cache  # every step asks
+def _has_argument(function: Callable[..., Any], name: str) -> bool:
+    return name in signature(function).parameters
+
+
+def loss_value(
+    loss: nn.Module, embeddings: Tensor, labels: Tensor, indices: Tensor | None, queries: slice = ALL
+) -> Tensor:
+    """Compute a loss of embeddings (B, D), with indices (B,) if it ``needs_indices``, and queries if it takes them.
+
+    A loss that takes queries is a mean over the rows of the batch, and computes it over some of them. So the mean of
+    its values for equal shares of the rows is its value for the batch. Any other loss is that of the whole batch,
+    whatever the queries. The same is then true for each weighted sum of losses.
+
+    >>> from dml.losses.regularizers import EmbeddingNorm
+    >>> loss_value(EmbeddingNorm(), torch.eye(2), torch.tensor([0, 1]), indices=None).item()
+    1.0
+    """
+    arguments: dict[str, Any] = {}
+    if has_trait(loss, "needs_indices"):
+        arguments["indices"] = indices
+    if takes_queries(loss):
+        arguments["queries"] = queries
+    value: Tensor = loss(embeddings, labels, **arguments)
+    check_value(loss, value)
+    return value

@@ -4,8 +4,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dml.losses.compose import has_trait, loss_value, takes_queries
-from dml.losses.loss_contract import Loss, check_module
+from dml.losses.loss_contract import Loss, check_module, has_trait, loss_value, takes_queries
 from dml.ops.pairs import ALL
 from dml.ops.training_protocols import UsesEmbeddingBank
 from dml.runtime.errors import InputError, check_number
@@ -43,8 +42,6 @@ class MatryoshkaLoss(Loss):
         self.weights = [1.0] * len(self.sizes) if weights is None else [float(weight) for weight in weights]
         if len(self.weights) != len(self.sizes):
             raise InputError(f"loss.weights={self.weights}: one weight for each of the sizes {self.sizes}, or null")
-        if len(inner) != len(self.sizes):
-            raise InputError(f"loss.inner: {len(inner)} losses for the sizes {self.sizes}; one for each is needed")
         for loss in inner:
             check_module(loss, "loss.inner")
         self.inner = nn.ModuleList(inner)

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from dml.losses.loss_contract import Loss
 from dml.ops.pairs import finest
-from dml.runtime.errors import InputError
+from dml.runtime.errors import InputError, check_whole
 
 
 class CrossBatchMemory(Loss):
@@ -43,8 +43,7 @@ class CrossBatchMemory(Loss):
 
     def __init__(self, loss: nn.Module, embedding_dim: int, size: int = 8192, start: int = 100) -> None:
         super().__init__()
-        if size < 1:
-            raise InputError(f"loss.size={size}: the memory must hold at least 1 embedding")
+        check_whole("loss.size", size, least=1)
         if not getattr(loss, "takes_gallery", False):
             inner = type(getattr(loss, "loss", loss)).__name__
             raise InputError(f"loss.loss: {inner} compares a batch with itself alone, not with a memory")

@@ -6,8 +6,7 @@ from torch import Tensor
 
 from dml.losses.loss_contract import Loss
 from dml.ops.pairs import finest, masked_logsumexp, pair_masks, softplus
-from dml.ops.precision import full_precision
-from dml.runtime.errors import InputError, check_number
+from dml.runtime.errors import check_choice, check_number
 
 Form = Literal["symmetric", "published"]
 
@@ -42,13 +41,11 @@ class NPairLoss(Loss):
 
     def __init__(self, form: Form = "symmetric", norm_weight: float = 1e-3) -> None:
         super().__init__()
-        if form not in get_args(Form):
-            raise InputError(f"loss.form={form}: must be one of {', '.join(get_args(Form))}")
+        check_choice("loss.form", form, get_args(Form))
         self.form = form
         check_number("loss.norm_weight", norm_weight, least=0)
         self.norm_weight = norm_weight
 
-    @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar."""
         positives, negatives = pair_masks(finest(labels))

@@ -6,7 +6,6 @@ from torch import Tensor
 from dml.losses.loss_contract import Loss
 from dml.ops.gradients import refuse_second_derivative, row_blocks
 from dml.ops.pairs import finest, pair_masks
-from dml.ops.precision import full_precision
 from dml.runtime.errors import check_number
 
 
@@ -47,7 +46,6 @@ class NonlinearRankApproximationLoss(Loss):
         self.alpha = alpha
         self.epsilon = epsilon
 
-    @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar."""
         ranks, has_both = _extreme_ranks(_standardize(embeddings), *pair_masks(finest(labels)))

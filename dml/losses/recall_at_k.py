@@ -1,6 +1,5 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from numbers import Real
 from typing import Any, ClassVar
 
 import torch
@@ -10,8 +9,7 @@ from torch import Tensor
 from dml.losses.loss_contract import Loss
 from dml.ops.gradients import block_size, refuse_second_derivative
 from dml.ops.pairs import ALL, finest
-from dml.ops.precision import full_precision
-from dml.runtime.errors import InputError, check_number
+from dml.runtime.errors import InputError, check_number, check_whole
 
 BLOCK = 2**21
 """Number of gaps that a CPU computes at a time, 8 MiB in float32; in smaller blocks threads wait for each other."""
@@ -62,12 +60,12 @@ class RecallAtKLoss(Loss):
         mixup: bool = False,
     ) -> None:
         super().__init__()
-        recall_at = [*recall_at] if isinstance(recall_at, Iterable) else [recall_at]
-        if not recall_at or not all(map(_is_rank, recall_at)):
-            raise InputError(f"loss.recall_at={recall_at}: must be one or more whole numbers from 1 on")
+        ranks: list[Any] = [*recall_at] if isinstance(recall_at, Iterable) else [recall_at]
+        for k in ranks or [None]:
+            check_whole("loss.recall_at", k, least=1)
         check_number("loss.temperature", temperature, above=0)
         check_number("loss.recall_temperature", recall_temperature, above=0)
-        self.recall_at = tuple(int(k) for k in recall_at)
+        self.recall_at = tuple(int(k) for k in ranks)
         self.temperature = temperature
         self.recall_temperature = recall_temperature
         self.count_query = count_query
@@ -76,7 +74,6 @@ class RecallAtKLoss(Loss):
             self.num_batches: Tensor
             self.register_buffer("num_batches", torch.zeros((), dtype=torch.long))
 
-    @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor, queries: slice = ALL) -> Tensor:
         """Compute the mean loss of the rows ``queries`` of embeddings (B, D), and of that share of virtual items."""
         items, classes = F.normalize(embeddings, dim=1), finest(labels)
@@ -92,10 +89,6 @@ class RecallAtKLoss(Loss):
         generator = torch.Generator().manual_seed(int(self.num_batches))
         self.num_batches += 1
         return torch.rand(len(_list_pairs(classes)), generator=generator).to(items)
-
-
-def _is_rank(k: object) -> bool:
-    return isinstance(k, Real) and not isinstance(k, bool) and float(k).is_integer() and float(k) >= 1
 
 
 def similarity_mixup(unit_embeddings: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:

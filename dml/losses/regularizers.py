@@ -81,6 +81,5 @@ class EmbeddingDrift(Loss):
         """Compute the mean drift of embeddings (B, D) from ``stored[indices]`` -> scalar; the labels aren't used."""
         if len(self.stored) == 0:
             return 0.0 * embedding_norm(embeddings)
-        if indices is None:
-            raise InputError(f"drift from {len(self.stored)} stored embeddings: needs the batch's row indices")
+        assert indices is not None
         return embedding_drift(embeddings, self.stored[indices.to(self.stored.device)].to(embeddings.device))

@@ -1,4 +1,3 @@
-import math
 from typing import ClassVar
 
 import torch.nn.functional as F
@@ -7,8 +6,7 @@ from torch import Tensor
 from dml.losses.loss_contract import Loss
 from dml.ops.gradients import in_blocks
 from dml.ops.pairs import ALL, finest, masked_softmax, pair_masks, unit_distances
-from dml.ops.precision import full_precision
-from dml.runtime.errors import InputError, check_number
+from dml.runtime.errors import check_number
 
 
 class RankedListLoss(Loss):
@@ -58,13 +56,9 @@ class RankedListLoss(Loss):
         super().__init__()
         check_number("loss.margin", margin, least=0)
         check_number("loss.alpha", 1.0 if alpha is None else alpha, above=0)
-        if not 0.0 <= negative_weight <= 1.0:
-            raise InputError(f"loss.negative_weight={negative_weight}: lambda of Eq. 13 must be between 0 and 1")
-        for name, temperature in (("negative", negative_temperature), ("positive", positive_temperature)):
-            if not math.isfinite(temperature):
-                raise InputError(
-                    f"loss.{name}_temperature={temperature}: must be finite; with 1e6 only the largest violation counts"
-                )
+        check_number("loss.negative_weight", negative_weight, least=0, most=1)
+        check_number("loss.negative_temperature", negative_temperature)
+        check_number("loss.positive_temperature", positive_temperature)
         self._alpha = alpha
         self.margin = margin
         self.negative_temperature = negative_temperature
@@ -81,7 +75,6 @@ class RankedListLoss(Loss):
     def alpha(self, value: float) -> None:
         self._alpha = value
 
-    @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor, queries: slice = ALL) -> Tensor:
         """Compute the mean loss of the rows ``queries`` of embeddings (B, D), each compared with the whole batch."""
         unit = F.normalize(embeddings, dim=1)

@@ -5,8 +5,7 @@ from torch import Tensor
 
 from dml.losses.loss_contract import Loss
 from dml.ops.pairs import finest, pair_masks
-from dml.ops.precision import full_precision
-from dml.runtime.errors import InputError
+from dml.runtime.errors import check_number
 
 
 class CalibrationLoss(Loss):
@@ -38,13 +37,11 @@ class CalibrationLoss(Loss):
 
     def __init__(self, positive_bound: float = 0.9, negative_bound: float = 0.6) -> None:
         super().__init__()
-        for name, bound in (("positive", positive_bound), ("negative", negative_bound)):
-            if not -1.0 <= bound <= 1.0:
-                raise InputError(f"loss.{name}_bound={bound}: a cosine, must be from -1 to 1")
+        check_number("loss.positive_bound", positive_bound, least=-1, most=1)
+        check_number("loss.negative_bound", negative_bound, least=-1, most=1)
         self.positive_bound = positive_bound
         self.negative_bound = negative_bound
 
-    @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar."""
         unit = F.normalize(embeddings, dim=1)

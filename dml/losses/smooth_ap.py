@@ -8,7 +8,6 @@ from torch import Tensor
 from dml.losses.loss_contract import Loss
 from dml.ops.gradients import in_blocks
 from dml.ops.pairs import ALL, finest, list_columns
-from dml.ops.precision import full_precision
 from dml.ops.relevance import level_counts, shared_levels
 from dml.runtime.errors import check_number
 
@@ -52,7 +51,6 @@ class SmoothAPLoss(Loss):
         self.temperature = temperature
         self.relevance = relevance
 
-    @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor, queries: slice = ALL) -> Tensor:
         """Compute the mean loss of the rows ``queries`` of embeddings (B, D), each compared with the whole batch."""
         unit = F.normalize(embeddings, dim=1)

@@ -3,7 +3,6 @@ from torch import Tensor, nn
 
 from dml.losses.loss_contract import Loss
 from dml.ops.pairs import finest
-from dml.ops.precision import full_precision
 
 
 class SoftmaxLoss(Loss):
@@ -24,7 +23,6 @@ class SoftmaxLoss(Loss):
         self.num_classes = num_classes
         self.classifier = nn.Linear(embedding_dim, num_classes)
 
-    @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar."""
         weight, bias = (parameter.to(embeddings.dtype) for parameter in self.classifier.parameters())

@@ -7,7 +7,6 @@ from torch import Tensor
 from dml.losses.loss_contract import Loss
 from dml.ops.gradients import block_size, in_blocks
 from dml.ops.pairs import finest, pair_masks
-from dml.ops.precision import full_precision
 from dml.runtime.errors import check_number
 
 
@@ -38,7 +37,6 @@ class TripletSemihardLoss(Loss):
         check_number("loss.margin", margin, least=0)
         self.margin = margin
 
-    @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar."""
         matrix = _euclidean_distances(embeddings)

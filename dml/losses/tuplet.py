@@ -5,9 +5,8 @@ from torch import Tensor
 
 from dml.losses.loss_contract import Loss
 from dml.ops.pairs import finest, masked_logsumexp, pair_masks, softplus
-from dml.ops.precision import full_precision
 from dml.ops.training_protocols import EmbeddingBank
-from dml.runtime.errors import InputError
+from dml.runtime.errors import InputError, check_choice
 
 Form = Literal["centralized", "pairwise", "cross_entropy", "k_nearest"]
 
@@ -40,8 +39,7 @@ class TupletLoss(Loss):
 
     def __init__(self, form: Form = "centralized") -> None:
         super().__init__()
-        if form not in get_args(Form):
-            raise InputError(f"loss.form={form}: must be one of {', '.join(get_args(Form))}")
+        check_choice("loss.form", form, get_args(Form))
         self.form = form
         self.needs_indices = form == "k_nearest"
         self.neighbors = torch.empty(0, 0, dtype=torch.long)
@@ -52,7 +50,6 @@ class TupletLoss(Loss):
         """Find the drawn centers by the neighbors of this bank; see `UsesEmbeddingBank`."""
         self.neighbors = bank.neighbors
 
-    @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor, indices: Tensor | None = None) -> Tensor:
         """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) and rows (B,) of the training table."""
         similarities = embeddings @ embeddings.T

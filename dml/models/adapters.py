@@ -7,8 +7,6 @@ running statistics, which then stay as they are too.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
-from importlib.util import find_spec
 from typing import Any
 
 from torch import nn
@@ -16,7 +14,7 @@ from torch import nn
 from dml.models.backbone import Backbone
 from dml.models.embedding import EmbeddingModel
 from dml.models.folding import unfold_batchnorms
-from dml.runtime.errors import InputError
+from dml.runtime.errors import InputError, check_installed, check_number, check_whole, suggest
 
 ATTENTION_PROJECTIONS = ("qkv", "q_proj", "k_proj", "v_proj")
 """Names of the linear layers of timm's transformers that compute queries, keys and values."""
@@ -89,8 +87,7 @@ class LastBlocks(PartialTraining):
     part = "block"
 
     def __init__(self, blocks: int = 2) -> None:
-        if blocks < 1:
-            raise InputError(f"adapter.blocks={blocks}: must be at least 1")
+        check_whole("adapter.blocks", blocks, least=1)
         self.blocks = blocks
 
     def choose(self, backbone: Backbone, names: Sequence[str]) -> Iterable[str]:
@@ -128,14 +125,9 @@ class LoRA:
         dropout: float = 0.0,
         target_modules: Sequence[str] | None = None,
     ) -> None:
-        if rank < 1:
-            raise InputError(f"adapter.rank={rank}: must be at least 1")
-        if not alpha > 0:
-            raise InputError(f"adapter.alpha={alpha}: must be above 0")
-        if not 0 <= dropout < 1:
-            raise InputError(f"adapter.dropout={dropout}: must be 0 or more, below 1")
-        if find_spec("peft") is None:
-            raise InputError("adapter=lora: peft is not installed; pip install 'dml-retrieval[peft]'")
+        check_whole("adapter.rank", rank, least=1)
+        check_number("adapter.alpha", alpha, above=0)
+        check_installed("peft", extra="peft")
         self.rank, self.alpha, self.dropout = rank, alpha, dropout
         self.target_modules = None if target_modules is None else [*map(str, target_modules)]
 
@@ -171,11 +163,10 @@ class LoRA:
             return names or [name for name, layer in layers.items() if getattr(layer, "in_channels", 4) > 3]
         for target in self.target_modules:
             if not _select(layers, [target]):
-                known = list(dict.fromkeys(name.rpartition(".")[2] for name in layers))
-                nearest = get_close_matches(target, known, n=5, cutoff=0.0)
+                known = {name.rpartition(".")[2] for name in layers}
                 raise InputError(
                     f"adapter.target_modules={self.target_modules}: no linear layer or convolution with one group that "
-                    f"a head uses is named {target}; nearest: {', '.join(nearest)}"
+                    f"a head uses is named {target}{suggest(target, known)}"
                 )
         return _select(layers, self.target_modules)
 

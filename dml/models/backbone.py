@@ -1,5 +1,4 @@
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from functools import partial
 from math import isqrt
 from typing import Any
@@ -9,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from dml.models.folding import fold_batchnorms
-from dml.runtime.errors import InputError
+from dml.runtime.errors import InputError, check_choice, suggest
 
 CHANNELS_LAST = ("VOLO", "VisionTransformerSAM")
 """Networks of timm whose stages give (B, h, w, C) without saying so."""
@@ -89,10 +88,8 @@ class Backbone(nn.Module):
         layers: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__()
-        if channels not in ("rgb", "bgr"):
-            raise InputError(f"backbone channels={channels!r}: must be rgb or bgr")
-        if freeze_batchnorm not in ("statistics", "all", None):
-            raise InputError(f"model.backbone.freeze_batchnorm={freeze_batchnorm}: must be statistics, all or null")
+        check_choice("model.backbone.channels", channels, ("rgb", "bgr"))
+        check_choice("model.backbone.freeze_batchnorm", freeze_batchnorm, ("statistics", "all", None))
         self.network = network
         self.channels = channels
         self.freeze_batchnorm = freeze_batchnorm
@@ -139,8 +136,7 @@ class Backbone(nn.Module):
                 self._tap_final(name, path, modules)
                 continue
             if path not in modules:
-                nearest = get_close_matches(path, modules, n=5, cutoff=0.3) or [*modules][-5:]
-                raise InputError(f"model.taps.{name}={path}: no such module; nearest: {', '.join(nearest)}")
+                raise InputError(f"model.taps.{name}={path}: no such module{suggest(path, modules)}")
             self._hooks.append(modules[path].register_forward_hook(partial(self._store_map, name)))
         if self.fold_batchnorm:
             fold_batchnorms(self.network, taps.values())
@@ -161,14 +157,10 @@ class Backbone(nn.Module):
         if path == "pooled":
             self._pooled_taps.append(name)
             return
-        kind = type(self.network).__name__
-        if "norm" not in modules or not hasattr(self.network, "num_prefix_tokens"):
-            raise InputError(
-                f"model.taps.{name}={path}: {kind} isn't a transformer whose tokens can be tapped; "
-                "tap pooled or a stage"
-            )
-        if path == "tokens" and getattr(self.network, "cls_token", None) is None:
-            raise InputError(f"model.taps.{name}=tokens: {kind} has no class token here; tap patches or pooled")
+        is_transformer = "norm" in modules and hasattr(self.network, "num_prefix_tokens")
+        if not is_transformer or (path == "tokens" and getattr(self.network, "cls_token", None) is None):
+            missing = "class token here; tap patches" if is_transformer else "tokens that can be tapped; tap a stage"
+            raise InputError(f"model.taps.{name}={path}: {type(self.network).__name__} has no {missing} or pooled")
         self._hooks.append(modules["norm"].register_forward_hook(partial(self._store_tokens, name, path)))
 
     def fit_image_size(self, image_size: int) -> bool:

@@ -10,16 +10,13 @@ from torch import Tensor, nn
 from dml.models.backbone import Backbone, ParameterList
 from dml.models.heads import TwoStepHead
 from dml.runtime.configuration import dotted_name
-from dml.runtime.errors import InputError
+from dml.runtime.errors import InputError, check_choice, check_whole
 
 Head = Callable[[tuple[int, int, int], int], nn.Module]
 """Builds a head from the shape (C, h, w) of a tapped map, or (C, T, 1) of T tokens, and the size of the embedding."""
 
 SIZE_ERRORS = (AssertionError, RuntimeError, ValueError)
 """The errors that networks raise for images of a size that they can't take."""
-
-USUAL_SIZES = (224, 256, 299, 384, 448, 512, 32, 64, 128)
-"""Sides of images in pixels, at least one of which a network without a mistake takes."""
 
 
 class EmbeddingModel(nn.Module):
@@ -75,39 +72,49 @@ class EmbeddingModel(nn.Module):
         unknown = [name for name in heads if name not in taps or name not in head]
         if unknown or not heads or len(set(heads)) < len(heads):
             raise InputError(f"model.heads={list(heads)}: choose among {', '.join(taps)}, each once")
-        if concatenation not in ("normalized", "raw"):
-            raise InputError(f"model.concatenation={concatenation}: must be normalized or raw")
+        check_choice("model.concatenation", concatenation, ("normalized", "raw"))
         self.backbone = backbone
         self.normalize = normalize
         self.concatenation = concatenation
         self.pretraining = {str(key): value for key, value in (pretraining or {}).items()}
         self.image_size = image_size
-        self.embed_dims = {name: _embed_dim(embed_dim, name) for name in heads}
+        sizes = embed_dim if isinstance(embed_dim, Mapping) else dict.fromkeys(heads, embed_dim)
+        for name in heads:
+            check_whole(f"model.embed_dim.{name}", sizes.get(name), least=1)
+        self.embed_dims = {name: sizes[name] for name in heads}
         self.chosen_heads = (*heads,)
-        backbone.tap({name: taps[name] for name in heads})
-        maps = self._freeze_unreached({name: taps[name] for name in heads}, image_size)
-        self.heads = nn.ModuleDict(
-            {name: _build_head(name, head[name], _head_shape(maps[name]), self.embed_dims[name]) for name in heads}
-        )
-        _check_tokens({name: taps[name] for name in heads}, self.heads)
-        _check_embeddings(self.heads, maps, self.embed_dims)
-
-    @torch.enable_grad()
-    def _freeze_unreached(self, taps: Mapping[str, str], image_size: int) -> dict[str, Tensor]:
-        """Freeze parameters that no tapped map needs (DDP would wait for their gradients) -> maps of a black image."""
-        self.backbone.eval()
-        maps = self._embed_blank(image_size)
+        taps = {name: taps[name] for name in heads}
+        backbone.tap(taps)
+        maps = self._tap_blank()
         for name, path in taps.items():
             if name not in maps or maps[name].ndim != (3 if path == "tokens" else 4):
                 raise InputError(
                     f"model.taps.{name}={path}: this module's output isn't a map (B, C, h, w); tap another one"
                 )
-        for name in self._list_unreached(maps):
-            self.backbone.network.get_parameter(name).requires_grad_(False)
-        self.backbone.train()
-        return {name: tapped.detach() for name, tapped in maps.items()}
+        for name in self._list_unreached(maps):  # DDP would wait for their gradients
+            backbone.network.get_parameter(name).requires_grad_(False)
+        self.heads = nn.ModuleDict()
+        for name, path in taps.items():
+            self.heads[name] = _build_head(name, head[name], path, maps[name], self.embed_dims[name])
 
+    @torch.enable_grad()
+    def _tap_blank(self) -> dict[str, Tensor]:
+        """Compute the maps of a black image, with a gradient; a transformer made for another size is fitted to it."""
+        was_training = self.backbone.training
+        self.backbone.eval()
+        try:
+            return self.backbone.run_blank(self.image_size)[1]
+        except SIZE_ERRORS as error:
+            raise InputError(
+                f"transform.size={self.image_size}: {type(self.backbone.network).__name__} can't take images of this "
+                f"size ({' '.join(str(error).split())})"
+            ) from error
+        finally:
+            self.backbone.train(was_training)
+
+    @torch.enable_grad()
     def _list_unreached(self, maps: Mapping[str, Tensor]) -> list[str]:
+        """List the names of the backbone's trained parameters that no tapped map depends on."""
         named = {name: p for name, p in self.backbone.network.named_parameters() if p.requires_grad}
         total = torch.stack([tapped_map.sum() for tapped_map in maps.values()]).sum()
         if not total.requires_grad:
@@ -115,33 +122,9 @@ class EmbeddingModel(nn.Module):
         gradients = torch.autograd.grad(total, [*named.values()], allow_unused=True)
         return [name for name, gradient in zip(named, gradients, strict=True) if gradient is None]
 
-    @torch.enable_grad()
     def find_unreached(self) -> list[str]:
         """Return the names of the backbone's trained parameters that no head depends on."""
-        was_training = self.backbone.training
-        self.backbone.eval()
-        unreached = self._list_unreached(self._embed_blank(self.image_size))
-        self.backbone.train(was_training)
-        return unreached
-
-    def _embed_blank(self, image_size: int) -> dict[str, Tensor]:
-        """Compute the maps of a black image; a transformer made for another size is fitted to this one."""
-        try:
-            return self.backbone.run_blank(image_size)[1]
-        except SIZE_ERRORS as error:
-            if not any(map(self._takes_size, USUAL_SIZES)):
-                raise
-            raise InputError(
-                f"transform.size={image_size}: {type(self.backbone.network).__name__} can't take images of this size "
-                f"({' '.join(str(error).split())})"
-            ) from error
-
-    def _takes_size(self, image_size: int) -> bool:
-        try:
-            self.backbone.run_blank(image_size)
-        except SIZE_ERRORS:
-            return False
-        return True
+        return self._list_unreached(self._tap_blank())
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         """Compute each head's embeddings (B, D) float32 for the losses from RGB images (B, 3, H, W), 0-255."""
@@ -188,61 +171,28 @@ class EmbeddingModel(nn.Module):
         return features
 
 
-def _build_head(name: str, build: Callable[..., Any], shape: tuple[int, int, int], embed_dim: int) -> nn.Module:
-    """Build the head of this name from the shape (C, h, w) of a tapped map and the size of the embedding."""
-    head = build(shape, embed_dim)
-    if not isinstance(head, nn.Module):
-        raise InputError(f"model.head.{name}: {dotted_name(build)} returned {_describe(head)}, expected an nn.Module")
-    return head
-
-
 @torch.no_grad()
-def _check_embeddings(heads: nn.ModuleDict, maps: Mapping[str, Tensor], embed_dims: Mapping[str, int]) -> None:
-    """Check that each head makes an embedding of its size (1, D) for a map (1, C, h, w), or tokens (1, T, C)."""
-    heads.eval()
-    for name, head in heads.items():
-        embedding, shape = head(maps[name]), (1, embed_dims[name])
-        if not isinstance(embedding, Tensor) or embedding.shape != shape:
-            raise InputError(
-                f"model.head.{name}: {dotted_name(head)} returned {_describe(embedding)} for one image, expected a "
-                f"tensor of shape {shape}: model.embed_dim={embed_dims[name]}"
-            )
-    heads.train()
-
-
-def _describe(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {(*value.shape,)}"
-    return "None" if value is None else f"a {type(value).__name__}"
-
-
-def _embed_dim(embed_dim: int | Mapping[str, int], name: str) -> int:
-    """Return the embedding size of the named head, or raise InputError if it isn't a positive integer."""
-    size = embed_dim.get(name) if isinstance(embed_dim, Mapping) else embed_dim
-    if not isinstance(size, int) or size < 1:
-        raise InputError(f"model.embed_dim={embed_dim}: head {name} needs an integer size of at least 1")
-    return size
+def _build_head(name: str, build: Head, path: str, tapped: Tensor, embed_dim: int) -> nn.Module:
+    """Build the head of a tapped map (1, C, h, w) or tokens (1, T, C), and check that it makes an embedding (1, D)."""
+    is_map = tapped.ndim == 4
+    head = build((*tapped.shape[1:],) if is_map else (tapped.shape[2], tapped.shape[1], 1), embed_dim)
+    if bool(getattr(head, "takes_tokens", False)) == is_map:
+        wanted = "tokens; tap tokens" if is_map else "a map; tap patches or a stage"
+        raise InputError(f"model.taps.{name}={path}: {type(head).__name__} embeds {wanted}")
+    embedding, shape = head.eval()(tapped.detach()), (1, embed_dim)
+    if not isinstance(embedding, Tensor) or embedding.shape != shape:
+        is_tensor = isinstance(embedding, Tensor)
+        returned = f"a tensor of shape {(*embedding.shape,)}" if is_tensor else f"a {type(embedding).__name__}"
+        raise InputError(
+            f"model.head.{name}: {dotted_name(head)} returned {returned} for one image, expected a tensor of shape "
+            f"{shape}: model.embed_dim={embed_dim}"
+        )
+    return head.train()
 
 
 def _is_pooling(head: nn.Module) -> bool:
     """Return whether a head is its pool and its embedding, and no subclass of one computes anything else."""
     return isinstance(head, TwoStepHead) and type(head).forward is TwoStepHead.forward
-
-
-def _head_shape(tapped: Tensor) -> tuple[int, int, int]:
-    """Return the shape that a head is built for: (C, h, w) of a map (1, C, h, w), (C, T, 1) of tokens (1, T, C)."""
-    if tapped.ndim == 3:
-        return tapped.shape[2], tapped.shape[1], 1
-    return tapped.shape[1], tapped.shape[2], tapped.shape[3]
-
-
-def _check_tokens(taps: Mapping[str, str], heads: nn.ModuleDict) -> None:
-    for name, head in heads.items():
-        takes_tokens = bool(getattr(head, "takes_tokens", False))
-        if takes_tokens and taps[name] != "tokens":
-            raise InputError(f"model.taps.{name}={taps[name]}: {type(head).__name__} embeds tokens; tap tokens")
-        if not takes_tokens and taps[name] == "tokens":
-            raise InputError(f"model.taps.{name}=tokens: {type(head).__name__} embeds a map; tap patches or a stage")
 
 
 def embed_views(embed: Callable[[Tensor], dict[str, Tensor]], images: Tensor) -> dict[str, Tensor]:

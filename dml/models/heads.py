@@ -6,20 +6,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dml.runtime.errors import InputError
+from dml.runtime.errors import InputError, check_number
 
 GEM_FLOOR = 1e-6
 """Value that `GeMHead` takes instead of smaller ones, whose powers aren't real or have no finite gradient."""
 
 
 class TwoStepHead(nn.Module):
-    """A head in two steps: a pool without parameters, computed once with ``training.frozen=true``, and an embedding."""
+    """A head in two steps: a pool without parameters, computed once with ``training.frozen=true``, and an embedding.
+
+    The pool is the mean of the map's cells, unless a head has another one.
+    """
 
     embedding: nn.Module
 
     def pool(self, tapped: Tensor) -> Tensor:
-        """Pool a tapped map (B, C, h, w), or tokens (B, 1 + N, C), without parameters -> (B, ...)."""
-        raise NotImplementedError
+        """Pool a tapped map (B, C, h, w), or tokens (B, 1 + N, C), without parameters -> (B, C) or (B, ...)."""
+        return tapped.mean(dim=(2, 3))
 
     def embed(self, pooled: Tensor) -> Tensor:
         """Embed the result of `pool` (B, ...) by the layer ``embedding`` -> (B, embed_dim)."""
@@ -40,14 +43,8 @@ class PoolHead(TwoStepHead):
 
     def __init__(self, shape: tuple[int, int, int], embed_dim: int, dropout: float = 0.0) -> None:
         super().__init__()
-        if not 0 <= dropout < 1:
-            raise InputError(f"dropout={dropout}: must be 0 or more, below 1")
         self.dropout = nn.Dropout(dropout)
         self.embedding = nn.Linear(shape[0], embed_dim, bias=False)
-
-    def pool(self, tapped: Tensor) -> Tensor:
-        """Average the cells of a map (B, C, h, w) -> (B, C)."""
-        return tapped.mean(dim=(2, 3))
 
     def embed(self, pooled: Tensor) -> Tensor:
         """Embed averages (B, C) -> (B, embed_dim)."""
@@ -66,10 +63,6 @@ class NormalizedPoolHead(TwoStepHead):
         super().__init__()
         self.norm = nn.LayerNorm(shape[0], elementwise_affine=False)
         self.embedding = nn.Linear(shape[0], embed_dim)
-
-    def pool(self, tapped: Tensor) -> Tensor:
-        """Average the cells of a map (B, C, h, w) -> (B, C)."""
-        return tapped.mean(dim=(2, 3))
 
     def embed(self, pooled: Tensor) -> Tensor:
         """Embed averages (B, C) -> (B, embed_dim)."""
@@ -132,8 +125,7 @@ class GeMHead(nn.Module):
 
     def __init__(self, shape: tuple[int, int, int], embed_dim: int, exponent: float = 3.0) -> None:
         super().__init__()
-        if not exponent > 0:
-            raise InputError(f"exponent={exponent}: must be above 0; 1 is the mean, 3 the paper's value")
+        check_number("exponent", exponent, above=0)
         self.exponent = nn.Parameter(torch.tensor(float(exponent)))
         self.embedding = _orthogonal_layer(shape[0], embed_dim)
 
@@ -167,23 +159,13 @@ class PooledHead(TwoStepHead):
             )
         self.embedding = _orthogonal_layer(shape[0], embed_dim)
 
-    def pool(self, tapped: Tensor) -> Tensor:
-        """Flatten pooled features (B, C, 1, 1) -> (B, C)."""
-        return tapped.flatten(1)
-
 
 class RawHead(TwoStepHead):
     """The network's own pooled features (C, 1, 1) as they are, which ``taps: {H: pooled}`` gives: no layer is added."""
 
-    def __init__(self, shape: tuple[int, int, int], embed_dim: int) -> None:
+    def __init__(self, shape: tuple[int, int, int], embed_dim: int) -> None:  # noqa: ARG002 (of every head)
         super().__init__()
-        if shape != (embed_dim, 1, 1):
-            raise InputError(f"RawHead: embed_dim={embed_dim} for features of shape {shape}; tap pooled, with its size")
         self.embedding = nn.Identity()
-
-    def pool(self, tapped: Tensor) -> Tensor:
-        """Flatten pooled features (B, C, 1, 1) -> (B, C)."""
-        return tapped.flatten(1)
 
 
 class AuxiliaryHead(TwoStepHead):

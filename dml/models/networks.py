@@ -21,7 +21,7 @@ from torchvision.models import GoogLeNet
 from dml.models.backbone import Backbone
 from dml.models.bn_inception import BNInception
 from dml.models.weights import load_file, load_packaged, load_state_dict, read_state_dict
-from dml.runtime.errors import InputError, suggest
+from dml.runtime.errors import InputError, check_number, suggest
 from dml.runtime.imports import hidden
 
 logger = logging.getLogger(__name__)
@@ -109,8 +109,7 @@ def timm_backbone(
             (stochastic depth); it grows linearly from 0 at the first block.
         freeze_patch_embedding: whether the convolution that makes tokens of the pixels keeps its weights.
     """
-    if not 0 <= drop_path_rate < 1:
-        raise InputError(f"model.backbone.drop_path_rate={drop_path_rate}: must be 0 or more, below 1")
+    check_number("model.backbone.drop_path_rate", drop_path_rate, least=0, most=1)
     with hidden("wandb"):
         import timm  # late: it takes seconds
 
@@ -124,14 +123,8 @@ def timm_backbone(
         network: Any = timm.create_model(name, pretrained=weights == "download", **options)
     except OSError as error:
         raise _download_error(name, error) from error
-    except RuntimeError as error:  # timm has no such tag, or no weights for this model
+    except (RuntimeError, TypeError) as error:  # timm has no such tag or weights, or the network takes no such option
         raise InputError(f"model.backbone.name={name}: {error}") from error
-    except TypeError as error:  # The network takes none of the options.
-        if not options:
-            raise
-        raise InputError(
-            f"model.backbone.name={name}: takes no any_size or no drop_path_rate ({error}); give false and 0"
-        ) from error
     config = network.pretrained_cfg
     classifier = config.get("classifier") or ()
     ignore = tuple(f"{key}." for key in ([classifier] if isinstance(classifier, str) else classifier))
@@ -266,8 +259,6 @@ def _torchvision(name: str, weights: str | None, **options: Any) -> Any:
         return torchvision.models.get_model(name, weights=pretrained, **options)
     except OSError as error:
         raise _download_error(name, error) from error
-    except ValueError as error:
-        raise InputError(f"model.backbone.name={name}: {error}") from error
     except (RuntimeError, EOFError, UnpicklingError) as error:
         if weights != "download":
             raise

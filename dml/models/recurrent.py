@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from dml.models.backbone import Backbone, ParameterList
 from dml.models.embedding import EmbeddingModel
-from dml.runtime.errors import InputError
+from dml.runtime.errors import check_choice, check_whole
 
 Order = Literal["nearest_first", "farthest_first", "random"]
 State = Literal["both_ends", "last_step"]
@@ -75,10 +75,8 @@ class RecurrentEmbedding(nn.Module):
         state: State = "last_step",
     ) -> None:
         super().__init__()
-        if order not in get_args(Order):
-            raise InputError(f"order={order}: must be one of {', '.join(get_args(Order))}")
-        if state not in get_args(State):
-            raise InputError(f"state={state}: must be one of {', '.join(get_args(State))}")
+        check_choice("order", order, get_args(Order))
+        check_choice("state", state, get_args(State))
         self.order = order
         self.state = state
         self.lstm = StackedLSTM(input_dim, hidden_size, layers=2, dropout=dropout)
@@ -132,8 +130,7 @@ class RecurrentModel(nn.Module):
         neighbors: int = 16,
     ) -> None:
         super().__init__()
-        if neighbors < 1:
-            raise InputError(f"recurrent.neighbors={neighbors}: must be at least 1")
+        check_whole("recurrent.neighbors", neighbors, least=1)
         self.cnn = cnn
         self.pretrained = pretrained.requires_grad_(False).eval()
         self.pretrained.load_state_dict(cnn.state_dict())

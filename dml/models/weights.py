@@ -1,9 +1,9 @@
 """Weights of networks: state_dict files, those of packages, ``.caffemodel`` files, which are protobuf, and hashes."""
 
-import importlib.util
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +44,7 @@ def load_packaged(network: nn.Module, name: str) -> None:
             f"{', '.join(PACKAGED)}; give a file, download or null"
         )
     package, pattern = PACKAGED[name]
-    spec = importlib.util.find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        raise InputError(f"model.backbone.weights=packaged: the package {package.replace('_', '-')} is missing")
-    (path,) = Path(next(iter(spec.submodule_search_locations))).glob(pattern)
+    (path,) = Path(str(files(package))).glob(pattern)
     load_state_dict(network, lite0_to_timm(_load_tensors(path)), source=str(path), ignore=("classifier.",))
 
 
@@ -84,12 +81,11 @@ def _load_tensors(path: Path) -> StateDict:
         if is_zip(path):  # files in PyTorch's older format have no checksums
             check_zip(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except DamageError as error:
-        raise InputError(f"{path}: not a readable weights file, damaged ({error}); get it again") from error
-    except MemoryError as error:
-        raise InputError(f"{path}: the memory ran out while it was read ({path.stat().st_size:,} bytes)") from error
+    except MemoryError:
+        raise
     except Exception as error:  # a broken file can raise nearly any exception in torch.load
-        raise InputError(f"{path}: not a readable weights file ({type(error).__name__})") from error
+        reason = str(error) if isinstance(error, DamageError) else type(error).__name__
+        raise InputError(f"{path}: not a readable weights file ({reason}); get it again") from error
     if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
         state = state["state_dict"]
     if not isinstance(state, dict) or not all(

@@ -18,13 +18,13 @@ from dml.evaluation.monitor import make_further_config, make_validation_config
 from dml.losses.compose import check_pairs
 from dml.losses.proxies import check_beginning, count_classes
 from dml.models.recurrent import AnyModel, RecurrentModel
-from dml.ops.freed_memory import keep_freed_memory
 from dml.run import builders
 from dml.run.building import build, build_values
 from dml.run.config_folders import CONF
 from dml.run.settings import Settings
 from dml.run.stored import Stage
 from dml.runtime.errors import InputError
+from dml.runtime.processes import keep_freed_memory
 from dml.runtime.run_folder import without_run_keys
 from dml.training.callbacks.averaging import Averaging
 from dml.training.callbacks.checkpoints import (

@@ -24,18 +24,21 @@ def check_whole(key: str, value: object, least: int) -> None:
         raise InputError(f"{key}={show(value)}: must be a whole number, {least} or more")
 
 
-def check_number(key: str, value: object, least: float = -inf, *, above: float = -inf) -> None:
-    """Check that the setting of a key is a finite number, not below ``least``, and above ``above``."""
+def check_number(key: str, value: object, least: float = -inf, most: float = inf, *, above: float = -inf) -> None:
+    """Check that the setting of a key is a finite number from ``least`` to ``most``, and above ``above``."""
     number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else nan
-    if not isfinite(number) or number < least or number <= above:
+    if not isfinite(number) or not least <= number <= most or number <= above:
         range_text = f", {least:g} or more" if isfinite(least) else f" above {above:g}" if isfinite(above) else ""
+        range_text = f" from {least:g} to {most:g}" if isfinite(most) else range_text
         raise InputError(f"{key}={value}: must be a finite number{range_text}")
 
 
-def check_choice(key: str, value: object, choices: Collection[str]) -> None:
-    """Check that the setting of a key is one of some words."""
+def check_choice(key: str, value: object, choices: Collection[str | None]) -> None:
+    """Check that the setting of a key is one of some choices; None is null in a configuration."""
     if value not in choices:
-        raise InputError(f"{key}={show(value)}: must be one of {', '.join(choices)}")
+        names = ["null" if choice is None else choice for choice in choices]
+        text = f"one of {', '.join(names)}" if len(names) > 2 else " or ".join(names)
+        raise InputError(f"{key}={show(value)}: must be {text}")
 
 
 def suggest(name: str, options: Collection[str]) -> str:

@@ -1,12 +1,11 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from numbers import Integral
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dml.runtime.errors import InputError
+from dml.runtime.errors import InputError, check_whole
 
 Ints = NDArray[np.int64]
 
@@ -54,6 +53,13 @@ class EpochSampler(ABC):
         """Iterate over the batches of an epoch, each a list of rows."""
 
 
+def check_settings(**settings: object) -> None:
+    """Check that settings of a sampler are whole numbers from 1 on, but its seed from 0; None stands for a default."""
+    for name, value in settings.items():
+        if value is not None:
+            check_whole(f"sampler.{name}", value, least=0 if name == "seed" else 1)
+
+
 def take_finest_labels(labels: ArrayLike) -> NDArray[Any]:
     """Return the labels of the finest level, column 0. (N,) or (N, L) -> (N,)
 
@@ -61,9 +67,7 @@ def take_finest_labels(labels: ArrayLike) -> NDArray[Any]:
     [3, 4]
     """
     array = np.asarray(labels)
-    if array.size == 0:
-        raise InputError("sampler: no labels, the training split is empty")
-    if array.ndim not in (1, 2) or not np.issubdtype(array.dtype, np.integer):
+    if not array.size or array.ndim not in (1, 2) or not np.issubdtype(array.dtype, np.integer):
         raise InputError(f"sampler: labels of shape {array.shape}, {array.dtype}: must be (N,) or (N, L) integers")
     return array if array.ndim == 1 else array[:, 0]
 
@@ -81,8 +85,7 @@ def choose_classes_per_batch(
 
     Of the classes of ``sizes`` (classes,) images, ``drawable`` can be drawn; at most ``largest`` of them would do.
     """
-    if setting != AUTO and (not isinstance(setting, Integral) or int(setting) < 1):
-        raise InputError(f"sampler.classes_per_batch={setting}: must be auto, or a whole number, 1 or more")
+    check_settings(classes_per_batch=None if setting == AUTO else setting)
     largest = drawable if largest is None else largest
     needed = 2 if setting == AUTO else int(setting)
     if needed > drawable:

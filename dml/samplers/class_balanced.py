@@ -4,8 +4,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dml.runtime.errors import InputError, check_whole
-from dml.samplers.base import EpochSampler, Ints, choose_classes_per_batch, number_classes
+from dml.runtime.errors import InputError, check_choice
+from dml.samplers.base import EpochSampler, Ints, check_settings, choose_classes_per_batch, number_classes
 
 SHORT_CLASSES = ("repeat", "fill", "drop")
 # Number of images drawn at once: a draw takes about a millisecond, however few images are drawn.
@@ -61,10 +61,7 @@ class ClassBalancedSampler(EpochSampler):
         rows: Ints | None = None,
         seed: int = 0,
     ) -> None:
-        check_whole("sampler.images_per_class", images_per_class, least=1)
-        check_whole("sampler.batches_per_epoch", 1 if batches_per_epoch is None else batches_per_epoch, least=1)
-        check_whole("sampler.seed", seed, least=0)
-
+        check_settings(images_per_class=images_per_class, batches_per_epoch=batches_per_epoch, seed=seed)
         classes, sizes = number_classes(labels)
         draw_counts = images_per_draw(sizes, images_per_class, short_classes)
         is_drawn = draw_counts > 0
@@ -197,8 +194,7 @@ def images_per_draw(sizes: Ints, images_per_class: int, short_classes: str) -> I
     >>> images_per_draw(np.array([1, 2, 5]), images_per_class=2, short_classes="drop").tolist()
     [0, 2, 2]
     """
-    if short_classes not in SHORT_CLASSES:
-        raise InputError(f"sampler.short_classes={short_classes}: must be one of {', '.join(SHORT_CLASSES)}")
+    check_choice("sampler.short_classes", short_classes, SHORT_CLASSES)
     if short_classes == "fill":
         return np.minimum(sizes, images_per_class)
     return np.where((sizes < images_per_class) & (short_classes == "drop"), 0, images_per_class)
@@ -206,11 +202,6 @@ def images_per_draw(sizes: Ints, images_per_class: int, short_classes: str) -> I
 
 def _choose_classes_per_batch(setting: int | str, sizes: Ints, draw_counts: Ints, images_per_class: int) -> int:
     """Return the number of classes in a batch; raise InputError unless the classes that are drawn fill a batch."""
-    if len(draw_counts) == 0:
-        raise InputError(
-            f"sampler.short_classes=drop: no class has images_per_class={images_per_class} images, "
-            f"the largest has {sizes.max()}; sampler.short_classes=repeat repeats images"
-        )
     images = int(draw_counts.sum())
     largest = min(len(draw_counts), images // images_per_class)
     classes_per_batch = choose_classes_per_batch(setting, sizes, len(draw_counts), images_per_class, largest=largest)

@@ -4,8 +4,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dml.ops.training_protocols import EmbeddingBank
-from dml.runtime.errors import InputError, check_whole
-from dml.samplers.base import EpochSampler, Ints, choose_classes_per_batch, number_classes
+from dml.runtime.errors import InputError, check_number, check_whole
+from dml.samplers.base import EpochSampler, Ints, check_settings, choose_classes_per_batch, number_classes
 
 Floats = NDArray[np.float32]
 
@@ -55,11 +55,8 @@ class HardClassSampler(EpochSampler):
         batches_per_epoch: int | None = None,
         seed: int = 0,
     ) -> None:
-        check_whole("sampler.images_per_class", images_per_class, least=1)
-        check_whole("sampler.batches_per_epoch", 1 if batches_per_epoch is None else batches_per_epoch, least=1)
-        check_whole("sampler.seed", seed, least=0)
-        if not margin >= 0.0:
-            raise InputError(f"sampler.margin={margin}: must be 0 or more, such as 0.2")
+        check_settings(images_per_class=images_per_class, batches_per_epoch=batches_per_epoch, seed=seed)
+        check_number("sampler.margin", margin, least=0)
         classes, sizes = number_classes(labels)
         self._drawable = np.flatnonzero(sizes >= images_per_class)
         self.classes_per_batch = choose_classes_per_batch(

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dml.runtime.errors import InputError, check_whole
-from dml.samplers.base import AUTO, AUTO_CLASSES, EpochSampler, Ints, take_finest_labels
+from dml.samplers.base import AUTO, AUTO_CLASSES, EpochSampler, Ints, check_settings, take_finest_labels
 from dml.samplers.class_balanced import ClassBalancedSampler, images_per_draw
 
 logger = logging.getLogger(__name__)
@@ -59,11 +59,9 @@ class HierarchicalSampler(EpochSampler):
         short_classes: str = "repeat",
         seed: int = 0,
     ) -> None:
-        check_whole("sampler.super_level", super_level, least=1)
+        check_settings(super_level=super_level, images_per_class=images_per_class, seed=seed)
+        check_settings(batches_per_pair=batches_per_pair)
         check_whole("sampler.classes_per_batch", 2 if classes_per_batch == AUTO else classes_per_batch, least=2)
-        check_whole("sampler.images_per_class", images_per_class, least=1)
-        check_whole("sampler.batches_per_pair", batches_per_pair, least=1)
-        check_whole("sampler.seed", seed, least=0)
         if classes_per_batch != AUTO and int(classes_per_batch) % 2:
             raise InputError(
                 f"sampler.classes_per_batch={classes_per_batch}: must be even, each of two super-classes gives half"
@@ -140,14 +138,12 @@ def _pair_up(capacities: Ints, classes_per_batch: int) -> list[tuple[Share, Shar
 def _check_pairs(capacities: Ints, pairs: int, super_level: int, classes_per_batch: int) -> None:
     """Raise InputError if no pair fills a batch, and warn if some super-classes have too few classes."""
     total, half = len(capacities), classes_per_batch // 2
-    if total < 2:
-        raise InputError(f"sampler.super_level={super_level}: the training split has 1 super-class there, 2 are needed")
     if not pairs:
-        largest, second_largest = sorted(capacities.tolist(), reverse=True)[:2]
+        largest = " and ".join(map(str, sorted(capacities.tolist(), reverse=True)[:2]))
         possible = _largest_batch(capacities)
         raise InputError(
             f"sampler.classes_per_batch={classes_per_batch}: no two super-classes of level {super_level} fill a batch, "
-            f"the largest have {largest} and {second_largest} classes to give"
+            f"the largest of {total} have {largest} classes to give"
             + (f"; sampler.classes_per_batch={possible} would do" if possible else "")
         )
     if (capacities < half).any():

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dml.runtime.errors import check_whole
-from dml.samplers.base import EpochSampler, Ints, choose_classes_per_batch, number_classes
+from dml.samplers.base import EpochSampler, Ints, check_settings, choose_classes_per_batch, number_classes
 
 
 class ImageBalancedSampler(EpochSampler):
@@ -41,7 +41,7 @@ class ImageBalancedSampler(EpochSampler):
         self, labels: ArrayLike, classes_per_batch: int | str, images_per_class: int, *, seed: int = 0
     ) -> None:
         check_whole("sampler.images_per_class", images_per_class, least=2)
-        check_whole("sampler.seed", seed, least=0)
+        check_settings(seed=seed)
         self._classes, sizes = number_classes(labels)
         num_groups = sizes // images_per_class
         self.classes_per_batch = choose_classes_per_batch(

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dml.ops.training_protocols import EmbeddingBank
 from dml.runtime.errors import InputError, check_whole
-from dml.samplers.base import EpochSampler, Ints, number_classes, take_finest_labels
+from dml.samplers.base import EpochSampler, Ints, check_settings, number_classes, take_finest_labels
 
 logger = logging.getLogger(__name__)
 
@@ -51,16 +51,15 @@ class Neighborhoods:
 
 def _check_table(table: NDArray[Any], count: int) -> NDArray[Any]:
     """Return the table of neighbors, or raise InputError if it isn't one of ``count`` rows."""
-    if table.ndim != 2 or len(table) != count or not table.size or not np.issubdtype(table.dtype, np.integer):
-        raise InputError(f"neighbors of shape {table.shape}, {table.dtype}: must be ({count}, K) integers, K >= 1")
-    if table.min() < 0 or table.max() >= count:
-        raise InputError(f"neighbors: rows {table.min()} to {table.max()}, the training split has 0 to {count - 1}")
-    if (contains_itself := (table == np.arange(count)[:, None]).any(axis=1)).any():
-        raise InputError(f"neighbors: row {contains_itself.argmax()} is among its own neighbors")
-    ascending = np.sort(table, axis=1)
-    if (has_repeats := (ascending[:, 1:] == ascending[:, :-1]).any(axis=1)).any():
-        raise InputError(f"neighbors: row {has_repeats.argmax()} has a neighbor twice")
-    return table
+    if table.ndim == 2 and len(table) == count and table.size and np.issubdtype(table.dtype, np.integer):
+        with_own_row = np.sort(np.concatenate([np.arange(count)[:, None], table], axis=1), axis=1)
+        is_distinct = (with_own_row[:, 1:] != with_own_row[:, :-1]).all()
+        if is_distinct and table.min() >= 0 and table.max() < count:
+            return table
+    raise InputError(
+        f"neighbors of shape {table.shape}, {table.dtype}: must be ({count}, K) integers, the K >= 1 rows nearest to "
+        f"each row, from 0 to {count - 1}, all different and without itself"
+    )
 
 
 class NeighborhoodBatch:
@@ -212,9 +211,7 @@ class LocalNeighborhoodSampler(EpochSampler):
         seed: int = 0,
     ) -> None:
         check_whole("sampler.batch_size", batch_size, least=SMALLEST)
-        check_whole("sampler.num_neighbors", 1 if num_neighbors is None else num_neighbors, least=1)
-        check_whole("sampler.batches_per_epoch", 1 if batches_per_epoch is None else batches_per_epoch, least=1)
-        check_whole("sampler.seed", seed, least=0)
+        check_settings(num_neighbors=num_neighbors, batches_per_epoch=batches_per_epoch, seed=seed)
         classes, _ = number_classes(labels)
         if batch_size > len(classes):
             raise InputError(f"sampler.batch_size={batch_size}: the training split has only {len(classes)} images")

@@ -11,8 +11,7 @@ from dml.runtime.run_folder import RunFolder
 from dml.studies.experiments import describe_training
 from dml.studies.results import SEARCH, TEST, Result
 from dml.studies.runs import Plan, Run, check_data
-from dml.studies.searches import Overrides, choose_best
-from dml.studies.study import Cell, Key, Study
+from dml.studies.study import Cell, Key, Overrides, Study, choose_best
 
 SEARCH_SEED = 0
 """The seed of the runs that searches compare."""

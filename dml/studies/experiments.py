@@ -91,10 +91,7 @@ def count_steps(config: DictConfig) -> int:
     trainer = config.trainer
     if trainer.max_epochs is not None:
         return int(trainer.max_epochs * EPOCH)
-    steps = FEWEST_STEPS if trainer.max_steps == OPEN_LENGTH else trainer.max_steps
-    if not isinstance(steps, int):
-        raise InputError(f"trainer.max_steps={steps}: a number of steps, or {OPEN_LENGTH}, or trainer.max_epochs")
-    return steps
+    return FEWEST_STEPS if trainer.max_steps == OPEN_LENGTH else int(trainer.max_steps)
 
 
 def shrink(training: Training) -> Training:

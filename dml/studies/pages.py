@@ -12,7 +12,7 @@ import numpy as np
 from dml.report.provenance import join_facts
 from dml.report.statistics import mean_interval
 from dml.runtime.configuration import key_of
-from dml.runtime.errors import InputError, suggest
+from dml.runtime.errors import check_choice
 from dml.runtime.text import format_count, markdown_table
 from dml.studies.results import RowResult, Rows
 from dml.studies.study import REFERENCE, Study
@@ -118,12 +118,9 @@ def _format_cell(row: RowResult, first: RowResult, kind: str, metric: str = "") 
     texts["configuration"] = f"`{row.runs[0].configuration}`"
     if not metric and kind in texts:
         return texts[kind]
-    if kind not in NUMBERS:
-        raise InputError(f"columns: {kind} {metric}: no such kind{suggest(kind, [*texts, *NUMBERS])}")
+    check_choice("columns", kind, [*texts, *NUMBERS])
     needs_sums = kind in ("interval", "difference")
-    known = {*row.runs[0].sums, *(() if needs_sums else row.runs[0].metrics)}
-    if metric not in known:
-        raise InputError(f"columns: {kind} {metric}: the runs have no such metric{suggest(metric, known)}")
+    check_choice(f"columns.{kind}", metric, sorted({*row.runs[0].sums, *(() if needs_sums else row.runs[0].metrics)}))
     return format_difference(row, first, metric) if kind == "difference" else NUMBERS[kind](row, metric)
 
 

@@ -8,7 +8,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from dml.runtime.errors import InputError
 from dml.runtime.reading import parse_yaml
 from dml.studies.study import REFERENCE, Cell, Study, Training
 
@@ -102,11 +101,9 @@ class Table:
 
     def find_cells(self, row: str, dataset: str) -> tuple[Cell, ...]:
         """Find what stands for a row: its only training, or those of the rows whose mean or spread it prints."""
-        value = read_entries(self.paper).get(self.name, {}).get(row)
+        value = read_entries(self.paper)[self.name][row]
         if isinstance(value, Mapping) and "run" not in value:  # one entry for each data set
-            value = value.get(dataset)
-        if value is None:
-            raise InputError(f"table {self}: row {row} on {dataset} has no experiment in reference/{self.paper}.yaml")
+            value = value[dataset]
         if isinstance(value, list):  # the rows that this one sums up
             return tuple(cell for summed_row in value for cell in self.find_cells(summed_row, dataset))
         settings = {"run": value} if isinstance(value, str) else value

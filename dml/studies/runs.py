@@ -1,27 +1,22 @@
 """The runs of a study: their folders, their command lines, the data that they read, and how they are started."""
 
-import multiprocessing
-import os
 import shlex
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import cached_property
-from multiprocessing import forkserver
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
 from dml.commands.error_lines import print_line
-from dml.commands.hydra_command import main
 from dml.run.config_folders import quote
 from dml.runtime import signals
 from dml.runtime.configuration import check_set_elsewhere, is_below, key_of
 from dml.runtime.errors import InputError
 from dml.runtime.files import expand_home
 from dml.runtime.processes import (
-    blocking_signals,
     python_command,
     python_environment,
     start_process,
@@ -129,7 +124,6 @@ class Plan:
     data: Path | None = None  # folder that holds the folders of the data sets; None if the user gave none
     jobs: int = 1  # number of runs at a time
     launcher: str = BASIC  # choice of conf/launcher
-    runs_copies: bool = False  # whether the launcher `BASIC` runs trainings by `run_forks`, quicker for small ones
     _runs: dict[Training, list[Run]] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -169,8 +163,7 @@ class Plan:
         missing = [run for run in distinct if not run.is_finished]
         print_line(f"{purpose}: {len(distinct)} runs, {len(missing)} of them to be trained")
         commands = [self.command(run) for run in missing]  # before the threads: Hydra composes in one
-        run_commands = run_forks if self.runs_copies and self.launcher == BASIC else run_processes
-        return run_commands(commands, self.jobs) and not all(run.is_finished for run in missing)
+        return run_processes(commands, self.jobs) and not all(run.is_finished for run in missing)
 
     def command(self, run: Run) -> list[str]:
         """Return the arguments of ``dml`` that begin or resume a run, here or by a launcher."""
@@ -220,48 +213,12 @@ def run_processes(commands: Sequence[Sequence[str]], jobs: int = 1) -> bool:
     threads = {"OMP_NUM_THREADS": "1"} if jobs > 1 else {}
     environment = python_environment(**threads, **{signals.SILENT: "1"})
 
-    def run(arguments: Sequence[str]) -> int:
-        name, *overrides = arguments
-        return start_process([*python_command(name), *overrides], env=environment).wait()
-
-    return _run_at_a_time(run, commands, jobs)
-
-
-def run_forks(commands: Sequence[Sequence[str]], jobs: int = 1) -> bool:
-    """Do the work of `run_processes` for many small runs on CPU, in copies of a process that has loaded the libraries.
-
-    Loading the libraries takes eight seconds. A copy can't train on several GPUs.
-    """
-    if jobs > 1:
-        os.environ["OMP_NUM_THREADS"] = "1"  # the copied process reads it when it begins
-    server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(["dml.run.jobs"])
-    with blocking_signals():  # the server loads libraries, and Ctrl-C would make it print a trace
-        forkserver.ensure_running()
-
-    def run(arguments: Sequence[str]) -> int | None:
-        process = server.Process(target=_run_command, args=(arguments,))
-        process.start()
-        if signals.is_requested():  # it came too early to be passed on
-            process.terminate()
-        process.join()
-        return process.exitcode
-
-    return _run_at_a_time(run, commands, jobs)
-
-
-def _run_command(arguments: Sequence[str]) -> None:
-    os.environ[signals.SILENT] = "1"
-    signals.handle_signals()
-    main(arguments[0], arguments[1:])
-
-
-def _run_at_a_time(run: Callable[[Sequence[str]], int | None], commands: Sequence[Sequence[str]], jobs: int) -> bool:
     def run_unless_stopped(number: int, arguments: Sequence[str]) -> int | None:
         if signals.is_requested():
             return None
         print_line(f"[{number} of {len(commands)}] {format_command(arguments)}")
-        return run(arguments)
+        name, *overrides = arguments
+        return start_process([*python_command(name), *overrides], env=environment).wait()
 
     notice = "stopping the runs under way after their steps"
     with signals.deferring(notice, stop_processes), ThreadPoolExecutor(jobs) as pool:

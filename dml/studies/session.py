@@ -61,7 +61,6 @@ def _make_plan(study: Study, options: argparse.Namespace) -> Plan:
         options.data,
         options.jobs or (2 if has_small_runs else 1),
         options.launcher,
-        runs_copies=has_small_runs,
     )
 
 

@@ -12,16 +12,19 @@ from typing import Any
 
 from dml.run.config_folders import quote
 from dml.runtime.configuration import key_of
-from dml.runtime.errors import InputError, suggest
+from dml.runtime.errors import InputError, check_whole, suggest
 from dml.runtime.files import expand_home
 from dml.runtime.reading import parse_yaml
-from dml.studies.searches import Overrides, Search
 
 REFERENCE = Path(__file__).parent / "reference"
 """The folder of the studies, and of the papers' numbers."""
 
 Key = tuple[str, str, str]
 """The data set, the condition and the row of a cell."""
+
+Overrides = tuple[str, ...]
+Scored = tuple[Overrides, float]
+"""Overrides that were tried, and their score; larger is better."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,34 @@ class Training:
         """Return the training with further overrides, each of which takes the place of an earlier one of its key."""
         by_key = {key_of(override): override for override in (*self.overrides, *overrides)}
         return replace(self, overrides=tuple(by_key.values()))
+
+
+@dataclass(frozen=True)
+class Search:
+    """How the overrides of a row are chosen on the validation classes, with seed 0."""
+
+    score: str  # largest of metrics.json, or of the history if it begins with "val/"
+    steps: tuple[tuple[str, ...], ...]  # alternatives of each step, with the best of the earlier ones
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys of the configuration that the search sets."""
+        return [override.partition("=")[0] for step in self.steps for override in step]
+
+    def propose(self, tried: Sequence[Scored]) -> list[Overrides]:
+        """Return the overrides to try after those that were tried, in their order; none once the search is complete."""
+        done = 0
+        for step in self.steps:
+            if len(tried) == done:
+                best: Overrides = choose_best(tried) if tried else ()
+                return [(*best, alternative) for alternative in step]
+            done += len(step)
+        return []
+
+
+def choose_best(tried: Sequence[Scored]) -> Overrides:
+    """Return the overrides with the largest score, the first of equal ones."""
+    return max(tried, key=lambda scored: scored[1])[0]
 
 
 @dataclass(frozen=True)
@@ -110,11 +141,7 @@ class Study:
 
 def read_study(path: Path, settings: Sequence[str] = (), data: Path | None = None) -> Study:
     """Read a study from its file; docs/sweeps.md describes its keys and settings, such as "rows=rll,*softmax"."""
-    if not path.is_file():
-        raise InputError(f"{path}: no such file, which would describe a study")
     content = parse_yaml(path.read_text(encoding="utf-8"), with_aliases=True)
-    if not isinstance(content, dict):
-        raise InputError(f"{path}: holds no keys, which would describe a study")
     try:
         rows = content["rows"].items()
         content["rows"] = {name: {"overrides": row} if isinstance(row, list) else row for name, row in rows}
@@ -123,8 +150,8 @@ def read_study(path: Path, settings: Sequence[str] = (), data: Path | None = Non
         content["datasets"] = _read_datasets(content["datasets"], selection, data)
         keys = product(content["datasets"], content.get("conditions", [""]), content["rows"])
         cells = tuple(_make_cell(content, key) for key in keys)
-    except KeyError as error:
-        raise InputError(f"{path}: no {error.args[0]}") from error
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{path}: describes no study ({type(error).__name__}: {error})") from error
     return Study(
         name=path.stem,
         cells=cells,
@@ -173,12 +200,12 @@ def apply_settings(content: dict[str, Any], settings: Sequence[str], selection: 
 
 def _parse_value(setting: str, old: Any) -> Any:
     """Read the value of a setting, which is of the kind of the old one: a text, texts, or a number above 0."""
-    text = setting.partition("=")[2]
+    key, _, text = setting.partition("=")
     if not isinstance(old, int):
         return text.split(",") if isinstance(old, list) else text
-    if not text.isdecimal() or not int(text):
-        raise InputError(f"{setting}: must be above 0, such as {old}")
-    return int(text)
+    number = int(text) if text.isdecimal() else text
+    check_whole(key, number, least=1)
+    return number
 
 
 def _read_datasets(entries: Any, selection: dict[str, list[str]], data: Path | None) -> dict[str, dict[str, Any]]:

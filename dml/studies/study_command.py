@@ -41,8 +41,6 @@ def run_study(arguments: Sequence[str]) -> None:
     options = parse_options(arguments)
     has_failed = False
     with one_line_errors():
-        if options.data and not options.commands and not options.data.is_dir():
-            raise InputError(f"--data {options.data}: no such folder; it holds a folder for each data set")
         studies = find_studies(options.name, options.settings, options.data)
         if options.action == "list":
             print_line(format_list(studies))

@@ -7,8 +7,7 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
-from dml.losses.compose import loss_value, takes_queries
-from dml.losses.loss_contract import check_gradient
+from dml.losses.loss_contract import check_value, loss_value, takes_queries
 from dml.ops.pairs import ALL
 
 
@@ -70,7 +69,7 @@ def compute_losses(
         for head, part in embeddings.items()
     ]
     if torch.is_grad_enabled() and not any(term.requires_grad for term in terms):
-        check_gradient(losses[next(iter(embeddings))], terms[0])
+        check_value(losses[next(iter(embeddings))], terms[0], learns=True)
     if is_sharded:
         own_values = torch.stack(terms)
         mean_values = _gather(module, own_values.detach()).reshape(-1, *own_values.shape).mean(dim=0)

@@ -375,14 +375,6 @@ def test_what_killed_saves_left_is_removed(index: dml.Index, tmp_path: Path) -> 
     assert (folder / "model-notes").is_dir()
 
 
-def test_a_new_folder_that_stays_empty_is_removed(tmp_path: Path) -> None:
-    (tmp_path / "old").mkdir()
-    for name in ("new", "old"):
-        with pytest.raises(KeyError), hold_folder(tmp_path / name):
-            raise KeyError
-    assert [path.name for path in tmp_path.rglob("*")] == ["old"]
-
-
 def test_paths_are_absolute(
     model: ImageEmbedder, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -411,7 +403,7 @@ def test_vectors_of_a_stranger_are_compared_with_the_model_and_the_items(index: 
     assert dml.Index.load(folder).search(image, k=1)[1][0, 0] == image
     for dimension, ids, line in [
         (8, np.arange(12) + 1, "vectors: one has the id 12, which no image has"),
-        (4, np.arange(12), "vectors \\(12, 4\\), expected \\(12, 8\\)"),
+        (4, np.arange(12), "its vectors, items, adapter and model don't fit"),
     ]:
         vectors = VectorIndex(dimension)
         vectors.add(np.eye(12, dimension, dtype=np.float32), ids)
@@ -477,7 +469,6 @@ def test_mistakes_are_named(index: dml.Index, model: ImageEmbedder, photos: Path
         "there is none": lambda: build(model, []),
         "images: NoneType": lambda: build(model, None),
         "Image: no path": lambda: build(model, [Image.new("RGB", (4, 4))]),  # type: ignore[list-item]
-        "foo: no such argument": lambda: build(model, photos, foo=2),
         "NoneType: no path": lambda: dml.Index.load(None),  # type: ignore[arg-type]
         "no image in it": lambda: build(model, tmp_path),
         "factory=Flatt": lambda: build(model, photos, factory="Flatt"),
@@ -564,9 +555,9 @@ def test_vectors_must_fit_their_paths(model: dml.ImageEmbedder) -> None:
     paths = {"paths": ["a.png", "b.png"]}
     cases: list[tuple[dict[str, Any], str]] = [
         ({"vectors": np.eye(3), **paths}, r"vectors of shape \(3, 3\)"),
-        ({"vectors": np.eye(2), **paths, "model": model}, "of 8 dimensions"),
+        ({"vectors": np.eye(2), **paths, "model": model}, r"expected floats of shape \(2, 8\)"),
         ({"vectors": np.eye(2), **paths, "labels": ["a"]}, "labels: 1 for 2 images"),
-        ({"vectors": np.zeros((2, 4)), **paths}, "one is zero"),
+        ({"vectors": np.zeros((2, 4)), **paths}, "is zero"),
         ({"vectors": np.eye(2, dtype=int), **paths}, "expected floats"),
         ({"vectors": np.eye(2)}, "give a model and images, or vectors"),
         ({"vectors": np.eye(2), **paths, "batch_size": 2}, "give a model and images, or vectors"),

@@ -193,8 +193,8 @@ def test_a_vector_of_nan_is_no_unreadable_image(paths: list[Path]) -> None:
 def test_other_things_than_images_are_refused(model: dml.ImageEmbedder) -> None:
     cases: list[tuple[Any, str]] = [
         ([], "images: there is none"),
-        ([np.zeros((4, 4, 3))], r"images\[0\]: an array \(4, 4, 3\) of float64"),
-        ([torch.zeros(4, 4, 3, dtype=torch.uint8)], r"images\[0\]: a tensor \(4, 4, 3\)"),
+        ([np.zeros((4, 4, 3))], r"images\[0\]: ndarray \(4, 4, 3\) of float64"),
+        ([torch.zeros(4, 4, 3, dtype=torch.uint8)], r"images\[0\]: Tensor \(4, 4, 3\)"),
         ([b"bytes"], r"images\[0\]: bytes"),
         (b"bytes", r"images\[0\]: bytes"),
         (None, r"images\[0\]: NoneType"),
@@ -206,7 +206,7 @@ def test_other_things_than_images_are_refused(model: dml.ImageEmbedder) -> None:
 
 
 def test_options_are_checked(model: dml.ImageEmbedder, paths: list[Path]) -> None:
-    wrong = {"on_corrupt": "drop", "precision": "fp16", "batch_size": 0, "num_workers": "2"}
+    wrong = {"on_corrupt": "drop", "precision": "fp16", "batch_size": 0, "num_workers": -1}
     for options in (*({name: value} for name, value in wrong.items()), {"batch_size": 1.5}):
         (named,) = options.items()
         with pytest.raises(InputError, match="{}={}".format(*named)):

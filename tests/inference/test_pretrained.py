@@ -12,7 +12,6 @@ from PIL import Image
 import dml
 from dml.__main__ import dispatch
 from dml.evaluation import evaluate
-from dml.models.heads import RawHead
 from dml.runtime.errors import InputError
 
 IMAGES = [*np.random.default_rng(0).integers(0, 256, (3, 40, 48, 3), dtype=np.uint8)]
@@ -69,5 +68,3 @@ def test_load_takes_its_name(model: dml.ImageEmbedder, tmp_path: Path) -> None:
 def test_mistakes_are_told() -> None:
     with pytest.raises(InputError, match="no_such_network"):
         dml.pretrained("no_such_network")
-    with pytest.raises(InputError, match=r"embed_dim=8 for features of shape \(16, 1, 1\)"):
-        RawHead((16, 1, 1), embed_dim=8)

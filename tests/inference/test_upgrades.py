@@ -103,7 +103,7 @@ def test_an_adapter_of_other_models_is_refused(
     index.upgrade(models[1], "procrustes")
     assert index.adapter is not None
     index.adapter = replace(index.adapter, source="another")
-    with pytest.raises(InputError, match="its adapter is of other models"):
+    with pytest.raises(InputError, match="its vectors, items, adapter and model don't fit"):
         dml.Index.load(index.save(tmp_path / "index"))
 
 

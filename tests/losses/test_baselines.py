@@ -132,22 +132,6 @@ def test_the_order_of_many_uneven_rows_is_irrelevant(name: str) -> None:
     torch.testing.assert_close(straight.grad[order], shuffled.grad)
 
 
-@pytest.mark.parametrize("name", [*names(PairLoss), *names(ProxyLoss)])
-def test_uses_the_finest_level(name: str) -> None:
-    loss = build(name)
-    assert loss(rows(), torch.stack([LABELS, LABELS // 2], dim=1)) == loss(rows(), LABELS)
-
-
-@pytest.mark.parametrize("name", names(PairLoss))
-def test_embeddings_have_a_gradient_without_positives(name: str) -> None:
-    embeddings = rows(CLASSES).requires_grad_()
-    value = build(name)(embeddings, torch.arange(CLASSES))
-    value.backward()
-    assert value == 0
-    assert embeddings.grad is not None
-    assert not embeddings.grad.any()
-
-
 def test_semi_hard_triplets_by_hand() -> None:
     embeddings, terms = rows(), []
     for i, anchor in enumerate(embeddings):

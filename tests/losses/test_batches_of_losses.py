@@ -28,12 +28,12 @@ SIZE = X.shape[1]
 
 
 NO_BATCHES: list[tuple[Any, Any, str]] = [
-    (X.tolist(), Y, r"^embeddings: list, must be a tensor: torch\.as_tensor\(embeddings\)$"),
-    (X.numpy(), Y, "^embeddings: ndarray, must be a tensor"),
-    (X, Y.numpy(), r"^labels: ndarray, must be a tensor: torch\.as_tensor\(labels\)"),
-    (X, ["a"] * len(X), r"^labels: list, .* of names torch\.as_tensor\(numpy\.unique\(labels"),
-    (X[:, 0], Y, r"^embeddings of shape \(15,\), torch.float32: must be \(B, D\) floats$"),
-    (X.long(), Y, r"^embeddings of shape .*, torch.int64: must be \(B, D\) floats$"),
+    (X.tolist(), Y, r"for list embeddings of shape \(15, 8\): must be .* as tensors$"),
+    (X.numpy(), Y, "for ndarray embeddings of shape"),
+    (X, Y.numpy(), r"^ndarray labels of shape \(15, 2\)"),
+    (X, ["a"] * len(X), r"^list labels of shape \(15,\)"),
+    (X[:, 0], Y, r"for torch.float32 embeddings of shape \(15,\): must be"),
+    (X.long(), Y, r"for torch.int64 embeddings of shape .* floats"),
     (X, F.one_hot(Y[:, 0]), r"^labels \(15, 5\) are one-hot rows: labels\.argmax\(dim=1\) gives their classes$"),
 ]
 

@@ -82,12 +82,6 @@ def test_a_class_counts_from_its_first_image_on() -> None:
     assert loss(embeddings[:2], HIERARCHY[:2]) > before
 
 
-def test_embeddings_may_be_of_another_type_than_the_proxies() -> None:
-    loss, embeddings = CSLLoss(num_classes=6, embedding_dim=4), torch.randn(6, 4, dtype=torch.float64)
-    single = loss(embeddings.float(), HIERARCHY)
-    torch.testing.assert_close(loss(embeddings, HIERARCHY), single.double(), rtol=1e-5, atol=0)
-
-
 def test_labels_of_one_level_are_flat() -> None:
     embeddings = torch.randn(6, 4, dtype=torch.float64)
     assert made()(embeddings, HIERARCHY[:, 0]) == made()(embeddings, HIERARCHY[:, :1])
@@ -118,13 +112,6 @@ def test_a_large_scale_does_not_overflow() -> None:
 def test_refuses_margins_of_other_levels() -> None:
     with pytest.raises(InputError, match=r"margins=\[0\.25, 0\.45\]: the data set's labels have 3 levels"):
         made([0.25, 0.45])(torch.randn(6, 4, dtype=torch.float64), HIERARCHY)
-
-
-@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8])
-def test_labels_of_any_whole_numbers_set_the_hierarchy(dtype: torch.dtype) -> None:
-    loss, labels = CSLLoss(4, 3), torch.tensor([[0, 1], [2, 1]])
-    loss.set_hierarchy(labels.to(dtype))
-    assert loss.hierarchy.tolist() == [[0, 1], [-1, -1], [2, 1], [-1, -1]]
 
 
 def test_a_loss_that_began_in_inference_mode_can_be_trained() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dml.losses import distillation
-from dml.losses.compose import WeightedSum, loss_value
+from dml.losses.compose import WeightedSum
 from dml.losses.distillation import (
     EmbeddingDistillationLoss,
     RelationalAngleLoss,
@@ -18,6 +18,7 @@ from dml.losses.distillation import (
     TeacherLoss,
     find_wanted_vectors,
 )
+from dml.losses.loss_contract import loss_value
 
 RELATIONS = [SimilarityDistillationLoss, RelationalDistanceLoss, RelationalAngleLoss]
 

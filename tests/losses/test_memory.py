@@ -103,16 +103,6 @@ def test_evaluation_leaves_the_memory_alone() -> None:
     assert all(torch.equal(value, before[name]) for name, value in loss.state_dict().items())
 
 
-def test_half_precision_and_levels() -> None:
-    loss, plain = memory(), memory()
-    for step in range(3):
-        embeddings, labels = batch(step)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            value = loss(embeddings.bfloat16(), torch.stack([labels, labels // 2], dim=1))
-        assert value == plain(embeddings.bfloat16().float(), labels)
-    assert loss.embeddings.dtype == torch.float32
-
-
 def test_refuses_a_loss_without_a_gallery() -> None:
     with pytest.raises(InputError, match="FastAPLoss compares"):
         CrossBatchMemory(PairLoss(FastAPLoss(), miner=None, normalize=True), embedding_dim=SIZE)

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from loss_batches import draw_embeddings
 from torch import Tensor, nn
 
-from dml.losses.compose import AtLevel, WeightedSum, loss_value, takes_queries
+from dml.losses.compose import AtLevel, WeightedSum
 from dml.losses.happier import ClusterLoss, SmoothHierarchicalAPLoss
+from dml.losses.loss_contract import loss_value, takes_queries
 from dml.losses.recall_at_k import RecallAtKLoss
 from dml.losses.regularizers import EmbeddingNorm
 from dml.losses.rll import RankedListLoss

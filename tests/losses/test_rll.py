@@ -127,11 +127,3 @@ def test_alpha_follows_a_margin_that_a_schedule_changes_unless_it_is_given() -> 
         assert loss.alpha == alpha
         loss.alpha = 1.3
         assert loss.alpha == 1.3
-
-
-def test_uses_the_finest_level() -> None:
-    embeddings = draw_embeddings(6, 4, seed=2, dtype=torch.float32)
-    fine, coarse = torch.tensor([0, 0, 1, 1, 2, 2]), torch.tensor([0, 0, 0, 0, 1, 1])
-    loss = RankedListLoss()
-    assert loss(embeddings, torch.stack([fine, coarse], dim=1)) == loss(embeddings, fine)
-    assert loss(embeddings, fine) != loss(embeddings, coarse)

@@ -27,10 +27,3 @@ def test_the_length_of_an_embedding_counts() -> None:
     loss = SoftmaxLoss(3, 2)
     embeddings, labels = torch.randn(6, 2), torch.arange(6) % 3
     assert not torch.isclose(loss(embeddings, labels), loss(2 * embeddings, labels))
-
-
-def test_the_finest_level_is_classified() -> None:
-    torch.manual_seed(0)
-    loss = SoftmaxLoss(3, 2)
-    embeddings, labels = torch.randn(6, 2), torch.arange(6) % 3
-    assert loss(embeddings, torch.stack([labels, labels // 2], dim=1)) == loss(embeddings, labels)

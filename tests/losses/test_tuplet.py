@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from loss_batches import check_against_loop, draw_embeddings, published_cases
 from torch import Tensor
 
-from dml.losses.compose import WeightedSum, has_trait
+from dml.losses.compose import WeightedSum
+from dml.losses.loss_contract import has_trait
 from dml.losses.regularizers import EmbeddingDrift
 from dml.losses.tuplet import TupletLoss
 from dml.ops.training_protocols import EmbeddingBank, UsesEmbeddingBank

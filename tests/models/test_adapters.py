@@ -206,12 +206,11 @@ def test_frozen_batch_normalization_keeps_its_statistics(adapter: Any, settings:
 @pytest.mark.parametrize(
     ("make", "model", "line"),
     [
-        (lambda: LoRA(rank=0), cells, r"adapter.rank=0: must be at least 1"),
-        (lambda: LoRA(alpha=0.0), cells, r"adapter.alpha=0.0: must be above 0"),
-        (lambda: LoRA(dropout=1.0), cells, r"adapter.dropout=1.0: must be 0 or more, below 1"),
+        (lambda: LoRA(rank=0), cells, r"adapter.rank=0: must be a whole number"),
+        (lambda: LoRA(alpha=0.0), cells, r"adapter.alpha=0.0: must be a finite number above 0"),
         (lambda: LoRA(target_modules=["qvk"]), transformer, r"target_modules=\['qvk'\]: .* is named qvk; nearest: qkv"),
         (lambda: LoRA(target_modules=["4"]), cells, r"target_modules=\['4'\]: no linear layer .* one group .* named 4"),
-        (lambda: LastBlocks(0), cells, r"adapter.blocks=0: must be at least 1"),
+        (lambda: LastBlocks(0), cells, r"adapter.blocks=0: must be a whole number"),
         (lambda: LastBlocks(7), transformer, r"adapter.blocks=7: the heads use 6 blocks of this network"),
         (lambda: LastBlocks(1), lambda: embed(small_cnn(), "pool2"), r"adapter.blocks=1: the blocks of Sequential are"),
         (

@@ -83,8 +83,6 @@ def test_a_pool_head_can_drop_features_in_training() -> None:
     assert 0.9 * whole < kept < 1.1 * whole  # what is left is scaled up by 1 / 0.75
     assert not torch.isclose(kept, whole)
     torch.testing.assert_close(head.eval()(tapped)[0, 0], whole)
-    with pytest.raises(InputError, match="dropout=1: must be 0 or more, below 1"):
-        PoolHead((4, 2, 2), 3, dropout=1)
 
 
 @pytest.mark.parametrize("size", [(5, 5), (6, 6), (7, 7), (8, 8), (9, 5), (14, 14), (11, 16)])
@@ -215,7 +213,7 @@ def test_gem_head_pools_half_precision_without_underflow(dtype: torch.dtype) -> 
 
 @pytest.mark.parametrize("exponent", [0, -1, float("nan")])
 def test_gem_head_refuses_an_exponent(exponent: float) -> None:
-    with pytest.raises(InputError, match=f"exponent={exponent}: must be above 0"):
+    with pytest.raises(InputError, match=f"exponent={exponent}: must be a finite number above 0"):
         GeMHead((7, 2, 3), 5, exponent=exponent)
 
 

@@ -308,8 +308,8 @@ def test_drop_path_grows_from_block_to_block() -> None:
     plain.load_state_dict(network.state_dict())
     batch = torch.rand(1, 3, 160, 160)
     torch.testing.assert_close(plain(batch), network(batch))
-    with pytest.raises(InputError, match=r"model.backbone.drop_path_rate=1: must be 0 or more, below 1"):
-        networks.timm_backbone("test_vit", drop_path_rate=1)
+    with pytest.raises(InputError, match=r"model.backbone.drop_path_rate=2: must be a finite number from 0 to 1"):
+        networks.timm_backbone("test_vit", drop_path_rate=2)
 
 
 @pytest.mark.parametrize(

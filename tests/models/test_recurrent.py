@@ -142,7 +142,7 @@ def test_gradients_reach_the_center_through_both_paths_and_the_weights(state: st
     ("settings", "message"),
     [
         ({"order": "nearest"}, "order=nearest: must be one of nearest_first, farthest_first, random"),
-        ({"state": "mean"}, "state=mean: must be one of both_ends, last_step"),
+        ({"state": "mean"}, "state=mean: must be both_ends or last_step"),
     ],
 )
 def test_unknown_settings(settings: dict[str, str], message: str) -> None:

@@ -14,7 +14,7 @@ from sklearn.datasets import load_sample_image
 from torch import Tensor, nn
 
 from dml.models.networks import timm_backbone
-from dml.models.weights import PACKAGED, lite0_to_timm, load_file, load_packaged, load_state_dict, read_state_dict
+from dml.models.weights import lite0_to_timm, load_file, load_state_dict, read_state_dict
 from dml.runtime.errors import InputError
 
 STRIDES = [1, 2, 1, 2, 1, 2, 1, 1, 1, 1, 1, 2, 1, 1, 1, 1]
@@ -85,12 +85,6 @@ def test_packaged_weights_and_pixels_agree(packaged: Mapping[str, Tensor]) -> No
     features, _ = backbone(warped[:, :, 16:240, 80:304])
     probabilities = F.linear(features, packaged["_fc.weight"], packaged["_fc.bias"]).softmax(dim=1)
     assert float(probabilities[0, DAISY]) > 0.31
-
-
-def test_packaged_weights_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PACKAGED, "network", ("no_such_package", "*.pth"))
-    with pytest.raises(InputError, match="the package no-such-package is missing"):
-        load_packaged(nn.Linear(1, 1), "network")
 
 
 class Small(nn.Module):
@@ -238,16 +232,5 @@ def test_a_small_weights_file_that_unpacks_to_much(tmp_path: Path) -> None:
     path = tmp_path / "weights.pth"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data/0", bytes(8 << 20))
-    with pytest.raises(InputError, match=r"weights\.pth: not a readable weights file, damaged \(.* is compressed\)"):
+    with pytest.raises(InputError, match=r"weights\.pth: not a readable weights file \(.* is compressed\)"):
         load_file(nn.Linear(2, 1), path, ignore=())
-
-
-def test_memory_that_runs_out_is_no_fault_of_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.save(nn.Linear(2, 1).state_dict(), tmp_path / "weights.pth")
-
-    def run_out(*_: object, **__: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(torch, "load", run_out)
-    with pytest.raises(InputError, match=r"weights\.pth: the memory ran out while it was read \([\d,]+ bytes\)$"):
-        load_file(nn.Linear(2, 1), tmp_path / "weights.pth", ignore=())

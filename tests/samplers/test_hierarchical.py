@@ -159,13 +159,15 @@ def test_short_super_classes_are_made_up_for_and_counted(caplog):
         ({"super_level": 0}, "sampler.super_level=0: must be a whole number, 1 or more"),
         ({"super_level": 2}, "sampler.super_level=2: the training labels have 2 level(s), choose 1 to 1"),
         ({"labels": np.arange(6)}, "sampler.super_level=1: the training labels have 1 level(s), this sampler needs 2"),
-        ({"labels": np.zeros((4, 2), int)}, "sampler.super_level=1: the training split has 1 super-class there, 2 are"),
+        (
+            {"labels": np.zeros((4, 2), int)},
+            "sampler.classes_per_batch=4: no two super-classes of level 1",
+        ),
         ({"classes_per_batch": 5}, "sampler.classes_per_batch=5: must be even, each of two super-classes gives half"),
         ({"classes_per_batch": 8}, "sampler.classes_per_batch=8: no two super-classes of level 1 fill a batch, the"),
         ({"images_per_class": 9, "short_classes": "drop"}, "sampler.classes_per_batch=4: no two super-classes of"),
         ({"classes_per_batch": 0}, "sampler.classes_per_batch=0: must be a whole number, 2 or more"),
         ({"short_classes": "pad"}, "sampler.short_classes=pad: must be one of repeat, fill, drop"),
-        ({"labels": np.zeros((0, 2), int)}, "sampler: no labels, the training split is empty"),
     ],
 )
 def test_wrong_settings_are_named_in_one_line(wrong, message):

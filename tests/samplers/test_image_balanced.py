@@ -120,9 +120,3 @@ def test_classes_meet_in_consecutive_groups_as_in_the_release():
 def test_settings_that_the_labels_cannot_meet_are_named(c, k, message):
     with pytest.raises(InputError, match=message):
         ImageBalancedSampler(labels_of([3, 4, 2, 8]), c, k)
-
-
-def test_auto_takes_all_classes_with_enough_images():
-    sampler = ImageBalancedSampler(labels_of([3, 4, 2, 8]), "auto", 3)
-    assert sampler.classes_per_batch == 3
-    assert list(sampler) == list(ImageBalancedSampler(labels_of([3, 4, 2, 8]), 3, 3))

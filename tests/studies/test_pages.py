@@ -73,9 +73,9 @@ def test_columns_are_those_of_the_file() -> None:
     assert " ± " not in second  # a single run has no interval
     assert " | 80.0 | −" in second
     for what, line in {
-        "means map@r": "columns: means map@r: no such kind; nearest: mean",
-        "mean map@k": "columns: mean map@k: the runs have no such metric; nearest: map@r",
-        "interval level0/nmi": "columns: interval level0/nmi: the runs have no such metric",
+        "means map@r": "columns=means: must be one of name",
+        "mean map@k": "columns.mean=map@k: must be one of",
+        "interval level0/nmi": "columns.interval=level0/nmi: must be",
     }.items():
         with pytest.raises(InputError, match=f"^{line}"):
             format_table({"x": what}, rows)

@@ -12,10 +12,10 @@ from dml.studies.study import Training
 pytestmark = pytest.mark.pipeline
 
 PROGRAM = """
-from dml.studies.runs import {start}
+from dml.studies.runs import run_processes
 fine = ["train", "--cfg", "job", "loss=nra", "hydra.run.dir=here"]
-assert not {start}([fine, fine], 2)
-assert {start}([fine, ["train", "loss=nothing"]])
+assert not run_processes([fine, fine], 2)
+assert run_processes([fine, ["train", "loss=nothing"]])
 """
 
 
@@ -35,13 +35,12 @@ if __name__ == "__main__":
     endless = ["train", *small, "trainer.max_steps=1000000", "trainer.val_check_interval=null", "hydra.run.dir=run"]
     runs.print_line = stop_before_the_start
     with one_line_errors():
-        runs.{start}([endless, endless])
+        runs.run_processes([endless, endless])
 """
 
 
-@pytest.mark.parametrize("start", ["run_processes", pytest.param("run_forks", marks=pytest.mark.thorough)])
-def test_a_signal_ends_a_run_that_is_being_started(start: str, tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(STOPPED.format(start=start))
+def test_a_signal_ends_a_run_that_is_being_started(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(STOPPED)
     program = [sys.executable, "program.py"]
     done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 143, done.stderr
@@ -50,10 +49,9 @@ def test_a_signal_ends_a_run_that_is_being_started(start: str, tmp_path: Path) -
     assert "[2 of 2]" not in done.stdout
 
 
-@pytest.mark.parametrize("start", ["run_processes", pytest.param("run_forks", marks=pytest.mark.thorough)])
-def test_commands_run_and_a_failure_is_told(start: str, tmp_path: Path) -> None:
-    # in a process of its own, as the commands do: copies write to where the first of them was started
-    program = [sys.executable, "-c", PROGRAM.format(start=start)]
+def test_commands_run_and_a_failure_is_told(tmp_path: Path) -> None:
+    # in a process of its own, as the commands do
+    program = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=True)
     python = "python -m dml train"
     fine = f"{python} --cfg job loss=nra hydra.run.dir=here"

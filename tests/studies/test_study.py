@@ -8,8 +8,7 @@ from omegaconf import OmegaConf
 
 from dml.runtime.errors import InputError
 from dml.studies.experiments import compose
-from dml.studies.searches import Search
-from dml.studies.study import REFERENCE, Study, read_study
+from dml.studies.study import REFERENCE, Search, Study, read_study
 
 NOT_ON_THE_LEADERBOARD = {
     "angular_n_pair",  # the sum of two losses that are on it
@@ -60,9 +59,8 @@ def test_settings_change_and_select() -> None:
         ("rows=rl", "rows=rl: there is none; nearest: rll"),
         ("conditions=whol", "conditions=whol: there is none; nearest: whole"),
         ("seed=3", "seed=3: the study has no seed; nearest: seeds; --set gives one of every run"),
-        ("seeds=0", "seeds=0: must be above 0, such as 3"),
-        ("seeds=x", "seeds=x: must be above 0, such as 3"),
-        ("seeds=1.5", "seeds=1.5: must be above 0, such as 3"),
+        ("seeds=0", "seeds=0: must be a whole number, 1 or more"),
+        ("seeds=1.5", "seeds='1.5': must be a whole number, 1 or more"),
         ("datasets=photographs", "datasets=photographs: give --data /data, if it is /data/grocery"),
         ("datasets.photographs.root=/none.csv", "/none.csv: no such file, which is the data set photog"),
     ],
@@ -75,17 +73,15 @@ def test_a_wrong_setting_is_named(setting: str, line: str) -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("rows: {a: []}", "no datasets"),
-        ("seeds: 1\ndatasets: {emoji: {}}\nrows: {a: []}", "no experiment"),
-        ("seeds: 1\ndatasets: {d: {experiment: x}}\nrows: {a: {values: {b: [1, 2]}}}", "no score"),
-        ("[]", "holds no keys"),
-        (None, "no such file"),
+        ("rows: {a: []}", "no study .*datasets"),
+        ("seeds: 1\ndatasets: {emoji: {}}\nrows: {a: []}", "no study .*experiment"),
+        ("seeds: 1\ndatasets: {d: {experiment: x}}\nrows: {a: {values: {b: [1, 2]}}}", "no study .*score"),
+        ("[]", "describes no study"),
     ],
 )
-def test_a_fault_of_the_file_is_one_line(text: str | None, line: str, tmp_path: Path) -> None:
+def test_a_fault_of_the_file_is_one_line(text: str, line: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    if text is not None:
-        path.write_text(text)
+    path.write_text(text)
     with pytest.raises(InputError, match=line):
         read_study(path)
 

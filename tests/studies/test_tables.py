@@ -76,7 +76,7 @@ def test_every_own_cell_has_an_experiment_that_gives_its_number(paper: str) -> N
         for cell in table.trained:
             try:
                 trained = find_cells(table, cell.row, cell.dataset)
-            except InputError as error:
+            except KeyError as error:
                 faults.append(f"{error}: {cell.metric}")
                 continue
             assert trained, cell

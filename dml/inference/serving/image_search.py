@@ -26,7 +26,6 @@ UPLOAD_LIMITS = ImageLimits(max_image_bytes=20 << 20, max_pixels=64_000_000)
 """The largest upload, unless the command says otherwise: the photographs of most cameras are smaller."""
 
 MOST_PROPORTIONS = 100  # of an upload's sides: scaled by its shorter side, an image of one row would take all memory
-MOST_SCANS = 200  # of an upload's JPEG: one of a few bytes takes as long to decode as one of the whole image
 DEEPENING = 4  # by which a search for a label looks at more neighbors if there were too few of the label
 
 logger = logging.getLogger(__name__)
@@ -158,8 +157,6 @@ class ImageSearch:
             raise HTTPException(400, "upload: empty; send the bytes of an image file as the body of the request")
         if len(content) > most:
             raise HTTPException(413, f"upload: more than {most:,} bytes; send a smaller image")
-        if content.startswith(b"\xff\xd8") and content.count(b"\xff\xda") > MOST_SCANS:
-            raise HTTPException(422, f"upload: a JPEG of more than {MOST_SCANS} scans; save it again")
         file = ImageFile("upload", self.limits, content)
         if max(file.size) > MOST_PROPORTIONS * min(file.size):
             line = (

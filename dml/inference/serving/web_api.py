@@ -1,11 +1,15 @@
-"""The page and the JSON API of an index, as an application of FastAPI."""
+"""The page and the JSON API of an index: an application of FastAPI, and the server that runs it."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from io import BytesIO
 from typing import Annotated, Any, TypeVar
 
+import uvicorn
 from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -20,6 +24,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from dml.evaluation.threshold import describe_choice
 from dml.inference.certificates import describe
 from dml.inference.serving.image_search import ImageSearch, Item, Neighbor, ServedIndex
+from dml.runtime.errors import InputError
+from dml.runtime.text import printable
 
 HEADERS = {
     "Content-Security-Policy": (
@@ -35,7 +41,11 @@ HEADERS = {
 """The headers of all answers: the page loads nothing from elsewhere, and no other page may load what it shows."""
 
 THREADS = 2  # requests that are worked on at a time; each may hold a decoded image in memory
-LARGEST_UPLOADS = 16  # of the largest size that fit into the memory for all uploads together
+
+LIMITS = {"limit_concurrency": 64, "timeout_graceful_shutdown": 3}
+"""The connections, idle ones too, from which on others are told to come back, as each may hold an upload in memory; and
+the seconds that requests under way may take after a signal.
+"""
 
 Result = TypeVar("Result")
 
@@ -183,28 +193,23 @@ async def search_by_upload(request: Request, search: Search, k: Count = 10, labe
     """Find the images that are most similar to the image in the body of the request."""
     if request.headers.get("content-type", "").startswith("multipart/"):
         raise HTTPException(415, "upload: a form; send the bytes of the image file as the body of the request")
-    content = BytesIO()  # its bytes are taken out without a copy of them
-    try:
-        await _read_body(request, content, search.limits.max_image_bytes)
-        neighbors = await _compute(request, partial(search.find_similar, content.getvalue(), k, label))
-    finally:
-        request.app.state.upload_bytes -= content.tell()
+    content = await _read_body(request, search.limits.max_image_bytes)
+    neighbors = await _compute(request, partial(search.find_similar, content, k, label))
     return {"neighbors": neighbors, "space": search.index.space}
 
 
-async def _read_body(request: Request, content: BytesIO, most: int) -> None:
-    """Append a request's body of ``most`` bytes or fewer to ``content``, and count it among all uploads under way."""
-    state = request.app.state
+async def _read_body(request: Request, most: int) -> bytes:
+    """Read a request's body of ``most`` bytes or fewer."""
+    content = BytesIO()  # its bytes are taken out without a copy of them
     refusal = HTTPException(413, f"upload: more than {most:,} bytes; send a smaller image")
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and (len(declared) > 18 or int(declared) > most):
         raise refusal
     async for part in request.stream():
-        state.upload_bytes += content.write(part)
-        if content.tell() > most:
+        if content.tell() + len(part) > most:
             raise refusal
-        if state.upload_bytes > LARGEST_UPLOADS * most:
-            raise HTTPException(503, "upload: others fill the server's memory; send it again in some seconds")
+        content.write(part)
+    return content.getvalue()
 
 
 def create_app(searched: ImageSearch | ServedIndex, hosts: Sequence[str]) -> FastAPI:
@@ -217,7 +222,7 @@ def create_app(searched: ImageSearch | ServedIndex, hosts: Sequence[str]) -> Fas
     words = "Search the images of an index by an image: POST the bytes of an image file to /api/search."
     # the pages of the documentation would load scripts from the internet
     app = FastAPI(title="dml serve", description=words, docs_url=None, redoc_url=None, redirect_slashes=False)
-    app.state.searched, app.state.limiter, app.state.upload_bytes = searched, CapacityLimiter(THREADS), 0
+    app.state.searched, app.state.limiter = searched, CapacityLimiter(THREADS)
     app.include_router(router)
     app.mount("/", StaticFiles(packages=[("dml.inference.serving", "assets")], html=True))
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*hosts], www_redirect=False)
@@ -238,3 +243,35 @@ async def _answer_error(_request: Request, error: Exception) -> JSONResponse:
     elif isinstance(error, ClientDisconnect):
         status, line = 400, "the connection was closed before the request was complete"
     return JSONResponse({"error": line}, status_code=status, headers=getattr(error, "headers", None))
+
+
+def open_listener(host: str, port: int) -> socket.socket:
+    """Open the socket on which a server listens: "0.0.0.0" is all IPv4 addresses, "::" those of IPv6, 0 a free port."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.create_server(address, family=family)  # of IPv6 it has four parts
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "no name"
+        line = f"--host {printable(host)} --port {port}: {reason}"
+        raise InputError(f"{line}; 127.0.0.1 is this machine, and --port 0 takes any that is free") from error
+    # Connections inherit it. asyncio sets it only where the protocol is named, which create_server doesn't, and an
+    # answer of two packets would wait 40 ms for the client's acknowledgement of the first.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
+
+
+@contextmanager
+def running_server(app: ASGIApp, listener: socket.socket) -> Iterator[Future[None]]:
+    """Serve an application in the ``with`` body, in a thread of its own: in the main one it would take the signals.
+
+    The future that it yields is done if the server ends by itself, with an error.
+    """
+    quiet = {"log_config": None, "log_level": "warning", "access_log": False, "server_header": False}
+    plain = {"http": "h11", "loop": "asyncio", "ws": "none", "lifespan": "off", "proxy_headers": False}
+    server = uvicorn.Server(uvicorn.Config(app, **quiet, **plain, **LIMITS))  # type: ignore[arg-type]
+    with ThreadPoolExecutor(1, "http") as executor:
+        running = executor.submit(server.run, [listener])
+        try:
+            yield running
+        finally:
+            server.should_exit = True

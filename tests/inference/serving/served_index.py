@@ -14,9 +14,8 @@ from small_embedders import make_model, write_photos
 from dml.data.images import ImageLimits
 from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.image_index import Index
-from dml.inference.serving.http_server import open_listener, running_server
 from dml.inference.serving.image_search import ImageSearch
-from dml.inference.serving.web_api import create_app
+from dml.inference.serving.web_api import create_app, open_listener, running_server
 from dml.metrics.verification import Calibration
 
 HOSTS = ["127.0.0.1", "localhost"]

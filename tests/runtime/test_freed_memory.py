@@ -7,12 +7,12 @@ import pytest
 import torch
 from forks import run_forked
 
-from dml.ops.freed_memory import keep_freed_memory
+from dml.runtime.processes import keep_freed_memory
 
 COUNT_FAULTS = """
 import resource
 import torch
-from dml.ops.freed_memory import keep_freed_memory
+from dml.runtime.processes import keep_freed_memory
 def count_faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(8):
