@@ -84,9 +84,8 @@ def main() -> None:
     """Measure and print both timings."""
     quiet()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose(
-            "train", overrides=["trainer.val_check_interval=null", *sys.argv[1:], f"trainer.max_steps={STEPS}"]
-        )
+        overrides = ["trainer.val_check_interval=null", *sys.argv[1:], f"trainer.max_steps={STEPS}"]
+        config = compose("train", overrides=overrides)
     settings = read_settings(config, Settings)
     images = builders.build_data(settings, builders.build_table(settings))
     builders.count_in_steps(config, len(images.sampler))
