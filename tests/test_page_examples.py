@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from configurations import compose
@@ -216,6 +215,8 @@ class MyLoss(torch.nn.Module):
 
 def give_names() -> dict[str, Any]:
     """Return what the Python of the pages takes as there; paths are those of the folder `photos`."""
+    import pandas as pd
+
     generator = torch.Generator().manual_seed(0)
     vectors = torch.nn.functional.normalize(torch.randn(96, 8, generator=generator)).numpy()
     paths = [f"photos/class{label:02}/{number}.jpg" for label in range(24) for number in range(4)]
