@@ -24,3 +24,10 @@ def browser() -> Iterator[Any]:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
         browser.close()
+
+
+def expect(locator: Any) -> Any:
+    """Return playwright's assertions of what a page holds, which wait for it."""
+    from playwright import sync_api  # late: it takes half a second
+
+    return sync_api.expect(locator)
