@@ -31,12 +31,12 @@ from dml.run.config_folders import CONF
 IMAGES, BATCH, ROUNDS, QUERIES = 768, 64, 5, 50
 
 
-def make_model() -> ImageEmbedder:
-    """Make the default network with random weights, for photographs of 112 pixels."""
+def make_model(*overrides: str) -> ImageEmbedder:
+    """Make the network that overrides choose, by default the default one, with random weights."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("train", overrides=["transform=imagenet", "transform.size=112"])
+        config = compose("train", overrides=["transform=imagenet", *overrides])
     parts = {name: OmegaConf.to_container(config[name], resolve=True) for name in ("model", "transform", "data")}
-    settings = ModelSettings(parts, name="tf_efficientnet_lite0")
+    settings = ModelSettings(parts, name="random")
     torch.manual_seed(0)
     return ImageEmbedder(settings.build_model(), settings)
 
@@ -98,6 +98,6 @@ if __name__ == "__main__":
             write_photographs(Path(folder))
         paths, _ = list_source(sys.argv[1] if len(sys.argv) > 1 else folder)
         paths = paths[: int(sys.argv[2]) if len(sys.argv) > 2 else IMAGES]
-        model = make_model()
+        model = make_model("transform.size=112")
         print_embedding(model, paths)
         print_search(model, paths)

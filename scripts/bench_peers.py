@@ -183,8 +183,6 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--target", type=float, default=0.5, help="recall@1 on the validation split at which it ends")
     parser.add_argument("--threads", type=int, default=1, help="threads of PyTorch in each process")
     options = parser.parse_args(arguments)
-    if unknown := [peer for peer in options.peers if peer not in (*PEERS, CONTIGUOUS)]:
-        parser.error(f"--peers: {unknown[0]}: not one of {', '.join((*PEERS, CONTIGUOUS))}")
     if options.quick:
         options.rounds, options.steps, options.most_steps, options.every, options.target = 1, 6, 10, 10, 0.0
         options.photographs = None

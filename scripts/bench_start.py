@@ -20,11 +20,10 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
-import numpy as np
-from PIL import Image
+from bench_embedding import make_model
+from photographs import write_photographs
 
-from dml.inference import ImageEmbedder, Index
-from dml.inference.model_settings import ModelSettings
+from dml.inference import Index
 
 TRAIN = """
 import os
@@ -40,36 +39,16 @@ OVERRIDES = [
 ]
 """What a training computes before its first step is off, and the step is small."""
 
-BACKBONES = {
-    "resnet18": ("dml.models.networks.resnet", "resnet18", "layer4"),
-    "default": ("dml.models.networks.timm_backbone", "tf_efficientnet_lite0", "blocks.6"),
-}
+NETWORKS = {"resnet18": ["model=resnet18"], "default": []}
+"""Overrides that choose the network of each search."""
 
 
 def build_index(name: str, folder: Path) -> list[str]:
     """Build an index of three images with random weights -> arguments of a search in it."""
-    target, network, tap = BACKBONES[name]
-    config = {
-        "model": {
-            "_target_": "dml.models.embedding.EmbeddingModel",
-            "backbone": {"_target_": target, "name": network},
-            "taps": {"H": tap},
-            "head": {"H": {"_target_": "dml.models.heads.PoolHead", "_partial_": True}},
-            "heads": ["H"],
-            "embed_dim": 8,
-            "image_size": 64,
-        },
-        "transform": {"test": {"_target_": "dml.data.transforms.Resize", "mode": "warp", "size": 64}},
-        "data": {"eval_batch_size": 4},
-        "dataset": {"name": "noise"},
-    }
-    settings, images = ModelSettings(config=config, name=name), folder / name
-    images.mkdir()
-    for number in range(3):
-        pixels = np.random.default_rng(number).integers(0, 256, (64, 64, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(images / f"{number}.png")
-    Index.build(ImageEmbedder(settings.build_model(), settings), images).save(folder / f"{name}_index")
-    return ["-m", "dml", "search", str(folder / f"{name}_index"), str(images / "0.png")]
+    images = folder / name
+    write_photographs([images / f"{number}.jpg" for number in range(3)])
+    Index.build(make_model("transform.size=64", *NETWORKS[name]), images).save(folder / f"{name}_index")
+    return ["-m", "dml", "search", str(folder / f"{name}_index"), str(images / "0.jpg")]
 
 
 def measure(arguments: Sequence[str]) -> tuple[float, float]:
@@ -82,9 +61,9 @@ def measure(arguments: Sequence[str]) -> tuple[float, float]:
 
 def print_row(name: str, command: Sequence[str], imports: str, times: int) -> None:
     """Measure a command and its imports in turns, and print a line."""
-    turns = [(measure(command), measure(["-c", imports])) for _ in range(times)]
-    cpu, wall, floor = (median(values) for values in zip(*((*own, floor) for own, (floor, _) in turns), strict=True))
-    print(f"{name:<10}{cpu:8.2f}{wall:8.2f}{floor:12.2f}{cpu / floor:8.2f}", flush=True)
+    turns = [(*measure(command), measure(["-c", imports])[0]) for _ in range(times)]
+    cpu, wall, libraries = (median(values) for values in zip(*turns, strict=True))
+    print(f"{name:<10}{cpu:8.2f}{wall:8.2f}{libraries:12.2f}{cpu / libraries:8.2f}", flush=True)
 
 
 def main() -> None:

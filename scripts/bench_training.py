@@ -85,9 +85,8 @@ def main() -> None:
     """Measure and print both timings."""
     quiet()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose(
-            "train", overrides=["trainer.val_check_interval=null", *sys.argv[1:], f"trainer.max_steps={STEPS}"]
-        )
+        overrides = ["trainer.val_check_interval=null", *sys.argv[1:], f"trainer.max_steps={STEPS}"]
+        config = compose("train", overrides=overrides)
     settings = read_settings(config, Settings)
     images = loop.build_data(settings, builders.build_table(settings))
     loop.count_in_steps(Stage("", config), len(images.sampler))

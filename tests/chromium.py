@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 NEEDS_CHROMIUM = [
     pytest.mark.pipeline,
@@ -19,8 +18,16 @@ NEEDS_CHROMIUM = [
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
     with playwright.sync_playwright() as driver:
         # root may not use the sandbox, and pages made here need none
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
         browser.close()
+
+
+def expect(locator: Any) -> Any:
+    """Return playwright's assertions of what a page holds, which wait for it."""
+    from playwright import sync_api  # late: it takes half a second
+
+    return sync_api.expect(locator)

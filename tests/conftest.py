@@ -14,11 +14,12 @@ import pytest
 from forks import ROOT, run_forked
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
+from lightning_utilities.core import imports as requirements
 from quick_hydra import remembering
 
 from dml.commands import main
 from dml.runtime import signals
-from dml.runtime.imports import quick_imports
+from dml.runtime.imports import hidden, quick_imports
 
 # many small jobs: threads would only wait for each other; set before torch is imported. Milvus leaves threads of gRPC
 # behind, which would print a line at each fork of a later test and when the server ends its connection, and Ray's print
@@ -108,9 +109,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: item.path.parent != ROOT / "tests")
 
 
+def pytest_collection(session: pytest.Session) -> None:
+    """Collect no garbage while the tests and their libraries are imported, and import less.
+
+    Lightning's torchmetrics loads transformers for a second, and timm wandb, if other tools of the tests brought them.
+    """
+    if session.config.getoption("numprocesses", None):
+        return  # this process hands out the tests
+    gc.disable()
+    known_version = requirements._version
+    with pytest.MonkeyPatch.context() as patched, hidden("wandb"):
+        patched.setattr(requirements, "_version", lambda name: "0" if name == "transformers" else known_version(name))
+        import pytorch_lightning  # noqa: F401
+        import timm  # noqa: F401
+
+
 def pytest_collection_finish() -> None:
     """Take what is loaded out of the garbage collector's sight: it stays, and copies of this process share it."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from configurations import compose
@@ -24,8 +23,8 @@ from small_emoji import SUBGROUPS, slice_of_emoji
 
 import dml
 from dml.__main__ import dispatch
+from dml.run.checks import check
 from dml.runtime.run_folder import RunFolder, folders_below, newest_runs
-from dml.runtime.signals import check
 
 pytestmark = pytest.mark.pipeline
 
@@ -216,6 +215,8 @@ class MyLoss(torch.nn.Module):
 
 def give_names() -> dict[str, Any]:
     """Return what the Python of the pages takes as there; paths are those of the folder `photos`."""
+    import pandas as pd
+
     generator = torch.Generator().manual_seed(0)
     vectors = torch.nn.functional.normalize(torch.randn(96, 8, generator=generator)).numpy()
     paths = [f"photos/class{label:02}/{number}.jpg" for label in range(24) for number in range(4)]

@@ -63,8 +63,9 @@ def test_peers_that_disagree_are_refused() -> None:
     page.check_agreement(runs)
     with pytest.raises(InputError, match=r"emoji: weights of st is 101.0, that of dml 100.0"):
         page.check_agreement([*runs, make_run("st", weights=101.0)])
-    with pytest.raises(InputError, match="given_recall@1 of st"):
-        page.check_agreement([make_run("dml", **{"given_recall@1": 0.5}), make_run("st", **{"given_recall@1": 0.51})])
+    recalls = {"dml": 0.5, "st": 0.51}
+    with pytest.raises(InputError, match="exported_recall@1 of st"):
+        page.check_agreement([make_run(peer, **{"exported_recall@1": recall}) for peer, recall in recalls.items()])
 
 
 def test_the_clock_leaves_out_the_warm_up(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

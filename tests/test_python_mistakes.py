@@ -154,6 +154,7 @@ def test_a_mistake_is_one_line(mistake: str, kit: SimpleNamespace) -> None:
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.pipeline
 def test_a_frame_is_a_table(kit: SimpleNamespace, tmp_path: Path) -> None:
     run = dml.train(FAST, table=kit.frame, folder=tmp_path / "run", quiet=True)
     assert run.metrics["step"] == 1
@@ -165,6 +166,7 @@ def test_a_frame_is_a_table(kit: SimpleNamespace, tmp_path: Path) -> None:
     assert "\n" not in repr(kit.table)
 
 
+@pytest.mark.pipeline
 def test_a_model_of_ones_own_trains(kit: SimpleNamespace, tmp_path: Path) -> None:
     model = dml.train(FAST, table=kit.frame, folder=tmp_path / "first", quiet=True).load(device="cpu").model
     words = [word for word in FAST if not word.startswith("model")]
@@ -172,6 +174,7 @@ def test_a_model_of_ones_own_trains(kit: SimpleNamespace, tmp_path: Path) -> Non
     assert run.load(device="cpu").dimension == 4
 
 
+@pytest.mark.pipeline
 def test_an_own_loss_raises_its_own_error(kit: SimpleNamespace, tmp_path: Path) -> None:
     class OwnLoss(nn.Module):
         def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:

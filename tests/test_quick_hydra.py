@@ -11,6 +11,8 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from quick_hydra import forgetting
 
+pytestmark = pytest.mark.pipeline
+
 CASES = {
     "values": ["loss=rll", "loss.alpha=3", "+data.own={a:1}", "~scheduler", "hydra.run.dir='a b'"],
     "an experiment": ["experiment=lns/emoji/rnn", "loss=margin"],

@@ -8,7 +8,6 @@ from typing import Any
 import nbformat
 import pytest
 from conftest import ONE_HEAD, ROOT
-from nbclient import NotebookClient
 
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
 QUICK = ROOT / "docs" / "tutorials" / "search_photos.ipynb"
@@ -28,6 +27,8 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def execute(book: Any, folder: Path) -> None:
     """Run a notebook in a folder, with a kernel of its own; a command that fails is an error, too."""
+    from nbclient import NotebookClient
+
     for cell in book.cells:
         if cell.source.startswith("!"):
             cell.source += "\nassert _exit_code == 0"

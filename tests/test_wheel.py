@@ -78,16 +78,6 @@ OWN = ["hydra.searchpath=[my_conf]", "loss=squeeze", "loss.strength=0.25"]
 """What chooses the user's loss."""
 
 
-@pytest.mark.thorough  # test_extensions.py trains with such files from the checkout
-def test_a_wheel_trains_with_a_user_s_configurations_and_loss(
-    installed: Installed, site: Path, small_emoji: Path, tmp_path: Path
-) -> None:
-    installed(site / "bin" / "dml", "train", *OWN, f"dataset.root={small_emoji}", *SHORT, "hydra.run.dir=run")
-    run = tmp_path / "run"
-    assert last(run)["global_step"] == 2
-    assert OmegaConf.load(run / ".hydra" / "config.yaml").loss == {"_target_": "my_losses.Squeeze", "strength": 0.25}
-
-
 @pytest.mark.thorough
 @pytest.mark.distributed
 def test_a_wheel_starts_processes_and_evaluates(
@@ -98,6 +88,7 @@ def test_a_wheel_starts_processes_and_evaluates(
     installed(site / "bin" / "dml", "train", *swept, *OWN, f"dataset.root={small_emoji}", *SHORT)
     run = tmp_path / "sweep" / "0"
     assert last(run)["global_step"] == 2
+    assert OmegaConf.load(run / ".hydra" / "config.yaml").loss == {"_target_": "my_losses.Squeeze", "strength": 0.25}
 
     # the checkpoint says where the user's configurations are, which is believed if the user says so
     told = [f"checkpoint={run}/checkpoints/last.ckpt", "trust=true", "trainer.devices=1", "hydra.run.dir=again"]

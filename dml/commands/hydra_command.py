@@ -221,8 +221,7 @@ class Task:
     def _prepare(self, config: DictConfig) -> Job:
         """Check the values, and write each as the job takes it: 1e3 steps as 1000, for example -> the job."""
         with quick_imports():
-            from dml.run.checks import check_search
-            from dml.runtime.signals import check
+            from dml.run.checks import check, check_search  # late: it imports torch
 
             job: Job = resolve_name(JOBS[self.command])
             quiet()  # Lightning sets its own level when it is imported

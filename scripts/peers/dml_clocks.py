@@ -8,7 +8,7 @@ from peers.protocol import Job, RecallClock, StepClock
 
 
 class TimeSteps(Callback):
-    """Ends the process after the last step of the job whose file it is given, before the test of the run."""
+    """Ends the process after the last step of a job, named by its file, before the test of the run."""
 
     def __init__(self, job: str) -> None:
         self.job = Job.read(job)

@@ -29,7 +29,7 @@ EMOJI = "emoji"
 SPLITS = {"train": "train", "val": "val", "test": "test", "query": "test", "gallery": "test"}
 """Every test image is a query, and is searched for among all others: not all peers know separate lists."""
 NOISE = 2.0
-"""Length of the noise of the given embeddings, as a multiple of that of a class's mean: recall@1 is about a half."""
+"""Length of the noise of the exported embeddings, as a multiple of that of a class's mean: recall@1 is about a half."""
 
 
 def export_data(job: Job) -> Results:

@@ -42,7 +42,7 @@ def list_images(job: Job, split: str) -> Any:
 
 def train(job: Job, extractor: Extractor, after_step: Callable[[int], bool]) -> None:
     """Train as the library's README."""
-    batches = DataLoader(list_images(job, "train"), batch_sampler=parts.GivenBatches(job), num_workers=job.workers)
+    batches = DataLoader(list_images(job, "train"), batch_sampler=parts.ExportedBatches(job), num_workers=job.workers)
     criterion = parts.MinedLoss()
     optimizer = parts.build_optimizer(extractor, criterion)
     extractor.train()

@@ -57,7 +57,7 @@ RECALLS = (Column("seconds", "target_s", "recall"), Column("steps", "target_step
 
 def check_agreement(runs: Sequence[Run]) -> None:
     """Make sure that all peers began with the same weights, and found the same metrics of the same embeddings."""
-    for value in ("weights", "given_recall@1", "given_map@r"):
+    for value in ("weights", "exported_recall@1", "exported_map@r"):
         for data in {run["data"] for run in runs}:
             values = [(run["peer"], run[value]) for run in runs if run["data"] == data and run.get(value) is not None]
             for peer, number in values[1:]:

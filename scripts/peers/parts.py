@@ -40,7 +40,7 @@ def read_rows(folder: str, split: str) -> tuple[list[str], list[int]]:
     return [row["path"] for row in rows], [int(row["label"]) for row in rows]
 
 
-class GivenBatches(BatchSampler):
+class ExportedBatches(BatchSampler):
     """Yields the batches of rows in the training split that the driver drew, those that dml trains on."""
 
     def __init__(self, job: Job) -> None:
@@ -167,10 +167,10 @@ class Library:
     def time_evaluation(self, job: Job) -> Results:
         """Measure an evaluation of the test split, and of the embeddings on which the metrics of all are compared."""
         model, stored, rank = self.build(job), np.load(Path(job.folder, "embeddings.npz")), self.rank(job)
-        given = nn.functional.normalize(torch.from_numpy(stored["embeddings"])), torch.from_numpy(stored["labels"])
+        embeddings, labels = torch.from_numpy(stored["embeddings"]), torch.from_numpy(stored["labels"])
         started = perf_counter()
         metrics = self.evaluate(job, model, "test")
         evaluated = perf_counter()
-        given_metrics = rank(*given)
+        exported = rank(nn.functional.normalize(embeddings), labels)
         seconds = {"evaluation_s": evaluated - started, "metrics_s": perf_counter() - evaluated}
-        return {**metrics, **{f"given_{name}": value for name, value in given_metrics.items()}, **seconds}
+        return {**metrics, **{f"exported_{name}": value for name, value in exported.items()}, **seconds}

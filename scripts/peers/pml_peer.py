@@ -25,7 +25,7 @@ def evaluate(job: Job, network: parts.Network, split: str) -> Results:
         batch_size=EVAL_BATCH_SIZE, dataloader_num_workers=job.workers, accuracy_calculator=make_calculator()
     )
     accuracies = tester.test({split: parts.ListedImages(job, split)}, 0, network.trunk, network.head)[split]
-    return {name: accuracies[f"{own}_level0"] for name, own in NAMES.items()}
+    return {name: accuracies[f"{library_name}_level0"] for name, library_name in NAMES.items()}
 
 
 def rank(_: Job) -> Callable[[Tensor, Tensor], Results]:
@@ -33,7 +33,7 @@ def rank(_: Job) -> Callable[[Tensor, Tensor], Results]:
 
     def compute(embeddings: Tensor, labels: Tensor) -> Results:
         accuracies = make_calculator().get_accuracy(embeddings, labels)
-        return {name: accuracies[own] for name, own in NAMES.items()}
+        return {name: accuracies[library_name] for name, library_name in NAMES.items()}
 
     return compute
 
@@ -54,7 +54,7 @@ def train(job: Job, network: parts.Network, after_step: Callable[[int], bool]) -
         loss_funcs={"metric_loss": loss},
         mining_funcs={"tuple_miner": miner},
         dataset=parts.ListedImages(job, "train"),
-        sampler=parts.GivenBatches(job),
+        sampler=parts.ExportedBatches(job),
         iterations_per_epoch=job.steps,
         dataloader_num_workers=job.workers,
         end_of_iteration_hook=hook,

@@ -95,7 +95,7 @@ def train(job: Job, model: Any, after_step: Callable[[int], bool]) -> None:
         max_grad_norm=0.0,
         dataloader_num_workers=job.workers,
         dataloader_pin_memory=False,
-        batch_sampler=lambda *_, **__: parts.GivenBatches(job),
+        batch_sampler=lambda *_, **__: parts.ExportedBatches(job),
         save_strategy="no",
         report_to="none",
         use_cpu=True,

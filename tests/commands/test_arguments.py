@@ -55,6 +55,7 @@ TEXTS = st.text(st.characters(codec="utf-8"), min_size=1).filter(
 
 
 @given(st.sampled_from(PATH_KEYS), TEXTS.map(lambda text: f"/{text}"))
+@pytest.mark.pipeline
 def test_any_path_passes_the_shell_and_hydra(key: str, path: str) -> None:
     (argument,) = quote_paths(shlex.split(shlex.quote(f"{key}={path}")))
     assert parse(argument).value() == path

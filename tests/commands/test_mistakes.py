@@ -50,6 +50,7 @@ def test_only_new_folders_without_results_are_removed(tmp_path: Path) -> None:
     assert (tmp_path / "users").exists()
 
 
+@pytest.mark.pipeline
 def test_the_first_line_comes_before_the_slow_imports(tmp_path: Path) -> None:
     script = (
         "import sys, runpy\n"

@@ -19,6 +19,8 @@ from dml.runtime.errors import InputError
 from dml.runtime.run_folder import RunFolder
 from dml.training.module import MetricLearner
 
+pytestmark = pytest.mark.pipeline
+
 SMALL = ["model=small_cnn", "model.heads=[H]", "model.embed_dim=8", "transform.size=16", "loss=rll"]
 SMALL += ["sampler.classes_per_batch=4", "sampler.images_per_class=2", "trainer.max_steps=2"]
 SMALL += ["trainer.val_check_interval=null", "data.num_workers=0", "evaluation.raw=false"]

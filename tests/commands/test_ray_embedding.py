@@ -1,6 +1,7 @@
 """``dml embed --ray`` on a local cluster."""
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,12 @@ from stored_arrays import stored_arrays
 import dml
 from dml.__main__ import dispatch
 
-pytestmark = [pytest.mark.pipeline, pytest.mark.distributed, pytest.mark.filterwarnings("ignore")]  # Ray's own warnings
-
-ray = pytest.importorskip("ray.data", reason="the extra dml-retrieval[ray] is not installed")
+pytestmark = [
+    pytest.mark.pipeline,
+    pytest.mark.distributed,
+    pytest.mark.filterwarnings("ignore"),  # Ray's own warnings
+    pytest.mark.skipif(find_spec("ray") is None, reason="the extra dml-retrieval[ray] is not installed"),
+]
 
 
 @pytest.fixture(scope="module")

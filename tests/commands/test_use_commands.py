@@ -19,6 +19,8 @@ import dml
 from dml.__main__ import dispatch
 from dml.report.pictures import COLORS, OTHER, SAME
 
+pytestmark = pytest.mark.pipeline
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -108,6 +108,7 @@ FILES = (".pixels", ".json", "table.parquet", "verified.parquet")
 
 
 @pytest.mark.parametrize("name", FILES)
+@pytest.mark.data_sets
 def test_damage_is_told_or_harmless_and_is_repaired(images: DataSet, name: str) -> None:
     assert images.prepare() == []
     table, pixels, content = (

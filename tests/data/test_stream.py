@@ -199,6 +199,7 @@ def test_workers_go_on_into_the_next_epoch(table: ImageTable, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("limit", [{"pause_every": 2 * BATCHES}, {"ends_after": 2 * BATCHES}])
+@pytest.mark.distributed
 def test_workers_stop_where_what_follows_is_unknown(table: ImageTable, tmp_path: Path, limit: dict[str, int]) -> None:
     marks = Marks(tmp_path)
     batches = iter(stream(ImageDataset(table, marks), num_workers=1, prefetch_factor=2, **limit))
@@ -337,6 +338,7 @@ def test_a_sampler_without_one_of_its_methods_is_refused(method: str) -> None:
         check_sampler(type("Mine", (), methods)())
 
 
+@pytest.mark.distributed
 def test_closed_workers_end_and_a_new_iteration_starts_others(dataset: ImageDataset) -> None:
     batches = stream(dataset, num_workers=2)
     before = set(active_children())
@@ -360,6 +362,7 @@ def test_a_stream_without_workers_closes(dataset: ImageDataset) -> None:
     batches.close()
 
 
+@pytest.mark.distributed
 def test_workers_start_after_a_pause(dataset: ImageDataset, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that is forked beside a thread of gloo at work may hang."""
     events: list[str] = []

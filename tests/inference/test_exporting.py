@@ -43,11 +43,11 @@ def build(settings: ModelSettings, heads: list[str] | None = None) -> dml.ImageE
 
 BGR = {"_target_": "dml.models.small_cnn.small_cnn", "channels": "bgr", "scale": 1.0, "mean": [104, 117, 128]}
 VARIANTS = {
-    "heads": build(change_model()),
-    "one head": build(change_model(), ["H"]),
-    "heads in another order": build(change_model(), ["H", "L"]),
-    "raw concatenation": build(change_model(concatenation="raw")),
-    "Caffe's pixels": build(change_model(backbone=BGR)),
+    "heads": (change_model(), None),
+    "one head": (change_model(), ["H"]),
+    "heads in another order": (change_model(), ["H", "L"]),
+    "raw concatenation": (change_model(concatenation="raw"), None),
+    "Caffe's pixels": (change_model(backbone=BGR), None),
 }
 
 
@@ -69,7 +69,7 @@ def pixels_of(model: dml.ImageEmbedder, photos: Path) -> NDArray[np.uint8]:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_graph_gives_what_embed_gives(name: str, photos: Path) -> None:
-    model = VARIANTS[name]
+    model = build(*VARIANTS[name])
     expected = model.embed(photos)
     pixels = torch.from_numpy(pixels_of(model, photos))
     np.testing.assert_allclose(EmbeddingGraph(model)(pixels).detach().numpy(), expected, atol=1e-6)

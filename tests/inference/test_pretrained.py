@@ -37,6 +37,7 @@ def test_it_is_saved_and_searched_as_a_trained_model(model: dml.ImageEmbedder, t
     np.testing.assert_array_equal(opened.embed(IMAGES), model.embed(IMAGES))
 
 
+@pytest.mark.networks
 def test_evaluate_has_the_digits_of_its_vectors(model: dml.ImageEmbedder, tmp_path: Path) -> None:
     labels, paths = np.arange(24) % 6, [tmp_path / f"{number}.png" for number in range(24)]
     for path, label in zip(paths, labels, strict=True):
@@ -54,6 +55,7 @@ def test_evaluate_has_the_digits_of_its_vectors(model: dml.ImageEmbedder, tmp_pa
     assert (metrics.get("step"), metrics["split"]) == (None, "test")  # there was no training
 
 
+@pytest.mark.networks
 def test_load_takes_its_name(model: dml.ImageEmbedder, tmp_path: Path) -> None:
     opened = dml.load("pretrained:tf_efficientnet_lite0", device="cpu")
     assert opened.embed(IMAGES[:1]).shape == (1, model.dimension)

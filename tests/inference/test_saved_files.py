@@ -149,6 +149,7 @@ def run_until(line: int, action: Callable[[], Any], functions: tuple[str, ...]) 
     return process.exitcode == 0
 
 
+@pytest.mark.pipeline
 def test_a_save_that_is_killed_leaves_a_model(tmp_path: Path) -> None:
     old, new, path = make_described_model(0), make_described_model(1), tmp_path / "saved"
     functions = ("save_folder", "replacing_folder", "clean_up", "_delete")
@@ -167,6 +168,7 @@ def test_a_save_that_is_killed_leaves_a_model(tmp_path: Path) -> None:
     assert len(fingerprints) > 4
 
 
+@pytest.mark.pipeline
 def test_a_save_that_is_killed_leaves_an_index(tmp_path: Path) -> None:
     """Without a model, whose folder is replaced as above: what traces the lines would slow it down a hundred times."""
     paths, path = [f"/photos/{number}.png" for number in range(12)], tmp_path / "index"

@@ -7,12 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import lancedb
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from pymilvus import MilvusClient
-from qdrant_client import QdrantClient
 from small_embedders import write_photos
 
 import dml
@@ -21,6 +18,8 @@ from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.vector_stores import parse_address
 from dml.runtime.errors import InputError
 
+pytestmark = pytest.mark.pipeline
+
 pytest_plugins = ("small_embedders",)
 
 Row = tuple[str, str]
@@ -28,6 +27,8 @@ Row = tuple[str, str]
 
 
 def search_qdrant(place: str, name: str, query: NDArray[np.float32], k: int) -> list[Row]:
+    from qdrant_client import QdrantClient
+
     client = QdrantClient(path=place)
     points = client.query_points(name, query=query.tolist(), limit=k).points
     client.close()
@@ -35,11 +36,15 @@ def search_qdrant(place: str, name: str, query: NDArray[np.float32], k: int) -> 
 
 
 def search_lancedb(place: str, name: str, query: NDArray[np.float32], k: int) -> list[Row]:
+    import lancedb
+
     rows = lancedb.connect(place).open_table(name).search(query).distance_type("cosine").limit(k).to_list()
     return [(row["path"], row["label"]) for row in rows]
 
 
 def search_milvus(place: str, name: str, query: NDArray[np.float32], k: int) -> list[Row]:
+    from pymilvus import MilvusClient
+
     client = MilvusClient(place)
     client.load_collection(name)
     hits = client.search(name, data=[query], limit=k, output_fields=["path", "label"])[0]
@@ -81,7 +86,7 @@ def saved(model: ImageEmbedder, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return model.save_pretrained(tmp_path_factory.mktemp("models") / "model")
 
 
-@pytest.fixture(params=["qdrant", "lancedb", pytest.param("milvus", marks=pytest.mark.pipeline)])  # it starts a server
+@pytest.fixture(params=["qdrant", "lancedb", "milvus"])
 def database(request: pytest.FixtureRequest, model: ImageEmbedder, saved: Path, tmp_path: Path) -> Database:
     return Database(request.param, str(tmp_path / "vectors.db"), model, saved)
 
@@ -204,7 +209,6 @@ def test_odd_names_stay_as_they_are(database: Database, photos: Path, tmp_path: 
         assert database.paths() == sorted(f"odd/[/red] '; DROP/{name}" for name in names)
 
 
-@pytest.mark.pipeline
 def test_a_file_of_milvus_is_opened_again_by_another_process(
     model: ImageEmbedder, saved: Path, photos: Path, tmp_path: Path
 ) -> None:
@@ -233,7 +237,6 @@ def test_decoding_processes_are_no_copies_of_one_with_a_data_base(
     assert methods == ["spawn"]
 
 
-@pytest.mark.pipeline  # a process that is started anew imports for three seconds
 def test_a_process_that_is_started_anew_decodes_the_same(model: ImageEmbedder, photos: Path) -> None:
     paths = sorted(photos.rglob("*.png"))
     batches = [*model.embed_in_batches(paths, batch_size=5, num_workers=1, start_method="spawn")]

@@ -110,6 +110,7 @@ def test_numbers_that_leave_a_loss_without_a_meaning_are_refused(make: Callable[
         make()
 
 
+@pytest.mark.pipeline
 def test_a_loss_compiles() -> None:
     compiled = torch.compile(build("rll"), backend="eager")
     torch.testing.assert_close(compiled(X, Y), build("rll")(X, Y))

@@ -10,11 +10,6 @@ from dml.models.bn_inception import BNInception
 
 pytestmark = pytest.mark.networks
 
-with warnings.catch_warnings():
-    # an unrelated file of the package is compiled with `is` before a literal
-    warnings.simplefilter("ignore", SyntaxWarning)
-    from pretrainedmodels import bninception
-
 CLASSES = 10
 BLOCKS = ["3a", "3b", "3c", "4a", "4b", "4c", "4d", "4e", "5a", "5b"]
 TAPS = {
@@ -22,6 +17,16 @@ TAPS = {
     "inception_4e_output": (1056, 7, 7),
     "inception_5b_output": (1024, 7, 7),
 }
+
+
+@pytest.fixture(scope="module")
+def bninception() -> Callable[..., nn.Module]:
+    """The network of the usual weights."""
+    with warnings.catch_warnings():
+        # an unrelated file of the package is compiled with `is` before a literal
+        warnings.simplefilter("ignore", SyntaxWarning)
+        from pretrainedmodels import bninception
+    return bninception  # type: ignore[no-any-return]
 
 
 def pixels(*shape: int) -> Tensor:
@@ -57,7 +62,7 @@ def random_state(network: nn.Module) -> dict[str, Tensor]:
 
 
 @pytest.fixture(scope="module")
-def reference() -> nn.Module:
+def reference(bninception: Callable[..., nn.Module]) -> nn.Module:
     network = bninception(num_classes=CLASSES, pretrained=None)
     network.load_state_dict(random_state(network))
     return network.eval()
@@ -70,7 +75,7 @@ def network(reference: nn.Module) -> BNInception:
     return network.eval()
 
 
-def test_state_dict_is_that_of_the_usual_weights() -> None:
+def test_state_dict_is_that_of_the_usual_weights(bninception: Callable[..., nn.Module]) -> None:
     ours, usual = BNInception().state_dict(), bninception(pretrained=None).state_dict()
     assert [(key, value.shape) for key, value in ours.items()] == [(k, v.shape) for k, v in usual.items()]
 

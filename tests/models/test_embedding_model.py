@@ -190,6 +190,7 @@ def rll() -> EmbeddingModel:
     return EmbeddingModel(bn_inception(), taps=BN_INCEPTION_TAPS, head=AUXILIARY, embed_dim=512, image_size=224)
 
 
+@pytest.mark.networks
 def test_rlls_heads_at_224(rll: EmbeddingModel) -> None:
     """L: 14 x 14 -> 4 x 4 cells, M: 7 x 7 -> 2 x 2, of 128 channels; H: pooled, no bias."""
     shapes = {name: tuple(value.shape) for name, value in rll.heads.named_parameters() if value.ndim > 1}
@@ -229,6 +230,7 @@ def test_rlls_embeddings_at_224(rll: EmbeddingModel) -> None:
 @pytest.mark.parametrize(
     ("name", "grid"), [("vit_tiny_patch16_224", (14, 14, 14)), ("swin_tiny_patch4_window7_224", (28, 14, 7))]
 )
+@pytest.mark.networks
 def test_transformers_last_three_stages(name: str, grid: tuple[int, ...]) -> None:
     shapes = []
 

@@ -13,6 +13,8 @@ from runs import metrics
 import dml
 from dml.__main__ import dispatch
 
+pytestmark = pytest.mark.pipeline
+
 RUN = [*ONE_HEAD, "dataset=csv", "transform=emoji", "seed=1"]
 SPLITS = ("train",) * 6 + ("val",) * 2 + ("test",) * 4  # of each class
 HEADER = "path,label,split"

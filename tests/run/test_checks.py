@@ -7,8 +7,7 @@ import pytest
 from configurations import CONF, compose, settings_of
 from omegaconf import OmegaConf
 
-from dml.run.building import check_values
-from dml.run.checks import check_crops
+from dml.run.checks import check_crops, check_values
 from dml.run.settings import SETTINGS
 from dml.runtime.configuration import flat
 from dml.runtime.errors import InputError

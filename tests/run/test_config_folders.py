@@ -61,6 +61,7 @@ def test_hydra_reads_a_formatted_value_back(value: Any) -> None:
 
 
 @pytest.mark.parametrize(("options", "found"), [([], True), (["-P"], False)])
+@pytest.mark.pipeline
 def test_modules_in_the_working_folder_are_found_unless_python_is_told_otherwise(
     options: list[str], found: bool, tmp_path: Path
 ) -> None:

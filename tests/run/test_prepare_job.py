@@ -77,6 +77,7 @@ def test_a_sound_data_set(prepare: Prepare, sop: Path, capsys: pytest.CaptureFix
     assert (rows[0]["width"], rows[0]["height"]) == (61, 40)
 
 
+@pytest.mark.pipeline
 def test_the_sheets_show_every_split(prepare: Prepare, sop: Path) -> None:
     prepare("sheet.classes=3", "sheet.pictures=2")
     sheets = {path.stem: path.read_bytes() for path in (sop / ".dml" / "sop").glob("*.png")}

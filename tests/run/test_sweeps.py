@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pytest
 import torch
 from configurations import settings_of
@@ -226,6 +225,8 @@ def test_optuna_searches_and_goes_on(here: Here, told: Lines, small_emoji: Path,
     assert last(tmp_path / "1")["global_step"] == 2
 
     # both are those of a study that knows nothing of the interruption
+    import optuna
+
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=0))
     for run in "01":
         config: Any = OmegaConf.load(tmp_path / run / ".hydra" / "config.yaml")

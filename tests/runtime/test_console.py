@@ -53,6 +53,7 @@ def test_a_log_whose_folder_has_been_removed_is_forgotten(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("program", [["-m", "dml", "compare"], [str(ROOT / "train.py")]])
+@pytest.mark.pipeline
 def test_letters_that_the_output_cannot_hold_are_escaped(program: list[str]) -> None:
     environment = python_environment(PYTHONIOENCODING="ascii")
     command = [sys.executable, *program, "folder→nowhere"]

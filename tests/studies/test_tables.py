@@ -253,12 +253,14 @@ def test_the_weights_of_the_levels_are_those_that_table_3_implies() -> None:
 SOME = [
     Training("rll/I/rll_simpler", ("model.embed_dim=64", "model.heads=[L,H]")),
     Training("nra/I/nra_sop", ("model.embed_dim=512", "loss=rll", "optimizer.lr=1e-3")),
-    shrink(Training("rll/XV/inshop", ("scheduler.loss.start=4",))),
+    Training("rll/XV/inshop", ("scheduler.loss.start=4",)),
 ]
 
 
 @pytest.mark.parametrize("training", SOME, ids=lambda training: training.experiment)
 def test_composing_quickly_is_composing_as_hydra_does(training: Training) -> None:
+    if training == SOME[-1]:
+        training = shrink(training)
     with initialize_config_dir(str(CONF), version_base="1.3"):
         slowly = hydra_compose("train", [f"experiment={training.experiment}", *training.overrides])
     assert OmegaConf.to_container(compose(training)) == OmegaConf.to_container(slowly)

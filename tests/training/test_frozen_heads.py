@@ -77,6 +77,7 @@ class NothingLoggedBefore(Callback):
 
 @pytest.mark.filterwarnings("ignore:You defined a .validation_step. but have no .val_dataloader.")
 @pytest.mark.parametrize("loss", sorted(path.stem for path in Path(CONF, "loss").glob("*.yaml")))
+@pytest.mark.pipeline
 def test_each_loss_trains_the_heads_alone(loss: str) -> None:
     model = make_model()
     learner, images = make_learner(model, loss)

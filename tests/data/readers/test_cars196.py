@@ -59,6 +59,7 @@ def test_numbers_may_be_stored_as_matlab_does_by_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 197, 5.5])
+@pytest.mark.data_sets
 def test_classes_beyond_the_named_ones_are_refused(number: float, tmp_path: Path) -> None:
     cars196.build(tmp_path)
     changed(where("class", 5, **{"class": number}))(tmp_path)
@@ -67,6 +68,7 @@ def test_classes_beyond_the_named_ones_are_refused(number: float, tmp_path: Path
         read(tmp_path)
 
 
+@pytest.mark.data_sets
 def test_a_list_may_have_one_image(tmp_path: Path) -> None:
     cars196.build(tmp_path)
     cars196.write_lists(tmp_path, cars196.records()[:1])
@@ -92,6 +94,7 @@ def test_a_list_may_have_one_image(tmp_path: Path) -> None:
         ),
     ],
 )
+@pytest.mark.data_sets
 def test_a_mat_file_of_something_else(contents: dict[str, Any], message: str, tmp_path: Path) -> None:
     cars196.build(tmp_path)
     savemat(tmp_path / "cars_annos.mat", contents)

@@ -45,6 +45,7 @@ def test_the_first_hundred_classes_are_for_training(tmp_path: Path) -> None:
         ("classes.txt", "^5 ", "300000000 ", r"classes\.txt, line 5: id '300000000', expected a .* from 1 to 200"),
     ],
 )
+@pytest.mark.data_sets
 def test_lists_that_disagree(name: str, pattern: str, new: str, message: str, tmp_path: Path) -> None:
     TREE.build(tmp_path)
     edit(name, pattern, new)(tmp_path)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chromium import NEEDS_CHROMIUM, playwright
+from chromium import NEEDS_CHROMIUM, expect
 from served_index import CALIBRATION_OF_INDEX, LIMITS, THRESHOLD
 
 from dml.inference.image_index import Index
@@ -43,7 +43,7 @@ def test_the_page_searches(browser: Any, address: str, index: Index) -> None:
     error, scores = page.locator("#error"), page.locator("#results .score")
 
     # Playwright's wait_for_function evaluates strings in the page, which its Content-Security-Policy forbids
-    wait_until = playwright.expect
+    wait_until = expect
 
     def wait_for_results(title: str, first: str, count: int) -> None:
         """Wait until the page shows a title, so many pictures, and the words of the first."""
@@ -112,17 +112,17 @@ def test_the_page_searches(browser: Any, address: str, index: Index) -> None:
 def page(browser: Any, address: str) -> Iterator[Any]:
     page = browser.new_page()
     page.goto(address)
-    playwright.expect(page.locator("#results button")).to_have_count(12)
+    expect(page.locator("#results button")).to_have_count(12)
     yield page
     page.close()
 
 
 def wait_for_failure(page: Any, problem: str) -> None:
     """Wait until the page shows a problem, and no results of an earlier query."""
-    playwright.expect(page.locator("#error")).to_contain_text(problem)
-    playwright.expect(page.locator("#title")).to_have_text("No result")
-    playwright.expect(page.locator("#results button")).to_have_count(0)
-    playwright.expect(page.locator("body.busy")).to_have_count(0)
+    expect(page.locator("#error")).to_contain_text(problem)
+    expect(page.locator("#title")).to_have_text("No result")
+    expect(page.locator("#results button")).to_have_count(0)
+    expect(page.locator("body.busy")).to_have_count(0)
     assert page.locator("#explanation").text_content() == ""
     assert page.locator("#more").is_hidden()
 
@@ -133,11 +133,11 @@ def test_a_failed_query_leaves_no_results_of_another(page: Any, index: Index, tm
     large.write_bytes(bytes(LIMITS.max_image_bytes + 1))
     for path, problem in ((broken, "upload: cannot be decoded"), (large, "large.png: more than 200,000 bytes")):
         page.set_input_files("#file", index.items.paths[2])
-        playwright.expect(page.locator("#results .score")).to_have_count(12)
+        expect(page.locator("#results .score")).to_have_count(12)
         page.set_input_files("#file", path)
         wait_for_failure(page, problem)
     page.locator("#browse").click()
-    playwright.expect(page.locator("#results button")).to_have_count(12)
+    expect(page.locator("#results button")).to_have_count(12)
     page.fill("#label", "birds")
     page.locator("#label").press("Tab")
     wait_for_failure(page, "label=birds")
@@ -147,11 +147,11 @@ def test_a_file_is_read_when_it_is_chosen(page: Any, index: Index, tmp_path: Pat
     path = tmp_path / "photo.png"
     shutil.copyfile(index.items.paths[2], path)
     page.set_input_files("#file", path)
-    playwright.expect(page.locator("#results .words").first).to_contain_text("cats1.000")
+    expect(page.locator("#results .words").first).to_contain_text("cats1.000")
     path.unlink()
     page.fill("#label", "dogs")
     page.locator("#label").press("Tab")
-    playwright.expect(page.locator("#title")).to_have_text("Most similar images with the label dogs")
+    expect(page.locator("#title")).to_have_text("Most similar images with the label dogs")
     assert page.locator("#error").is_hidden()
 
     # a file that is deleted between the choice and the search, which only a script can do in time
@@ -174,8 +174,8 @@ def test_the_page_fits_a_telephone(browser: Any, address: str) -> None:
 def test_the_focus_stays_with_the_results(page: Any) -> None:
     page.locator("#results button").nth(3).focus()
     page.keyboard.press("Enter")
-    playwright.expect(page.locator("#results .score")).to_have_count(12)
-    playwright.expect(page.locator("#title")).to_be_focused()
+    expect(page.locator("#results .score")).to_have_count(12)
+    expect(page.locator("#title")).to_be_focused()
 
     def answer(route: Any) -> None:
         """The first six images, or those after them."""
@@ -183,17 +183,17 @@ def test_the_focus_stays_with_the_results(page: Any) -> None:
 
     page.route("**/api/items?*", answer)
     page.locator("#browse").click()
-    playwright.expect(page.locator("#results button")).to_have_count(6)
+    expect(page.locator("#results button")).to_have_count(6)
     page.locator("#more").focus()
     page.keyboard.press("Enter")
-    playwright.expect(page.locator("#results button")).to_have_count(12)
-    playwright.expect(page.locator("#results button").nth(6)).to_be_focused()
+    expect(page.locator("#results button")).to_have_count(12)
+    expect(page.locator("#results button").nth(6)).to_be_focused()
 
 
 def test_an_emptied_label_filters_no_more(page: Any) -> None:
     page.fill("#label", "cats")
     page.locator("#label").press("Enter")
-    playwright.expect(page.locator("#results button")).to_have_count(6)
+    expect(page.locator("#results button")).to_have_count(6)
     page.locator("#label").press("Escape")  # empties a search field, which keeps the focus
-    playwright.expect(page.locator("#results button")).to_have_count(12)
-    playwright.expect(page.locator("#title")).to_have_text("Images of the index")
+    expect(page.locator("#results button")).to_have_count(12)
+    expect(page.locator("#title")).to_have_text("Images of the index")
