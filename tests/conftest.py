@@ -155,6 +155,9 @@ def device(pytestconfig: pytest.Config) -> str:
     return name
 
 
+HANDLERS = (logging.StreamHandler, logging.FileHandler)  # Hydra's; pytest's are of subclasses
+
+
 @pytest.fixture(autouse=True)
 def _without_hydra() -> Iterator[None]:
     """Undo Hydra's logging, whose handler writes to a file that pytest closes; forget what it and signals leave."""
@@ -164,7 +167,7 @@ def _without_hydra() -> Iterator[None]:
     for name in [name for name in registered if name.startswith(STORED)]:
         del registered[name]
     signals.forget()
-    for handler in [handler for handler in logging.root.handlers if type(handler) is logging.StreamHandler]:
+    for handler in [handler for handler in logging.root.handlers if type(handler) in HANDLERS]:
         logging.root.removeHandler(handler)
     logging.root.setLevel(logging.WARNING)
 

@@ -38,7 +38,7 @@ def check_choice(key: str, value: object, choices: Collection[str | None]) -> No
     if value not in choices:
         names = ["null" if choice is None else choice for choice in choices]
         text = f"one of {', '.join(names)}" if len(names) > 2 else " or ".join(names)
-        raise InputError(f"{key}={show(value)}: must be {text}")
+        raise InputError(f"{key}={value}: must be {text}")
 
 
 def suggest(name: str, options: Collection[str]) -> str:

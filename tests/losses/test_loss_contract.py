@@ -33,6 +33,6 @@ class WithoutSuper(nn.Module):
 )
 @pytest.mark.usefixtures("own_code")
 def test_what_is_no_loss_is_refused(monkeypatch: pytest.MonkeyPatch, make: Callable[[], object], line: str) -> None:
-    monkeypatch.setattr(builders, "build", lambda _: make())
+    monkeypatch.setattr(builders, "build_values", lambda *_: make())
     with pytest.raises(InputError, match=rf"^{line}"):
         builders.build_losses(settings_of(compose()), {"H": 8}, np.zeros((4, 1), np.int64))

@@ -117,5 +117,5 @@ def test_pair_f1_counts_billions_of_pairs() -> None:
 
 @pytest.mark.parametrize("metric", [nmi, ami])
 def test_other_means_are_refused(metric: Any) -> None:
-    with pytest.raises(InputError, match=r"average='max': must be one of arithmetic, geometric"):
+    with pytest.raises(InputError, match=r"average=max: must be arithmetic or geometric"):
         metric(np.array([0, 0, 1]), np.array([0, 1, 1]), average="max")

@@ -241,7 +241,7 @@ def gradients(rank: int, count: int) -> dict[str, Tensor]:
     learn(model).train().double()
     share = photos(count=6).chunk(count)[rank]
     network = DistributedDataParallel(model) if count > 1 else model
-    embeddings = embed_in_chunks(network, share, 2 if count > 1 else None)["H"]
+    embeddings = embed_in_chunks(network, share, 2 if count > 1 else len(share))["H"]
     (embeddings**3).mean().backward()
     return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
 

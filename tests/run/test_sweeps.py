@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import optuna  # here, as its log goes to what is stderr when it is imported
 import pytest
 import torch
 from configurations import settings_of
@@ -153,7 +154,7 @@ def test_the_processes_of_a_run_get_its_folder_whatever_its_name(
         with RunFolder(folder.path).hold():  # as the first process does, while the sweep holds the folder
             return 2 * (count != 2)
 
-    monkeypatch.setattr(sweeps.ranks, "launch", launch)
+    monkeypatch.setattr(sweeps.processes, "launch", launch)
     with folder.hold():
         sweeps._train_in_processes(2, folder, [])
         with pytest.raises(InputError, match="exit code 2"):
@@ -225,8 +226,6 @@ def test_optuna_searches_and_goes_on(here: Here, told: Lines, small_emoji: Path,
     assert last(tmp_path / "1")["global_step"] == 2
 
     # both are those of a study that knows nothing of the interruption
-    import optuna
-
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=0))
     for run in "01":
         config: Any = OmegaConf.load(tmp_path / run / ".hydra" / "config.yaml")

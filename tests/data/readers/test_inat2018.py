@@ -119,7 +119,7 @@ def test_a_species_in_two_super_categories(tmp_path: Path) -> None:
 
 
 def test_another_variant(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"dataset\.reader\.variant='ful': must be one of base, full"):
+    with pytest.raises(InputError, match=r"dataset\.reader\.variant=ful: must be base or full"):
         read(tmp_path, variant="ful")
 
 
