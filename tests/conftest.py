@@ -14,12 +14,11 @@ import pytest
 from forks import ROOT, run_forked
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
-from lightning_utilities.core import imports as requirements
 from quick_hydra import remembering
 
 from dml.commands import main
 from dml.runtime import signals
-from dml.runtime.imports import hidden, quick_imports
+from dml.runtime.imports import quick_imports
 
 # many small jobs: threads would only wait for each other; set before torch is imported. Milvus leaves threads of gRPC
 # behind, which would print a line at each fork of a later test and when the server ends its connection, and Ray's print
@@ -110,18 +109,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection(session: pytest.Session) -> None:
-    """Collect no garbage while the tests and their libraries are imported, and import less.
-
-    Lightning's torchmetrics loads transformers for a second, and timm wandb, if other tools of the tests brought them.
-    """
+    """Collect no garbage while the tests and their libraries are imported."""
     if session.config.getoption("numprocesses", None):
         return  # this process hands out the tests
     gc.disable()
-    known_version = requirements._version
-    with pytest.MonkeyPatch.context() as patched, hidden("wandb"):
-        patched.setattr(requirements, "_version", lambda name: "0" if name == "transformers" else known_version(name))
-        import pytorch_lightning  # noqa: F401
-        import timm  # noqa: F401
 
 
 def pytest_collection_finish() -> None:
@@ -169,6 +160,8 @@ def _without_hydra() -> Iterator[None]:
     signals.forget()
     for handler in [handler for handler in logging.root.handlers if type(handler) in HANDLERS]:
         logging.root.removeHandler(handler)
+        if isinstance(handler, logging.FileHandler):
+            handler.close()
     logging.root.setLevel(logging.WARNING)
 
 

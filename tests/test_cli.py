@@ -60,7 +60,7 @@ def test_bad_values_are_refused(
         (["trainer.callbacks=[{_target_:nowhere.Mine}]"], "error: trainer.callbacks0: Error loading 'nowhere.Mine'"),
         (
             ["scheduler.loss={attribute:marge,start:0,end:2}"],
-            "scheduler.loss.attribute=marge: no number of RankedListLoss",
+            "scheduler.loss.attribute=marge: no number of RankedList",
         ),
     ],
 )

@@ -197,7 +197,7 @@ def test_the_rest_follows_on_the_first_step() -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: Resize("both", 5), "resize mode='both': must be one of warp, shorter, longer"),
+        (lambda: Resize("both", 5), "resize mode=both: must be one of warp, shorter, longer"),
         (lambda: Resize("warp", 8, "cubic"), "interpolation=cubic: must be bilinear or bicubic"),  # type: ignore[arg-type]
         (lambda: Resize("warp", 0), "resize size=0: must be a whole number, 1 or more"),
         (lambda: Resize("warp", "abc"), "resize size='abc': must be a whole number, 1 or more"),  # type: ignore[arg-type]
