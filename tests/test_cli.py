@@ -35,7 +35,7 @@ def test_an_unknown_name_gets_the_nearest_ones(refused: Refused, override: str, 
     [
         (["dataset.root=/nowhere"], "dataset.root=/nowhere"),
         (["sampler.classes_per_batch=500"], "sampler.classes_per_batch=500"),
-        (["trainer.accelerator=mps"], "`MPSAccelerator` can not run on your system"),
+        (["trainer.accelerator=mps"], "trainer: `MPSAccelerator` can not run on your system"),
         (["model.taps.L=pool9"], "model.taps.L=pool9: no such module; nearest: pool"),
         (["model.backbone.weights=/nowhere.pth"], "model.backbone.weights=/nowhere.pth"),
         (["trainer.max_epochs=2"], "trainer.max_steps=6 and trainer.max_epochs=2: a run has one length"),
@@ -58,10 +58,7 @@ def test_bad_values_are_refused(
     [
         (["sampler.classes_per_batch=1"], "sampler.classes_per_batch=1: RankedListLoss compares images of different"),
         (["trainer.callbacks=[{_target_:nowhere.Mine}]"], "error: trainer.callbacks0: Error loading 'nowhere.Mine'"),
-        (
-            ["scheduler.loss={attribute:marge,start:0,end:2}"],
-            "scheduler.loss.attribute=marge: no number of RankedList",
-        ),
+        (["scheduler.loss={attribute:marge,start:0,end:2}"], "scheduler.loss.attribute=marge: no number of"),
     ],
 )
 def test_what_cannot_be_built_is_told_before_the_raw_test(

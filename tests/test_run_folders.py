@@ -196,12 +196,6 @@ def accumulated(small_emoji: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return train(tmp_path_factory.mktemp("accumulated") / "run", f"dataset.root={small_emoji}", *ACCUMULATED)
 
 
-def test_intervals_are_in_steps_under_accumulation(accumulated: Path) -> None:
-    values = RunFolder(accumulated).values("val/level0/recall@1")
-    assert sorted(values) == [2, 4, 5]  # the last step is validated too
-    assert sorted(RunFolder(accumulated).values("loss")) == [1, 2, 3, 4, 5]
-
-
 @pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("point", "occurrence"),

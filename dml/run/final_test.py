@@ -134,12 +134,12 @@ def _recall_fixed(
     settings: Settings, embeddings: UnitEmbeddings, labels: NDArray[np.int64], rows: Tensor, path: Path
 ) -> Metrics:
     """Compute recall among the neighbors of each image before the training -> fixed/level0/recall@1 and so on."""
-    option = f"evaluation.fixed_neighbors={settings.evaluation.fixed_neighbors}"
-    if not path.exists():
-        raise InputError(f"{option}: no {path}, which training leaves; null tests without")
-    fixed = FixedNeighbors.read(path)
-    if not np.array_equal(fixed.rows, rows.numpy()):
-        raise InputError(f"{option}: {path} is of {len(fixed.rows)} images, not of the {len(rows)} tested")
+    fixed = FixedNeighbors.read(path) if path.exists() else None
+    if fixed is None or not np.array_equal(fixed.rows, rows.numpy()):
+        raise InputError(
+            f"evaluation.fixed_neighbors={settings.evaluation.fixed_neighbors}: {path}, which a training leaves, isn't "
+            f"there or is of other images than the {len(rows)} tested; null tests without"
+        )
     neighbors = torch.from_numpy(fixed.neighbors)
     recalls = recall_among(embeddings, labels, neighbors, settings.evaluation.recall_at)
     return {f"fixed/{name}": value for name, value in recalls.items()}

@@ -105,12 +105,7 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
     stages = list_stages(config.copy())  # building a stage turns its epochs into steps
     for stage in stages if settings.quick else ():
         loop.shorten(stage, {*map(key_of, overrides)})
-    for stage in stages:  # before any training
-        check_evaluation(stage.settings, table)
-    builders.read_other_labels(stages[-1].settings, table)
-    split = choose_tested_split(stages[-1].settings, table)
-    check_share("limit_test_batches", stages[-1].settings, table.select_evaluated(split))
-    builders.check_readable(stages[-1].settings, table)
+    split = _check_data(stages, table)
     parts = _build_parts(stages[0], table)
     _try_stages(parts, stages[1:], table)
     progress = None if stored is None else _read_progress(values, folder, table, stages, stored)
@@ -162,6 +157,18 @@ def _check_folder(settings: Settings, values: Mapping[str, Any], folder: RunFold
             "it, and another folder takes a new one"
         )
     return None
+
+
+def _check_data(stages: list[Stage], table: ImageTable) -> str:
+    """Make sure that all stages can be evaluated on the data, and that it can be read -> the split of the test."""
+    for stage in stages:
+        check_evaluation(stage.settings, table)
+    settings = stages[-1].settings
+    builders.read_other_labels(settings, table)
+    split = choose_tested_split(settings, table)
+    check_share("limit_test_batches", settings, table.select_evaluated(split))
+    builders.check_readable(settings, table)
+    return split
 
 
 def _build_parts(stage: Stage, table: ImageTable) -> StageParts:

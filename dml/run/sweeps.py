@@ -105,8 +105,7 @@ def sweep_subfolder(number: int, *, _root_: DictConfig) -> str:
     name = str(number)
     if not make_folder(sweep / name):
         name = f"{number}-{identity[:8]}"
-        if not make_folder(sweep / name):
-            raise InputError(f"{sweep / name}: holds no configuration; delete it")
+        make_folder(sweep / name)  # if it is there, a sweep that was stopped has left it, without a configuration
     RunFolder(sweep / name).write_configuration(*texts)
     return name
 

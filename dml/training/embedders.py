@@ -166,9 +166,7 @@ class HeadChoice:
     heads: Sequence[str]  # from low to high
     monitor: str  # the metric that compares sets of heads, on which checkpoints are chosen as well
     mode: str = "max"  # "min" if smaller values are better
-    tie_breaker: str | None = (
-        None  # a metric that decides between equal values, the larger the better; None: more heads
-    )
+    tie_breaker: str | None = None  # decides between equal values, the larger the better; None: more heads
 
     @property
     def candidates(self) -> list[str]:

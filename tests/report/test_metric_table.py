@@ -1,8 +1,5 @@
-import io
-
 import pytest
 from printed_tables import print_lines
-from rich.console import Console
 
 from dml.evaluation.names import MetricDescription, choose_first_metric
 from dml.report.console import metric_table, summary_table
@@ -77,24 +74,3 @@ def test_lists_of_levels_end_with_the_means_over_the_levels(names: tuple[str, ..
     lines = [line.split() for line in print_lines(summary_table(metrics, ["fine", "middle", "coarse"], ["H"]))]
     assert lines[0] == ["level", "%", *columns]
     assert lines[-2:] == [["mean", "before", *len(columns) * ["30.0"]], ["H", *len(columns) * ["30.0"]]]
-
-
-@pytest.mark.parametrize("width", [40, 80])
-def test_a_pipe_has_the_columns_of_a_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    levels = ["a level with a name that is very long indeed", "x"]
-    names = [f"level{level}/{name}" for level in range(2) for name in ("recall@1", "recall@10", "map@r", "nmi")]
-    heads = ["a_head_whose_name_is_rather_long", "M"]
-    metrics = {f"{head}{name}": 0.5 for head in ("raw/", "heads/M/", "") for name in names}
-    monkeypatch.setenv("COLUMNS", str(width))
-    printed = []
-    for is_terminal in (False, True):
-        file = io.StringIO()
-        Console(file=file, force_terminal=is_terminal, color_system=None, soft_wrap=True).print(
-            summary_table(metrics, levels, heads)
-        )
-        printed.append(file.getvalue())
-    assert printed[0] == printed[1]
-    columns = next(line.split() for line in printed[0].splitlines() if "R@1" in line)
-    assert columns == ["level", "%", "R@1", "R@10", "MAP@R", "NMI"]
-    assert "…" not in printed[0]
-    assert printed[0].count(" 50.0 ") == 4 * 2 * 2

@@ -7,9 +7,8 @@ import pytest
 from conftest import Refused
 from omegaconf import OmegaConf
 
-from dml.report.comparison import find_runs, find_unfinished
 from dml.run.config_folders import evaluations_folder
-from dml.runtime.run_folder import RunFolder, folders_below, newest_runs
+from dml.runtime.run_folder import RunFolder
 
 
 def make_run(folder: Path, **config: Any) -> RunFolder:
@@ -41,18 +40,6 @@ def test_an_evaluation_is_below_the_run_that_wrote_the_checkpoint(
     assert choose_folder("last.ckpt") == "../evaluations"
     evaluation = make_run(run.evaluations_folder / "1", checkpoint="best.ckpt")
     assert choose_folder(str(evaluation.path / "best.ckpt")) == "other"
-
-
-def test_evaluations_are_no_runs(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "sweep" / "run")
-    evaluation = make_run(run.evaluations_folder / "1", checkpoint="best.ckpt")
-    unfinished = make_run(run.evaluations_folder / "2", checkpoint="best.ckpt")
-    unfinished.metrics_file.unlink()
-    assert [folder.path for folder in newest_runs(tmp_path)] == [run.path]
-    assert len(folders_below(tmp_path)) == 3
-    assert [found.folder for found in find_runs([tmp_path])] == [run.path]
-    assert find_unfinished([tmp_path]) == []
-    assert [found.folder for found in find_runs([evaluation.path])] == [evaluation.path]
 
 
 def test_a_run_leaves_what_its_evaluations_are_writing(tmp_path: Path) -> None:

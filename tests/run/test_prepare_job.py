@@ -129,13 +129,6 @@ def test_training_finds_the_cache(prepare: Prepare, sop: Path, capsys: pytest.Ca
         assert torch.equal(cached[0], read[0])
 
 
-def test_another_folder(prepare: Prepare, sop: Path, tmp_path: Path) -> None:
-    prepare("resize=8", f"data.cache={tmp_path}/fast")
-    (pixels,) = (tmp_path / "fast").glob("sop-*/warp-8.*.pixels")
-    assert pixels.stat().st_size == 24 * 8 * 8 * 3
-    assert not (sop / ".dml").exists()
-
-
 def test_a_data_set_in_the_home_folder(prepare: Prepare, sop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = sop.parent / "elsewhere"
     elsewhere.mkdir()

@@ -96,8 +96,7 @@ def test_recall_among_fixed_neighbors_is_of_those_before_the_training(
     again = json.loads((tmp_path / "again" / "metrics.json").read_text())
     assert {name: again[name] for name in found if "/" in name} == {name: found[name] for name in found if "/" in name}
     np.savez(run / "fixed_neighbors.npz", rows=kept["rows"][:2], neighbors=kept["neighbors"][:2])
-    assert "fixed_neighbors.npz is of 2 images, not of the" in refused(*evaluate, command="evaluate")
+    line = "fixed_neighbors.npz, which a training leaves, isn't there or is of other images than the"
+    assert line in refused(*evaluate, command="evaluate")
     (run / "fixed_neighbors.npz").unlink()
-    line = refused(*evaluate, command="evaluate")
-    assert line.startswith("error: evaluation.fixed_neighbors=3: no ")
-    assert line.endswith("which training leaves; null tests without")
+    assert line in refused(*evaluate, command="evaluate")
