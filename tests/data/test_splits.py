@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from image_tables import make_table
 
 from dml.data.cells import number_classes
 from dml.data.split_names import SPLIT_WORDS, match_splits
@@ -17,13 +18,7 @@ from dml.runtime.errors import InputError
 
 
 def table(classes: list[int], split: list[str] | None = None) -> ImageTable:
-    return ImageTable(
-        paths=np.array([f"{i}.jpg" for i in range(len(classes))]),
-        labels=np.array(classes)[:, None],
-        split=np.array(split or [""] * len(classes)),
-        levels=("class",),
-        source="mine",
-    )
+    return make_table(classes, split or "", source="mine")
 
 
 def classes(images: ImageTable, split: str) -> set[int]:
