@@ -12,7 +12,7 @@ from dml.data.contents import split_part
 from dml.data.lists import parse_frame
 from dml.data.split_names import SPLITS
 from dml.runtime.configuration import dotted_name
-from dml.runtime.errors import InputError
+from dml.runtime.errors import InputError, check_choice
 from dml.runtime.text import printable
 
 logger = logging.getLogger(__name__)
@@ -142,6 +142,8 @@ class ImageTable:
 
     def rows(self, *splits: str) -> NDArray[np.int64]:
         """Return the indices of the rows of the splits, in the order of the table."""
+        for split in splits:
+            check_choice("split", split, (*SPLITS, ""))
         return np.flatnonzero(np.isin(self.split, splits)).astype(np.int64)
 
     def subset(self, *splits: str) -> "ImageTable":

@@ -175,14 +175,15 @@ def evaluate_threshold(
     similarity = nearest_similarity = None
     if validated is not None and (validation := PairVerification(validated)).rates.are_known:
         curves["val"] = thin_curve(validation)
-        similarity = nearest_similarity = choose_nearest_threshold(find_nearest(validated), settings.wrong_share)
+        nearest = find_nearest(validated)
+        similarity = nearest_similarity = choose_nearest_threshold(nearest, settings.wrong_share)
         metrics["wanted_wrong_share"] = settings.wrong_share
         if settings.fmr is not None:
             similarity = choose_pair_threshold(validated, settings.fmr)
             metrics["wanted_fmr"] = settings.fmr
         chosen = {"similarity": similarity, "nearest_similarity": nearest_similarity}
         metrics |= {name: value for name, value in chosen.items() if value is not None}
-        errors = _judge(validated, similarity, nearest_similarity)
+        errors = _judge(validated, nearest, similarity, nearest_similarity)
         metrics |= {f"val_{name}": errors[name] for name in VALIDATED if name in errors}
         calibration = fit_calibration(validated.counts)
         metrics |= {f"{CALIBRATION_PREFIX}{name}": value for name, value in asdict(calibration).items()}
@@ -190,13 +191,15 @@ def evaluate_threshold(
             errors = compute_calibration_errors(tested.counts, calibration, prior)[0]
             metrics |= {f"{name}{suffix}": value for name, value in errors.items()}
     if split != "val":
-        metrics |= _judge(tested, similarity, nearest_similarity)
+        metrics |= _judge(tested, find_nearest(tested), similarity, nearest_similarity)
     return {f"{THRESHOLD_PREFIX}{name}": value for name, value in metrics.items()}, curves
 
 
-def _judge(pairs: LabeledPairs, similarity: float | None, nearest_similarity: float | None) -> Metrics:
+def _judge(
+    pairs: LabeledPairs, nearest: NearestItems, similarity: float | None, nearest_similarity: float | None
+) -> Metrics:
     errors = {} if similarity is None else compute_threshold_errors(pairs, similarity)
-    return errors | judge_nearest(find_nearest(pairs), nearest_similarity)
+    return errors | judge_nearest(nearest, nearest_similarity)
 
 
 def thin_curve(verification: PairVerification) -> Floats:

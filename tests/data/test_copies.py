@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from image_tables import make_table
 
 from dml.data import overview
 from dml.data.contents import read_stamps
@@ -33,12 +34,8 @@ def table(tmp_path: Path) -> ImageTable:
     for name, content in FILES.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
-    return ImageTable(
-        paths=np.array([f"{tmp_path}/{name}" for name in FILES]),
-        labels=np.zeros((len(FILES), 1), dtype=np.int64),
-        split=np.array([name.partition("/")[0] for name in FILES]),
-        levels=("class",),
-    )
+    paths = [f"{tmp_path}/{name}" for name in FILES]
+    return make_table([0] * len(FILES), [name.partition("/")[0] for name in FILES], paths)
 
 
 @pytest.fixture
@@ -89,12 +86,7 @@ def test_queries_are_found_in_another_archive(tmp_path: Path) -> None:
             for name, content in files.items():
                 packed.writestr(name, content)
         paths += [f"{archive}/{name}" for name in files]
-    table = ImageTable(
-        paths=np.array(paths),
-        labels=np.zeros((5, 1), dtype=np.int64),
-        split=np.array(["query"] * 2 + ["gallery"] * 3),
-        levels=("class",),
-    )
+    table = make_table([0] * 5, ["query"] * 2 + ["gallery"] * 3, paths)
     found = assign_content_ids(table, None)
     assert count_queries_in_gallery(found) == (1, 2)
     assert found.content[1] == found.content[2] != found.content[3]

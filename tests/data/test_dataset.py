@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from image_tables import make_table
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -24,12 +25,7 @@ def table(tmp_path: Path) -> ImageTable:
     paths = [tmp_path / f"{i}.png" for i in range(6)]
     for i, path in enumerate(paths):
         Image.new("RGB", (4, 3), (10 * i,) * 3).save(path)
-    return ImageTable(
-        paths=np.array([str(path) for path in paths]),
-        labels=np.array([[c, 7] for c in CLASSES]),
-        split=np.array(["train"] * 6),
-        levels=("class", "group"),
-    )
+    return make_table([[c, 7] for c in CLASSES], "train", [str(path) for path in paths])
 
 
 def same(image: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
+from image_tables import make_table
 
 from dml.data.readers import folder
 from dml.data.table import ImageTable, check_paths
@@ -13,9 +13,7 @@ ODD = "caf\udce9"
 
 
 def table(paths: list[str], names: tuple[str, ...] = ("owl",)) -> ImageTable:
-    labels = np.zeros((len(paths), 1), dtype=np.int64)
-    split = np.array(["train"] * len(paths))
-    return ImageTable(np.array(paths, dtype=np.str_), labels, split, ("class",), (names,), source="mine.csv")
+    return make_table([0] * len(paths), "train", paths, names=(names,), source="mine.csv")
 
 
 @pytest.mark.parametrize(

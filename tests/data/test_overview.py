@@ -4,15 +4,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from image_tables import make_table
 
 from dml.data.overview import checksum_splits, describe_changes, describe_copies, make_relative, summarize_split
 from dml.data.prepared.verification import NO_FILE, CheckedImage
 from dml.data.table import UNKNOWN, ImageTable
 
 
-def make_table(rows: list[tuple[str, int, str]]) -> ImageTable:
+def make_rows(rows: list[tuple[str, int, str]]) -> ImageTable:
     paths, labels, splits = zip(*rows, strict=True)
-    return ImageTable(np.array(paths), np.array(labels, dtype=np.int64)[:, None], np.array(splits), ("class",))
+    return make_table(labels, splits, paths)
 
 
 def readable(content: str, width: int = 8, height: int = 6) -> CheckedImage:
@@ -20,7 +21,7 @@ def readable(content: str, width: int = 8, height: int = 6) -> CheckedImage:
 
 
 def test_counts_and_sizes_of_each_split() -> None:
-    table = make_table(
+    table = make_rows(
         [("a1", 0, "train"), ("a2", 0, "train"), ("a3", 0, "train"), ("b1", 1, "train"), ("c1", 2, "test")]
     )
     images = {
@@ -45,7 +46,7 @@ def test_an_image_of_several_lists_counts_once() -> None:
 
 
 def test_copies_across_splits_are_told_with_an_example() -> None:
-    table = make_table(
+    table = make_rows(
         [("a1", 0, "train"), ("a2", 0, "train"), ("v1", 1, "val"), ("q1", 2, "query"), ("g1", 2, "gallery")]
     )
     contents = {"a1": "x", "a2": "", "v1": "", "q1": "x", "g1": "x"}
@@ -65,7 +66,7 @@ def test_copies_across_splits_are_told_with_an_example() -> None:
 
 
 def test_a_sound_data_set_has_no_line() -> None:
-    table = make_table([("a1", 0, "train"), ("a2", 0, "train"), ("b1", 1, "test")])
+    table = make_rows([("a1", 0, "train"), ("a2", 0, "train"), ("b1", 1, "test")])
     assert not [*describe_copies(table, {path: readable(path) for path in ("a1", "a2", "b1")})]
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from image_tables import make_table
 from trees.tree import write_images
 
 from dml.data.contents import read_content
@@ -15,12 +16,7 @@ from dml.runtime.errors import InputError
 
 
 def table(paths: list[str], split: list[str] | None = None) -> ImageTable:
-    return ImageTable(
-        paths=np.array(paths),
-        labels=np.arange(len(paths))[:, None] // 2,
-        split=np.array(split or ["train", "test"] * (len(paths) // 2)),
-        levels=("class",),
-    )
+    return make_table(np.arange(len(paths)) // 2, split or ["train", "test"] * (len(paths) // 2), paths)
 
 
 @pytest.fixture

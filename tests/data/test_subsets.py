@@ -1,3 +1,4 @@
+import image_tables
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -11,13 +12,8 @@ from dml.evaluation.items import check_queries
 def make_table(labels: list[int], split: list[str], benchmark: list[int] | None = None) -> ImageTable:
     """Make a table of two levels, whose classes of level 1 are pairs of those of level 0."""
     fine = np.array(labels)
-    return ImageTable(
-        np.array([f"{i}.jpg" for i in range(len(labels))]),
-        np.stack([fine, fine // 2], axis=1),
-        np.array(split),
-        ("class", "group"),
-        benchmark=np.array([] if benchmark is None else benchmark, dtype=np.int64),
-    )
+    lists = {} if benchmark is None else {"benchmark": np.array(benchmark)}
+    return image_tables.make_table(np.stack([fine, fine // 2], axis=1), split, **lists)
 
 
 def kept(table: ImageTable) -> NDArray[np.str_]:

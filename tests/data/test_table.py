@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from image_tables import make_table
 
 from dml.data.table import SPLITS, ImageTable, find_faults, hold_out_classes, load
 from dml.runtime.errors import InputError
@@ -31,12 +32,7 @@ def training_table(sizes: list[int]) -> ImageTable:
     labels = np.repeat(2 * np.arange(len(sizes) + 1), [*sizes, 3])
     split = np.where(labels == 2 * len(sizes), "test", np.where(labels == 0, "val", "train"))
     order = np.random.default_rng(0).permutation(len(labels))
-    return ImageTable(
-        paths=np.array([f"{i}.png" for i in range(len(labels))]),
-        labels=labels[order, None],
-        split=split[order],
-        levels=("class",),
-    )
+    return make_table(labels[order], split[order])
 
 
 # checks
@@ -74,6 +70,8 @@ def test_rows_are_in_table_order() -> None:
     assert table().rows("gallery").tolist() == table().rows().tolist() == []
     assert table().rows(*SPLITS).tolist() == [0, 1, 2, 3, 4, 5, 6]  # the last row is in none
     assert len(table()) == 8
+    with pytest.raises(InputError, match="split='validation': must be one of train, val"):
+        table().subset("validation")
 
 
 def test_subset_keeps_the_meaning_of_labels() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from image_tables import make_table
 
 from dml.data.table import ImageTable
 from dml.evaluation import Kind, Metric, MetricConfig, evaluate, evaluate_table
@@ -68,13 +69,8 @@ def test_a_block_of_queries_without_positives_has_ranks_too() -> None:
 
 @pytest.mark.parametrize("has_lists", [False, True])
 def test_names_and_labels_are_those_of_the_evaluation(has_lists: bool) -> None:
-    table = ImageTable(
-        paths=np.array([f"{row}.jpg" for row in range(60)]),
-        labels=LABELS,
-        split=np.full(60, "test"),
-        levels=("fine", "coarse"),
-        benchmark=np.arange(60) // 12 % 2 if has_lists else np.array((), dtype=np.int64),
-    )
+    lists = {"benchmark": np.arange(60) // 12 % 2} if has_lists else {}
+    table = make_table(LABELS, levels=("fine", "coarse"), **lists)
     config = MetricConfig(CUSTOM, recall_at=(2,))
     values = evaluate_table(EMBEDDINGS, table, metrics=CUSTOM, recall_at=(2,))
     computed = {name for name in values if not name.endswith("queries_without_positives")}

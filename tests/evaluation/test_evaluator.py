@@ -5,6 +5,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+from image_tables import make_table
 
 from dml.data.table import ImageTable
 from dml.evaluation import Evaluator, evaluate, evaluate_table, rank_queries
@@ -16,14 +17,7 @@ FAST = {"recall_at": (1, 5), "clustering": False}
 
 
 def table(labels: Any, split: Any, benchmark: Any = ()) -> ImageTable:
-    labels = np.asarray(labels)
-    return ImageTable(
-        paths=np.array([f"{row}.jpg" for row in range(len(labels))]),
-        labels=labels,
-        split=np.array(np.broadcast_to(split, len(labels))),
-        levels=LEVELS,
-        benchmark=np.array(benchmark, dtype=np.int64),
-    )
+    return make_table(labels, split, levels=LEVELS, benchmark=np.array(benchmark, dtype=np.int64))
 
 
 @pytest.fixture(scope="module")

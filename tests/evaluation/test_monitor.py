@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from image_tables import make_table
 
 from dml.data.table import ImageTable
 from dml.evaluation import Evaluator, Metric, MetricConfig
@@ -16,9 +17,7 @@ FIRST_RANK = Metric("first_rank", "first rank", "level", lambda ranks: ranks[:, 
 
 
 def table(images: int, *classes: int) -> ImageTable:
-    labels = np.stack([np.arange(images) % number for number in classes], axis=1)
-    paths = np.array([f"{image}.jpg" for image in range(images)])
-    return ImageTable(paths, labels, np.full(images, "val"), tuple(f"level {i}" for i in range(len(classes))))
+    return make_table(np.stack([np.arange(images) % number for number in classes], axis=1), "val")
 
 
 def further_names(names: Any, test: MetricConfig, *, levels: int = 2) -> list[str]:

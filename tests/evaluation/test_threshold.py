@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from image_tables import make_table
 from report_runs import MakeRun
 from sklearn.metrics import roc_auc_score
 
-from dml.data.table import ImageTable
 from dml.evaluation import evaluate
 from dml.evaluation.threshold import (
     NearestItems,
@@ -211,8 +211,7 @@ def test_probabilities_are_fitted_on_one_split_and_judged_on_the_other() -> None
 
 def test_only_one_list_has_pairs() -> None:
     rows, labels = make_rows(8, 20)
-    columns = {"paths": np.arange(20).astype(str), "labels": labels[:, None], "split": np.full(20, "test")}
-    table = ImageTable(**columns, levels=("class",))
+    table = make_table(labels)
     pairs = make_pairs(UnitEmbeddings.normalize(rows), table)
     assert pairs is not None
     np.testing.assert_array_equal(pairs.labels, labels)

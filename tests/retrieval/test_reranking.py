@@ -8,8 +8,8 @@ import numpy.typing as npt
 import pytest
 import torch
 from conftest import ONE_HEAD, Refused
+from image_tables import make_table
 
-from dml.data.table import ImageTable
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.metric import MetricConfig
 from dml.retrieval import reranking
@@ -187,12 +187,7 @@ def average_precision(distances: Any, is_positive: Any) -> float:
 @pytest.mark.parametrize("split", ["test", np.where(np.arange(60) % 3 == 0, "query", "gallery")])
 def test_an_evaluation_ranks_by_the_numbers_of_the_papers(split: Any) -> None:
     vectors, labels = draw(3, 60).astype(np.float32), np.random.default_rng(0).integers(0, 8, 60)
-    table = ImageTable(
-        paths=np.array([f"{row}.jpg" for row in range(60)]),
-        labels=labels[:, None],
-        split=np.array(np.broadcast_to(split, 60)),
-        levels=("class",),
-    )
+    table = make_table(labels, split)
     queries, gallery = np.flatnonzero(table.split != "gallery"), np.flatnonzero(table.split != "query")
     found = draw(3, 60)
     is_own = len(queries) == 60
