@@ -22,7 +22,7 @@ from dml.evaluation.names import MetricName, list_evaluated_heads, select_joint
 from dml.losses.compose import AtLevel, check_pairs
 from dml.losses.loss_contract import Loss, check_module
 from dml.losses.matryoshka import MatryoshkaLoss, choose_sizes
-from dml.losses.proxies import check_beginning, count_classes
+from dml.losses.proxies import check_class_means, count_classes
 from dml.models.recurrent import AnyModel, RecurrentModel
 from dml.ops.training_protocols import UsesHierarchy
 from dml.run.building import build, import_object
@@ -181,7 +181,8 @@ def build_learner(
     check_pairs(first_loss, getattr(sampler, "images_per_class", 2), getattr(sampler, "classes_per_batch", 2))
     if loss_schedule := make_loss_schedule(settings.scheduler.loss):
         loss_schedule.check_losses(head_losses.values())
-    check_beginning(settings.training.proxies, head_losses, count_classes(labels), embed_dims)
+    if settings.training.proxies == "class_means":
+        check_class_means(head_losses, count_classes(labels), embed_dims)
     check_chunk_size(embedding_model, settings.training.gradient_cache)
     if settings.trainer.sync_batchnorm:
         check_synchronized(embedding_model)
@@ -265,7 +266,7 @@ def build_losses(settings: Settings, embed_dims: Mapping[str, int], labels: NDAr
         labels: labels (N, L) of the training images; ``num_classes`` is counted at level 0, or at the level of the
             `AtLevel` that the loss is inside of.
     """
-    num_classes = count_classes(labels)
+    num_classes: list[int] = (labels.max(axis=0) + 1).tolist()
     built = {}
     for head, size in embed_dims.items():
         loss_config = settings.loss.copy()
