@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import partial
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,11 @@ from dml.inference import index_items
 from dml.inference.certificates import certify
 from dml.inference.embedder import Embedder, VectorsAlone, check_model
 from dml.inference.image_inputs import Source, to_vectors, unpack_paths
-from dml.inference.index_folder import hold_folder, read_content, read_description, write_version
+from dml.inference.index_folder import hold_folder, open_newest, read_content, write_version
 from dml.inference.index_items import IndexItems
 from dml.inference.loading import load
 from dml.inference.saved_folder import save_folder
-from dml.inference.upgrades import UpgradeReport, measure_upgrade
+from dml.inference.upgrades import UpgradeReport, upgrade_index
 from dml.metrics.verification import Calibration
 from dml.retrieval.adapters import Adapter
 from dml.retrieval.vector_index import EXACT, VectorIndex
@@ -130,7 +130,7 @@ class Index:
     @property
     def is_trained_on(self) -> bool:
         """Whether the model was trained or validated on the classes of all images: its errors here are unknown."""
-        return _are_all_seen(self.items, self.model.settings.seen_classes)
+        return index_items.are_all_seen(self.items, self.model.settings.seen_classes)
 
     @property
     def _scores_are_models(self) -> bool:
@@ -200,8 +200,7 @@ class Index:
 
         The recall of a query is the share of its k nearest vectors that the index finds; of vectors that share the k-th
         score any count. ``recall`` is the mean over queries, and low and high are its 95 % interval by Clopper and
-        Pearson, with a query as one trial, since its neighbors are found or missed together. The interval is exact
-        for k=1, and else wider than need be. ``index.certificate`` also has the labels that are found the least.
+        Pearson, with a query as one trial. ``index.certificate`` also has the labels that are found the least.
 
         Args:
             queries: number of images of the index to draw, each of which excludes itself; or images or vectors, as
@@ -283,18 +282,7 @@ class Index:
             **options: ``pairs`` and ``seed`` of `dml.inference.upgrades.measure_upgrade`, or those of `build`.
         """
         check_model(new_model)
-        if self.adapter:
-            raise InputError(
-                f"index: it is being upgraded to {self.model.fingerprint}; dml upgrade INDEX finishes that"
-            )
-        report = measure_upgrade(self.items, self.vectors, self.space, new_model, adapter, vectors=vectors, **options)
-        if report.adapter and not dry_run:
-            self.model, self.adapter = new_model, report.adapter
-        elif not dry_run:
-            embedding = {name: value for name, value in options.items() if name not in ("pairs", "seed")}
-            embedded = new_model.embed(self.items.paths.tolist(), **embedding) if vectors is None else vectors
-            self.replace_vectors(new_model, np.asarray(embedded, np.float32))
-        return report
+        return upgrade_index(self, new_model, adapter, vectors=vectors, dry_run=dry_run, **options)
 
     def replace_vectors(self, model: Embedder, vectors: NDArray[np.float32]) -> None:
         """Replace the model, and all vectors by those of the new one (N, D); the images of rows of NaN are removed."""
@@ -346,19 +334,11 @@ class Index:
             trust: whether the model may be built of unknown code, see `dml.load`.
         """
         path = expand_home(folder)
-        description = read_description(path)
-        while True:
-            try:
-                return cls._open(path, description, model, device=device, trust=trust)
-            except (InputError, OSError):
-                newer = read_description(path)
-                if newer["files"] == description["files"]:
-                    raise
-                description = newer  # meanwhile another process saved it and deleted the old files
+        return open_newest(path, partial(cls._open, path, model, device, trust))
 
     @classmethod
     def _open(
-        cls, path: Path, description: dict[str, Any], model: Embedder | None, *, device: str, trust: bool
+        cls, path: Path, model: Embedder | None, device: str, trust: bool, description: dict[str, Any]
     ) -> "Index":
         fingerprint, files = description["fingerprint"], description["files"]
         if model is None and fingerprint:
@@ -381,11 +361,6 @@ class Index:
         opened = cls(model, vectors, items, description["next_id"], adapter)
         opened.certificate = description["certificate"]
         return opened
-
-
-@lru_cache(maxsize=1)  # each answer of a server asks
-def _are_all_seen(items: IndexItems, classes: frozenset[str]) -> bool:
-    return bool(classes) and len(items) > 0 and all(items.are_seen(classes))
 
 
 def _name_first(paths: Sequence[str]) -> str:

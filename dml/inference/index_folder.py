@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dml.inference.certificates import describe
 from dml.inference.index_items import IndexItems
@@ -23,6 +23,8 @@ from dml.runtime.errors import InputError
 from dml.runtime.files import expand_home, holding, replacing
 from dml.runtime.reading import CHECKSUMS, DamageError, check_files, file_checksum, read_manifest, write_manifest
 from dml.runtime.text import printable
+
+Opened = TypeVar("Opened")
 
 FORMAT = 5  # the version of the files; an index of another one is built again
 
@@ -114,6 +116,19 @@ def read_description(path: Path) -> dict[str, Any]:
     if any(os.path.basename(name) != name for name in names):  # a stranger's may lead anywhere
         raise InputError(f"{printable(file)}: damaged (names of files elsewhere); build the index again")
     return {"certificate": None, **description, CHECKSUMS: checksums}
+
+
+def open_newest(path: Path, open_version: Callable[[dict[str, Any]], Opened]) -> Opened:
+    """Open the version that ``index.json`` describes, or a newer one, if another process saves that meanwhile."""
+    description = read_description(path)
+    while True:
+        try:
+            return open_version(description)
+        except (InputError, OSError):
+            newer = read_description(path)
+            if newer["files"] == description["files"]:
+                raise
+            description = newer  # the other process deleted the old files
 
 
 def read_content(path: Path, description: Mapping[str, Any]) -> tuple[IndexItems, VectorIndex, Adapter | None]:

@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +126,12 @@ def _as_objects(texts: Iterable[str]) -> NDArray[np.object_]:
     """Return an array of texts, each of which takes the memory of its length; in one of strings all take the most."""
     array: NDArray[np.object_] = np.array([*texts], dtype=object)
     return array
+
+
+@lru_cache(maxsize=1)  # each answer of a server asks
+def are_all_seen(items: IndexItems, classes: frozenset[str]) -> bool:
+    """Return whether there are items, all of which are of some classes, see `IndexItems.are_seen`."""
+    return bool(classes) and len(items) > 0 and all(items.are_seen(classes))
 
 
 def make_searchable(model: Embedder, factory: str, parameters: str, count: int) -> VectorIndex:

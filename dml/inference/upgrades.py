@@ -120,6 +120,22 @@ def measure_upgrade(
     return UpgradeReport(summary, choose(best if pays or adapter != "auto" else "none"), verdict, notes)
 
 
+def upgrade_index(
+    index: Any, new_model: Embedder, adapter: str, *, vectors: NDArray[Any] | None, dry_run: bool, **options: Any
+) -> UpgradeReport:
+    """Measure the upgrade of a `dml.Index`, and do it unless it is a dry run; see `dml.Index.upgrade`."""
+    if index.adapter:
+        raise InputError(f"index: it is being upgraded to {index.model.fingerprint}; dml upgrade INDEX finishes that")
+    report = measure_upgrade(index.items, index.vectors, index.space, new_model, adapter, vectors=vectors, **options)
+    if report.adapter and not dry_run:
+        index.model, index.adapter = new_model, report.adapter
+    elif not dry_run:
+        embedding = {name: value for name, value in options.items() if name not in ("pairs", "seed")}
+        embedded = new_model.embed(index.items.paths.tolist(), **embedding) if vectors is None else vectors
+        index.replace_vectors(new_model, np.asarray(embedded, np.float32))
+    return report
+
+
 class _Sample:
     """Queries among images with labels (N,), "" for none, of which the new model's unit vectors are (N, E)."""
 

@@ -126,19 +126,14 @@ class _Milvus:
         self.errors = (MilvusException, grpc.RpcError)
 
     def open(self, place: str, collection: str, dimension: int) -> None:
-        from pymilvus import DataType, MilvusClient
+        from pymilvus import MilvusClient
 
         uri, token = place if "://" in place else str(expand_home(place)), os.environ.get("MILVUS_TOKEN", "")
         self._client, self._name = MilvusClient(uri, token=token, timeout=SECONDS), collection
-        if not self._client.has_collection(collection):
-            schema = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
-            schema.add_field("id", DataType.VARCHAR, is_primary=True, max_length=36)
-            schema.add_field("vector", DataType.FLOAT_VECTOR, dim=dimension)
-            for name in ("path", "label"):
-                schema.add_field(name, DataType.VARCHAR, max_length=65_535)  # the most that Milvus allows
-            index = self._client.prepare_index_params()
-            index.add_index("vector", index_type="AUTOINDEX", metric_type="COSINE")
-            self._client.create_collection(collection, schema=schema, index_params=index, consistency_level="Strong")
+        if not self._client.has_collection(collection):  # path and label are dynamic fields
+            keys = {"primary_field_name": "id", "id_type": "string", "max_length": 36}
+            options = {"metric_type": "COSINE", "consistency_level": "Strong"}
+            self._client.create_collection(collection, dimension, **keys, **options)
         self._client.load_collection(collection)  # a file is opened without its collections
 
     def upsert(self, vectors: Vectors, ids: list[str], paths: list[str], labels: list[str]) -> None:

@@ -52,20 +52,18 @@ def _has_proxies_of_each_class(proxies: Any, num_classes: int, embedding_dim: in
     return has_rows and len(proxies) == num_classes and proxies.shape[-1] <= embedding_dim
 
 
-def check_beginning(
-    choice: str | None, losses: Mapping[str, nn.Module], num_classes: Sequence[int], embed_dims: Mapping[str, int]
+def check_class_means(
+    losses: Mapping[str, nn.Module], num_classes: Sequence[int], embed_dims: Mapping[str, int]
 ) -> None:
-    """Check a choice of initial proxies.
-
-    "auto" takes class means where a loss has proxies, "class_means" wants that it has them, and None keeps random ones.
+    """Make sure that each loss has proxies, which ``training.proxies=class_means`` begins at the means of the classes.
 
     >>> from dml.losses.happier import ClusterLoss
-    >>> check_beginning("class_means", {"H": ClusterLoss(3, 2)}, num_classes=[3], embed_dims={"H": 2})
+    >>> check_class_means({"H": ClusterLoss(3, 2)}, num_classes=[3], embed_dims={"H": 2})
     """
     for head, loss in losses.items():
-        if choice == "class_means" and not list(proxy_sets(loss, num_classes, embed_dims[head])):
+        if not list(proxy_sets(loss, num_classes, embed_dims[head])):
             raise InputError(
-                f"training.proxies={choice}: {type(loss).__name__} learns no proxies of the classes, which are a "
+                f"training.proxies=class_means: {type(loss).__name__} learns no proxies of the classes, which are a "
                 f"tensor proxies of shape {(num_classes[0], embed_dims[head])}, or of three dimensions with several of "
                 "each class; use training.proxies=null"
             )

@@ -181,10 +181,9 @@ def _build_head(name: str, build: Head, path: str, tapped: Tensor, embed_dim: in
         raise InputError(f"model.taps.{name}={path}: {type(head).__name__} embeds {wanted}")
     embedding, shape = head.eval()(tapped.detach()), (1, embed_dim)
     if not isinstance(embedding, Tensor) or embedding.shape != shape:
-        is_tensor = isinstance(embedding, Tensor)
-        returned = f"a tensor of shape {(*embedding.shape,)}" if is_tensor else f"a {type(embedding).__name__}"
+        kind = f"tensor of shape {(*embedding.shape,)}" if isinstance(embedding, Tensor) else type(embedding).__name__
         raise InputError(
-            f"model.head.{name}: {dotted_name(head)} returned {returned} for one image, expected a tensor of shape "
+            f"model.head.{name}: {dotted_name(head)} returned a {kind} for one image, expected a tensor of shape "
             f"{shape}: model.embed_dim={embed_dim}"
         )
     return head.train()

@@ -16,7 +16,7 @@ from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.metric import MetricName, list_evaluated_heads, select_joint
 from dml.evaluation.monitor import make_further_config, make_validation_config
 from dml.losses.compose import check_pairs
-from dml.losses.proxies import check_beginning, count_classes
+from dml.losses.proxies import check_class_means, count_classes
 from dml.models.recurrent import AnyModel, RecurrentModel
 from dml.run import builders
 from dml.run.building import build, build_values
@@ -150,7 +150,8 @@ def build_learner(
     check_pairs(first_loss, getattr(sampler, "images_per_class", 2), getattr(sampler, "classes_per_batch", 2))
     if settings.scheduler.loss:
         LossSchedule(**vars(settings.scheduler.loss)).check_losses(head_losses.values())
-    check_beginning(settings.training.proxies, head_losses, count_classes(labels), embed_dims)
+    if settings.training.proxies == "class_means":
+        check_class_means(head_losses, count_classes(labels), embed_dims)
     check_chunk_size(embedding_model, settings.training.gradient_cache)
     if settings.trainer.sync_batchnorm:
         check_synchronized(embedding_model)

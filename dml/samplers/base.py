@@ -78,19 +78,16 @@ def number_classes(labels: ArrayLike) -> tuple[Ints, Ints]:
     return classes, sizes
 
 
-def choose_classes_per_batch(
-    setting: int | str, sizes: Ints, drawable: int, images_per_class: int, *, largest: int | None = None
-) -> int:
+def choose_classes_per_batch(setting: int | str, sizes: Ints, drawable: int, images_per_class: int) -> int:
     """Return the number of classes in a batch; "auto" takes `AUTO_CLASSES`, or all that can be drawn if they are fewer.
 
-    Of the classes of ``sizes`` (classes,) images, ``drawable`` can be drawn; at most ``largest`` of them would do.
+    Of the classes of ``sizes`` (classes,) images, ``drawable`` fill a batch at most.
     """
     check_settings(classes_per_batch=None if setting == AUTO else setting)
-    largest = drawable if largest is None else largest
     needed = 2 if setting == AUTO else int(setting)
     if needed > drawable:
         which = "" if drawable == len(sizes) else f" with images_per_class={images_per_class} images"
-        remedies = [f"sampler.classes_per_batch={largest}"] if largest >= 2 else []
+        remedies = [f"sampler.classes_per_batch={drawable}"] if drawable >= 2 else []
         if len(sizes) >= needed and (smaller := int(np.sort(sizes)[-needed])) < images_per_class and smaller >= 2:
             remedies.append(f"sampler.images_per_class={smaller}")
         raise InputError(
@@ -98,4 +95,4 @@ def choose_classes_per_batch(
             f"{'class' if drawable == 1 else 'classes'}{which}; "
             + (f"{' or '.join(remedies)} would do" if remedies else "a batch needs images of 2 classes or more")
         )
-    return max(1, min(AUTO_CLASSES, largest)) if setting == AUTO else needed
+    return max(1, min(AUTO_CLASSES, drawable)) if setting == AUTO else needed

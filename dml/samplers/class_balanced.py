@@ -4,7 +4,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dml.runtime.errors import InputError, check_choice
+from dml.runtime.errors import check_choice
 from dml.samplers.base import EpochSampler, Ints, check_settings, choose_classes_per_batch, number_classes
 
 SHORT_CLASSES = ("repeat", "fill", "drop")
@@ -70,9 +70,8 @@ class ClassBalancedSampler(EpochSampler):
         self._starts = (sizes.cumsum() - sizes)[is_drawn]
         self._sizes = sizes[is_drawn]
         self._draw_counts = draw_counts[is_drawn]
-        self.classes_per_batch = _choose_classes_per_batch(
-            classes_per_batch, sizes, self._draw_counts, images_per_class
-        )
+        drawable = min(len(self._sizes), int(draw_counts.sum()) // images_per_class)  # "fill" may need further classes
+        self.classes_per_batch = choose_classes_per_batch(classes_per_batch, sizes, drawable, images_per_class)
         self.images_per_class = images_per_class
         self._batch_size = self.classes_per_batch * images_per_class
         self._classes = _Queue(self._draw_counts, self._batch_size, (seed, 0))
@@ -198,19 +197,3 @@ def images_per_draw(sizes: Ints, images_per_class: int, short_classes: str) -> I
     if short_classes == "fill":
         return np.minimum(sizes, images_per_class)
     return np.where((sizes < images_per_class) & (short_classes == "drop"), 0, images_per_class)
-
-
-def _choose_classes_per_batch(setting: int | str, sizes: Ints, draw_counts: Ints, images_per_class: int) -> int:
-    """Return the number of classes in a batch; raise InputError unless the classes that are drawn fill a batch."""
-    images = int(draw_counts.sum())
-    largest = min(len(draw_counts), images // images_per_class)
-    classes_per_batch = choose_classes_per_batch(setting, sizes, len(draw_counts), images_per_class, largest=largest)
-    if images < classes_per_batch * images_per_class:
-        smaller = images // images_per_class
-        raise InputError(
-            f"sampler.short_classes=fill: a batch is {classes_per_batch} x {images_per_class} = "
-            f"{classes_per_batch * images_per_class} images, the {len(draw_counts)} classes of the training split "
-            f"give only {images}; {f'sampler.classes_per_batch={smaller} or ' if smaller > 1 else ''}"
-            "sampler.short_classes=repeat would do"
-        )
-    return classes_per_batch

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dml.commands.error_lines import print_line
 from dml.run.config_folders import CONF
-from dml.runtime.errors import InputError, suggest
+from dml.runtime.errors import InputError, check_choice
 from dml.runtime.files import write_csv, write_text
 from dml.studies import table_pages
 from dml.studies.engine import Engine
@@ -47,8 +47,7 @@ def run_action(study: Study, options: argparse.Namespace) -> bool:
 
 def _make_plan(study: Study, options: argparse.Namespace) -> Plan:
     launchers = [path.stem for path in (CONF / "launcher").glob("*.yaml")]
-    if options.launcher not in launchers:
-        raise InputError(f"--launcher {options.launcher}: no such choice{suggest(options.launcher, launchers)}")
+    check_choice("--launcher", options.launcher, launchers)
     is_small = options.preset == "smoke"
     seeds = 1 if is_small and not any(word.startswith("seeds=") for word in options.settings) else study.seeds
     own_values = study.content.get("smoke", ()) if is_small else ()

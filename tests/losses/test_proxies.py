@@ -10,7 +10,7 @@ from torch import nn
 
 from dml.losses.compose import AtLevel, WeightedSum
 from dml.losses.happier import ClusterLoss
-from dml.losses.proxies import begin_at_class_means, check_beginning, proxy_sets
+from dml.losses.proxies import begin_at_class_means, check_class_means, proxy_sets
 from dml.run import builders
 from dml.runtime.errors import InputError
 
@@ -105,11 +105,10 @@ class OwnProxies(nn.Module):
 def test_proxies_of_ones_own_have_a_place_for_each_class(shape: tuple[int, ...], is_found: bool) -> None:
     loss = OwnProxies(*shape)
     assert bool(list(proxy_sets(loss, [CLASSES, 2], SIZE))) == is_found
-    check_beginning("auto", {"H": loss}, [CLASSES, 2], {"H": SIZE})
     if not is_found:
         beginning = (
             r"^training.proxies=class_means: OwnProxies learns no proxies of the classes, .* of shape \(6, 5\), "
         )
         line = beginning + r"or of three dimensions with several of each class; use training.proxies=null$"
         with pytest.raises(InputError, match=line):
-            check_beginning("class_means", {"H": loss}, [CLASSES, 2], {"H": SIZE})
+            check_class_means({"H": loss}, [CLASSES, 2], {"H": SIZE})

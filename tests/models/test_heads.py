@@ -105,17 +105,6 @@ def test_auxiliary_head_on_a_grid(grid: int, side: int) -> None:
     torch.testing.assert_close(head(tapped), rest_of_the_head(head, pooled), rtol=1e-4, atol=1e-5)
 
 
-def test_only_the_last_layer_has_a_bias() -> None:
-    """Batch normalization cancels the others'."""
-    head = AuxiliaryHead((6, 7, 7), 10)
-    layers = {"reduction": head.reduction, "hidden": head.hidden, "embedding": head.embedding}
-    assert {name: layer.bias is not None for name, layer in layers.items()} == {
-        "reduction": False,
-        "hidden": False,
-        "embedding": True,
-    }
-
-
 @pytest.mark.parametrize("size", [(4, 4), (4, 14), (14, 4), (1, 1)])
 def test_maps_too_small_for_the_pool(size: tuple[int, int]) -> None:
     with pytest.raises(InputError, match=f"pools 5x5 but the tapped map is {size[0]}x{size[1]}: use larger images"):
@@ -235,10 +224,3 @@ def test_layers_begin_orthogonal(kind: type[nn.Module], inputs: int, embed_dim: 
     gram = layer.weight @ layer.weight.T if embed_dim <= inputs else layer.weight.T @ layer.weight
     torch.testing.assert_close(gram, torch.eye(min(embed_dim, inputs)))
     assert not layer.bias.any()
-
-
-def test_an_untrained_head_of_full_size_keeps_cosines() -> None:
-    head, batch = ClassTokenHead((16, 5, 1), 16), maps(4, 5, 16)
-    expected = F.cosine_similarity(batch[:, None, 0], batch[None, :, 0], dim=2)
-    embeddings = head(batch)
-    torch.testing.assert_close(F.cosine_similarity(embeddings[:, None], embeddings[None], dim=2), expected)

@@ -1,4 +1,3 @@
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
@@ -122,14 +121,6 @@ def test_an_old_file_from_caffe_gives_its_outputs(tmp_path: Path, name: str) -> 
     }
     torch.save(old, tmp_path / "file.pth")
     assert_same_features(name, FAMILIES[name][1](str(tmp_path / "file.pth")), network)
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_file_of_another_network(tmp_path: Path, name: str) -> None:
-    path = tmp_path / "file.pth"
-    torch.save({"layer.weight": torch.zeros(2, 2)}, path)
-    with pytest.raises(InputError, match=f"{path}: weights of another network"):
-        FAMILIES[name][1](str(path))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -272,16 +263,6 @@ def test_branches_that_were_never_trained_are_told(
         torch.save(whole_network("googlenet").state_dict(), tmp_path / "file.pth")
         networks.branched_googlenet(str(tmp_path / "file.pth"))
         assert caplog.messages == []
-
-
-def test_the_usual_file_of_bn_inception_is_pretrainedmodels(tmp_path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SyntaxWarning)  # an unrelated file of the package
-        from pretrainedmodels import bninception
-    usual = bninception(pretrained=None)
-    torch.save(usual.state_dict(), tmp_path / "file.pth")
-    backbone = networks.bn_inception(str(tmp_path / "file.pth"))
-    assert torch.equal(backbone.network.inception_5b_pool_proj.weight, usual.inception_5b_pool_proj.weight)
 
 
 def test_a_transformer_is_fitted_to_the_size_of_the_images() -> None:

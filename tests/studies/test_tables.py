@@ -23,13 +23,13 @@ from dml.runtime.configuration import flat
 from dml.runtime.errors import InputError
 from dml.runtime.run_folder import RunFolder
 from dml.studies import runs as study_runs
-from dml.studies.catalog import find_studies
 from dml.studies.engine import Engine
 from dml.studies.experiments import compose, count_steps, identify, shrink
 from dml.studies.paper_tables import PrintedNumber, Table, read_entries, read_numbers, read_tables
 from dml.studies.results import Rows, group_rows
 from dml.studies.runs import Plan, Run, check_data
 from dml.studies.study import Cell, Training
+from dml.studies.study_command import find_studies
 from dml.studies.table_pages import csv_rows, render_table_page, reproduce
 
 pytestmark = pytest.mark.pipeline
