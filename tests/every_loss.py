@@ -22,8 +22,10 @@ def build(name: str) -> nn.Module:
 
 @cache
 def _build_once(name: str) -> nn.Module:
+    config = compose()
+    config.loss = compose(command=f"loss/{name}").loss  # the file alone, which sets nothing else
     torch.manual_seed(0)
-    return build_losses(settings_of(compose(f"loss={name}")), {"H": SIZE}, LABELS.numpy())["H"]
+    return build_losses(settings_of(config), {"H": SIZE}, LABELS.numpy())["H"]
 
 
 def batch(rows: int = len(LABELS), scale: float = 1.0) -> Tensor:

@@ -7,7 +7,7 @@ import os
 
 from hypothesis import settings
 
-PROFILES = {"all": 100, "test": 40, "fast": 20}
+PROFILES = {"all": 100, "test": 40, "fast": 10}
 """Percent of the examples that each test names."""
 
 for name, percent in PROFILES.items():

@@ -41,12 +41,18 @@ class Frame(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> dml.Run:
-    return dml.train([*SMALL, "dataset=emoji"], folder=tmp_path_factory.mktemp("python") / "run", quiet=True)
+def words(small_emoji: Path) -> list[str]:
+    """The overrides of a training on a part of the embedded data set."""
+    return [*SMALL, "dataset=emoji", f"dataset.root={small_emoji}", "dataset.counts=null"]
 
 
-def test_it_is_the_run_of_the_shell(run: dml.Run, here: Here, tmp_path: Path) -> None:
-    here("train", *SMALL, "dataset=emoji", f"hydra.run.dir={tmp_path / 'run'}")
+@pytest.fixture(scope="module")
+def run(words: list[str], tmp_path_factory: pytest.TempPathFactory) -> dml.Run:
+    return dml.train(words, folder=tmp_path_factory.mktemp("python") / "run", quiet=True)
+
+
+def test_it_is_the_run_of_the_shell(run: dml.Run, words: list[str], here: Here, tmp_path: Path) -> None:
+    here("train", *words, f"hydra.run.dir={tmp_path / 'run'}")
     assert run.metrics == RunFolder(tmp_path / "run").metrics()
     assert run.load().dimension == 8
     assert "level0/recall@1" in run._repr_html_()
@@ -55,16 +61,16 @@ def test_it_is_the_run_of_the_shell(run: dml.Run, here: Here, tmp_path: Path) ->
         run.report()
 
 
-def test_an_object_trains_as_its_choice_does(run: dml.Run, tmp_path: Path) -> None:
-    own = dml.train([*SMALL, "dataset=emoji"], objects={"loss": RankedListLoss()}, folder=tmp_path / "own", quiet=True)
+def test_an_object_trains_as_its_choice_does(run: dml.Run, words: list[str], tmp_path: Path) -> None:
+    own = dml.train(words, objects={"loss": RankedListLoss()}, folder=tmp_path / "own", quiet=True)
     assert own.metrics["level0/map@r"] == run.metrics["level0/map@r"]
     with pytest.raises(InputError, match="trained with a RankedListLoss from Python"):
         dml.train([f"resume={own.folder}", "trainer.max_steps=3"], quiet=True)
     assert own.resume(["trainer.max_steps=3"], quiet=True).metrics["step"] == 3
 
 
-def test_a_table_trains_as_its_data_set_does(run: dml.Run, tmp_path: Path) -> None:
-    table = emoji.read(None)
+def test_a_table_trains_as_its_data_set_does(small_emoji: Path, tmp_path: Path) -> None:
+    table = emoji.read(small_emoji)
     frame: Any = Frame(
         ["path", "level0", "level1", "level2", "split"],
         {"path": table.paths.tolist(), "split": table.split.tolist()}
@@ -100,7 +106,11 @@ def test_a_table_without_splits_has_those_of_a_csv_file(small_emoji: Path, tmp_p
 
 
 def test_ctrl_c_returns_the_run_which_goes_on(
-    run: dml.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    run: dml.Run,
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     step = MetricLearner.training_step
 
@@ -110,7 +120,7 @@ def test_ctrl_c_returns_the_run_which_goes_on(
         return step(*arguments)
 
     monkeypatch.setattr(MetricLearner, "training_step", interrupted)
-    stopped = dml.train([*SMALL, "dataset=emoji"], folder=tmp_path / "run", quiet=True)
+    stopped = dml.train(words, folder=tmp_path / "run", quiet=True)
     assert not stopped.metrics
     assert "run.resume()" in stopped._repr_html_()
     assert "resume=" in capfd.readouterr().err
@@ -125,9 +135,9 @@ def test_mistakes_are_exceptions_of_one_line(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_transforms_of_ones_own_train_and_are_used_by_the_model(tmp_path: Path) -> None:
+def test_transforms_of_ones_own_train_and_are_used_by_the_model(words: list[str], tmp_path: Path) -> None:
     transforms = {"transform.train": v2.Resize((16, 16)), "transform.test": v2.Resize((16, 16), antialias=False)}
-    run = dml.train([*SMALL, "dataset=emoji"], objects=transforms, folder=tmp_path / "run", quiet=True)
+    run = dml.train(words, objects=transforms, folder=tmp_path / "run", quiet=True)
     image = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
     model = run.load(device="cpu")
     assert torch.equal(model.preprocess(image), transforms["transform.test"](torch.from_numpy(image).permute(2, 0, 1)))

@@ -38,6 +38,7 @@ def start(index: str, *options: str) -> tuple[ForkedScript, int]:
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.pipeline
 def test_it_serves_until_a_signal(index: str, signum: int, code: int) -> None:
     script, port = start(index)
     # a connection that stays open must not keep the server from ending
@@ -56,6 +57,7 @@ def test_it_serves_until_a_signal(index: str, signum: int, code: int) -> None:
         (["--host", "0.0.0.0", "--allow-host", "localhost"], ["127.0.0.1", "localhost"]),
     ],
 )
+@pytest.mark.pipeline
 def test_the_addresses_that_it_names_answer(index: str, options: list[str], hosts: list[str]) -> None:
     script, port = start(index, *options)
     for host in hosts:

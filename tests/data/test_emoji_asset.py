@@ -46,6 +46,7 @@ class TestShippedFile:
         for row in table:
             assert row["path"] == f"images/{row['designer']}/{row['emoji']}.webp"
 
+    @pytest.mark.data_sets
     def test_images_decode_and_none_is_of_two_classes(self, table: list[dict[str, str]]) -> None:
         owners = defaultdict(set)
         with zipfile.ZipFile(ASSETS / "emoji.zip") as archive:

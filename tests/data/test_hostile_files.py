@@ -255,6 +255,7 @@ def chunk(kind: bytes, content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("kind", [b"zTXt", b"iTXt", b"iCCP"])
+@pytest.mark.data_sets
 def test_compressed_text_that_is_much_larger(tmp_path: Path, kind: bytes) -> None:
     packed = zlib.compressobj()
     text = b"".join([*(packed.compress(bytes(1 << 20)) for _ in range(100)), packed.flush()])

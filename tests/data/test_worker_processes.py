@@ -16,6 +16,7 @@ def double(number: int) -> int:
 
 
 @pytest.mark.parametrize("processes", [1, 2, None])
+@pytest.mark.distributed
 def test_all_jobs_are_done(processes: int | None) -> None:
     assert sorted(run_in_processes(double, range(5), processes)) == [0, 2, 4, 6, 8]
 

@@ -96,6 +96,7 @@ def test_all_of_many_copies_are_of_one_group_and_the_first_in_order_is_kept() ->
 @pytest.mark.parametrize(
     "change", ["crop", "wide crop", "narrow crop", "mirrored crop", "mirrored", "other class", "other picture"]
 )
+@pytest.mark.data_sets
 def test_a_part_of_a_picture_is_a_near_duplicate(change: str) -> None:
     """Unless it is mirrored and of another class: two classes may differ in left and right."""
     embeddings, pictures = draw_embeddings(LABELS), draw_pictures(72)

@@ -22,6 +22,7 @@ def model() -> dml.ImageEmbedder:
     return dml.pretrained("tf_efficientnet_lite0", image_size=32, device="cpu")
 
 
+@pytest.mark.networks
 def test_the_vectors_are_the_features_of_the_backbone(model: dml.ImageEmbedder) -> None:
     vectors = model.embed(IMAGES)
     with torch.inference_mode():
@@ -30,6 +31,7 @@ def test_the_vectors_are_the_features_of_the_backbone(model: dml.ImageEmbedder) 
     np.testing.assert_allclose(vectors, F.normalize(features).numpy(), atol=1e-6)
 
 
+@pytest.mark.networks
 def test_it_is_saved_and_searched_as_a_trained_model(model: dml.ImageEmbedder, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "model")
     opened = dml.load(tmp_path / "model", device="cpu")

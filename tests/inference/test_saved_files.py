@@ -82,6 +82,7 @@ def flip_bits(content: bytes, seed: int) -> Iterator[tuple[int, bytes]]:
 
 
 @pytest.mark.parametrize("kind", ["model", "index", "adapted"])
+@pytest.mark.data_sets
 def test_a_flipped_bit_changes_nothing_without_a_word(folders: dict[str, Path], tmp_path: Path, kind: str) -> None:
     read = read_model if kind == "model" else read_index
     folder = Path(shutil.copytree(folders[kind], tmp_path / kind))

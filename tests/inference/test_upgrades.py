@@ -23,6 +23,8 @@ from dml.inference.image_embedder import ImageEmbedder
 from dml.retrieval.adapters import Adapter
 from dml.runtime.errors import InputError
 
+pytestmark = pytest.mark.pipeline
+
 COUNT = 24
 FACTORIES = ["Flat", "IVF2,Flat", "HNSW8", "SQfp16", "PQ4x4"]
 
@@ -291,7 +293,6 @@ def run_command(point: tuple[str, int, bool] | None, *arguments: str) -> int | N
     return process.exitcode
 
 
-@pytest.mark.pipeline
 @pytest.mark.parametrize("adapter", ["procrustes", "none"])
 def test_a_killed_upgrade_leaves_one_space_and_goes_on(
     models: tuple[ImageEmbedder, ImageEmbedder],
@@ -336,7 +337,6 @@ def test_a_killed_upgrade_leaves_one_space_and_goes_on(
     assert adapter == "none" or len({*states}) >= 2
 
 
-@pytest.mark.pipeline
 def test_the_command_prints_the_report_and_what_it_did(
     models: tuple[ImageEmbedder, ImageEmbedder], index: dml.Index, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

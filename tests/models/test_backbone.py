@@ -224,6 +224,7 @@ def test_tokens_become_the_grid_of_patches() -> None:
     assert torch.equal(maps["H"][0, :, 2, 5], tokens[0][0, 1 + 2 * 14 + 5])
 
 
+@pytest.mark.networks
 def test_channels_last_maps_are_turned() -> None:
     network = timm_backbone("swin_tiny_patch4_window7_224").eval()
     network.tap({"M": "layers.2"})
@@ -235,6 +236,7 @@ def test_channels_last_maps_are_turned() -> None:
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "convnext_atto"])
+@pytest.mark.networks
 def test_timms_stages_can_be_tapped(name: str) -> None:
     network = timm_backbone(name)
     assert set(network.stages) <= {path for path, _ in network.network.named_modules()}

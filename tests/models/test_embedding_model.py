@@ -225,6 +225,7 @@ def test_transformers_last_three_stages(name: str, grid: tuple[int, ...]) -> Non
 
 
 @pytest.mark.parametrize("tap", ["tokens", "patches", "pooled", "blocks.2"])
+@pytest.mark.networks
 def test_exactly_what_a_tap_of_a_transformer_reaches_is_trained(tap: str) -> None:
     head = ClassTokenHead if tap == "tokens" else PooledHead if tap == "pooled" else GeMHead
     built = EmbeddingModel(

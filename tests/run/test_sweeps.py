@@ -317,6 +317,7 @@ def launchers() -> Iterator[None]:
     ("sweep", "launcher"),
     [("optuna", "basic"), ("optuna", "joblib"), ("optuna", "ray"), ("optuna", "submitit"), ("basic", "submitit")],
 )
+@pytest.mark.pipeline
 def test_sweeps_compose_with_launchers(launchers: None, sweep: str, launcher: str) -> None:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         chosen = [f"launcher={launcher}", f"sweep={sweep}", "checkpoints.mode=min"]

@@ -49,6 +49,7 @@ def defer(function: Callable[[], object]) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.pipeline
 def test_a_signal_ends_a_program_and_removes_its_partial_files(
     signum: signal.Signals, code: int, tmp_path: Path
 ) -> None:
@@ -157,6 +158,7 @@ def test_an_error_after_the_signal_does_not_hide_it() -> None:
     assert end_in_fork(clean_up) == (130, "stopped by SIGINT\n")
 
 
+@pytest.mark.pipeline
 def test_a_forked_child_leaves_signals_to_its_parent() -> None:
     def fork() -> None:
         child = os.fork()

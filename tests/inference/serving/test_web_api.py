@@ -274,6 +274,7 @@ def test_a_bug_is_no_answer_of_its_own(index: Index, monkeypatch: pytest.MonkeyP
         assert refusal(client.get("/api/items/1"), 500) == "the server failed; its log says why"
 
 
+@pytest.mark.distributed
 def test_32_clients_are_answered_at_a_time(address: str, index: Index) -> None:
     def search(client: int) -> list[tuple[int, Any]]:
         connection, answers = HTTPConnection(urlsplit(address).netloc, timeout=60), []
