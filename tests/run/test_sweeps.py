@@ -155,7 +155,7 @@ def test_the_processes_of_a_run_get_its_folder_whatever_its_name(
         with RunFolder(folder.path).hold():  # as the first process does, while the sweep holds the folder
             return 2 * (count != 2)
 
-    monkeypatch.setattr(sweeps.ranks, "launch", launch)
+    monkeypatch.setattr(sweeps.processes, "launch", launch)
     with folder.hold():
         sweeps._train_in_processes(2, folder, [])
         with pytest.raises(InputError, match="exit code 2"):
