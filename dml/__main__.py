@@ -60,8 +60,14 @@ def dispatch(arguments: Sequence[str]) -> None:
         sys.stdout.write(format_help())
     elif name in COMMANDS:
         module, _, function = COMMANDS[name][0].partition(":")
-        leading = [name] if COMMANDS[name][0] == JOB else []  # one function runs all jobs
-        getattr(import_module(module), function)(*leading, arguments[1:])
+        run = getattr(import_module(module), function)
+        if COMMANDS[name][0] == JOB:  # one function runs all jobs, and tells of errors
+            run(name, arguments[1:])
+            return
+        from dml.commands.error_lines import one_line_errors
+
+        with one_line_errors():
+            run(arguments[1:])
     else:
         from dml.runtime.errors import suggest
         from dml.runtime.text import printable

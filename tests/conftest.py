@@ -16,7 +16,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from quick_hydra import remembering
 
-from dml.commands import main
+from dml.__main__ import dispatch
 from dml.runtime import signals
 from dml.runtime.imports import quick_imports
 
@@ -189,7 +189,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Here:
 
     def here(command: str, *arguments: str) -> None:
         monkeypatch.setattr(sys, "argv", [f"{command}.py", *arguments])
-        main(command)
+        dispatch([command, *arguments])
 
     return here
 
@@ -198,9 +198,9 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Here:
 def refused(here: Here, capfd: pytest.CaptureFixture[str]) -> Refused:
     """refused("loss=rl") -> the one line that a user's error is answered with."""
 
-    def refused(*arguments: str, command: str = "train") -> str:
+    def refused(*arguments: object, command: str = "train") -> str:
         with pytest.raises(SystemExit) as stopped:
-            here(command, *arguments)
+            here(command, *map(str, arguments))
         assert stopped.value.code == 2
         lines = [line for line in capfd.readouterr().err.splitlines() if line.strip()]
         assert len(lines) == 1, lines

@@ -14,12 +14,15 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from io import TextIOWrapper
 from multiprocessing import get_context
 from pathlib import Path
 from typing import cast
+
+from dml.runtime import signals
 
 ROOT = Path(__file__).parents[1]
 
@@ -114,3 +117,21 @@ class ForkedScript:
 def run_forked(script: str, *arguments: str) -> FinishedScript:
     """Run a script to its end in a copy of this process."""
     return ForkedScript(script, *arguments).finish()
+
+
+def end_in_fork(function: Callable[[], object]) -> tuple[int, str]:
+    """Call a function in a copy of this process that handles signals -> exit code, and what it printed to stderr."""
+
+    def run() -> None:
+        os.dup2(errors.fileno(), 2)
+        sys.stderr = errors  # pytest has replaced it
+        signals.handle_signals()
+        function()
+
+    with tempfile.TemporaryFile("w+") as errors:
+        process = get_context("fork").Process(target=run)
+        process.start()
+        process.join()
+        errors.seek(0)
+        assert process.exitcode is not None
+        return process.exitcode, errors.read()

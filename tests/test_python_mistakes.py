@@ -100,7 +100,7 @@ MISTAKES: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "paths as a table": ("table=", lambda kit: dml.train(table=kit.paths)),
     "a data set beside a table": ("dataset=emoji", lambda kit: dml.train(["dataset=emoji"], table=kit.table)),
     "a root beside a table": ("dataset.root=a", lambda kit: dml.train(["dataset.root=a"], table=kit.frame)),
-    "a number as a folder": ("int: no path", lambda kit: dml.train(["dataset=emoji"], folder=anything or 3)),
+    "a number as a folder": ("3: no path", lambda kit: dml.train(["dataset=emoji"], folder=anything or 3)),
     "a precision of another name": (
         "trainer.precision=fp16.*bf16-mixed",
         lambda kit: dml.train(["trainer.precision=fp16"], table=kit.table, quiet=True),

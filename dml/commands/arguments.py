@@ -9,9 +9,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from dml.run.config_folders import CONF, GROUPS, format_value, quote
+from dml.run.config_folders import GROUPS, format_value, quote
 from dml.runtime import processes
-from dml.runtime.errors import InputError, suggest
+from dml.runtime.errors import InputError
 from dml.runtime.files import expand_home
 from dml.runtime.run_folder import RUN_KEYS, newest_runs
 from dml.runtime.text import printable
@@ -62,11 +62,9 @@ def read_arguments(words: Sequence[str], command: str = "train") -> list[str]:
                 f"{word}: no such option; {OTHER_NAMES.get(name, name)}={value or '...'}, without hyphens, sets a value"
             )
         is_list = value.startswith("[") and key not in MERGED  # Hydra would merge the files of the choices
-        if key in GROUPS and (is_list or ("," in value and value[0] != "[" and not asks_for_sweep(words))):
-            raise InputError(f"{word}: must be one choice; -m {key}={value.strip('[]')} runs each in turn")
-        if key in GROUPS and value.lower() in ("null", "true", "false"):
-            choices = [path.stem for path in (CONF / key).glob("*.yaml")]
-            raise InputError(f"{word}: must be the name of a choice{suggest(value, choices)}")
+        is_swept = "," in value and value[0] != "[" and not asks_for_sweep(words)
+        if key in GROUPS and (is_list or is_swept or value.lower() in ("null", "true", "false")):
+            raise InputError(f"{word}: must be the name of one choice; -m {key}=A,B runs each of several in turn")
         if key in ("hydra.run.dir", "hydra.sweep.dir") and equals and value in ("", "''", '""', "null"):
             raise InputError(
                 f"{word}: names no folder; {key}=. is the current one, and without {key} a new one is made"

@@ -4,7 +4,6 @@ import sys
 from collections.abc import Sequence
 
 from dml.commands.command_parser import CommandParser
-from dml.commands.error_lines import one_line_errors
 from dml.runtime.files import expand_home, write_csv, write_text
 from dml.runtime.text import printable
 
@@ -37,19 +36,18 @@ def compare_runs(arguments: Sequence[str]) -> None:
     csv = "file to write every metric to, as fractions in full"
     parser.add_argument("--csv", type=expand_home, metavar="FILE", help=csv)
     options = parser.parse(arguments)
-    with one_line_errors():
-        from dml.evaluation.metric import full_metric_name
-        from dml.report import comparison
+    from dml.evaluation.metric import full_metric_name
+    from dml.report import comparison
 
-        rows = comparison.compare(comparison.find_runs(options.runs))
-        custom = {name.removeprefix("level0/") for row in rows for name in row.metrics if name.startswith("level0/")}
-        metrics = [full_metric_name(name, custom) for name in options.metrics]
-        notes = (comparison.describe_facts(rows), comparison.describe_differences(rows, metrics[0]))
-        table = "\n".join(part for part in (comparison.markdown(rows, metrics), *notes) if part)
-        sys.stdout.write(table)
-        for folder in comparison.find_unfinished(options.runs):
-            sys.stderr.write(f"unfinished: {printable(folder)}\n")
-        if options.markdown:
-            write_text(options.markdown, table)
-        if options.csv:
-            write_csv(options.csv, comparison.csv_lines(rows))
+    rows = comparison.compare(comparison.find_runs(options.runs))
+    custom = {name.removeprefix("level0/") for row in rows for name in row.metrics if name.startswith("level0/")}
+    metrics = [full_metric_name(name, custom) for name in options.metrics]
+    notes = (comparison.describe_facts(rows), comparison.describe_differences(rows, metrics[0]))
+    table = "\n".join(part for part in (comparison.markdown(rows, metrics), *notes) if part)
+    sys.stdout.write(table)
+    for folder in comparison.find_unfinished(options.runs):
+        sys.stderr.write(f"unfinished: {printable(folder)}\n")
+    if options.markdown:
+        write_text(options.markdown, table)
+    if options.csv:
+        write_csv(options.csv, comparison.csv_lines(rows))

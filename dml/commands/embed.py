@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from dml.commands.command_parser import CommandParser, embedding_options, load_for_many_images
-from dml.commands.error_lines import one_line_errors, print_line
+from dml.commands.error_lines import print_line
 from dml.runtime.files import absolute_path, expand_home
 from dml.runtime.text import printable
 
@@ -41,23 +41,22 @@ def embed_images(arguments: Sequence[str]) -> None:
     parser.add_argument("--root", metavar="FOLDER", help=root)
     parser.add_embedding()
     options = parser.parse(arguments)
-    with one_line_errors():
-        from dml.inference.embedding_files import check_names, check_output, make_tables, name_images, write_embeddings
-        from dml.inference.image_inputs import list_source
-        from dml.runtime.errors import check_installed
+    from dml.inference.embedding_files import check_names, check_output, make_tables, name_images, write_embeddings
+    from dml.inference.image_inputs import list_source
+    from dml.runtime.errors import check_installed
 
-        check_output(options.output)
-        if options.ray:
-            check_installed("ray", "pandas", extra="ray")
-        paths, labels = list_source(options.images)
-        place = {"root": absolute_path(expand_home(options.root))} if options.root else {}
-        names = name_images(paths, place.get("root"))
-        check_names(names, labels)
-        model = load_for_many_images(options)
-        facts = {"fingerprint": model.fingerprint, **place}
-        tables = make_tables(names, labels, _embed(options, model, paths))
-        write_embeddings(options.output, tables, facts, len(paths))
-        print_line(printable(options.output))
+    check_output(options.output)
+    if options.ray:
+        check_installed("ray", "pandas", extra="ray")
+    paths, labels = list_source(options.images)
+    place = {"root": absolute_path(expand_home(options.root))} if options.root else {}
+    names = name_images(paths, place.get("root"))
+    check_names(names, labels)
+    model = load_for_many_images(options)
+    facts = {"fingerprint": model.fingerprint, **place}
+    tables = make_tables(names, labels, _embed(options, model, paths))
+    write_embeddings(options.output, tables, facts, len(paths))
+    print_line(printable(options.output))
 
 
 def _embed(

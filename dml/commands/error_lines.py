@@ -156,9 +156,7 @@ def _explain_hydra(error: BaseException) -> str | None:
         reason = f"Hydra can't read this value; {example}" if is_pair else "no KEY=VALUE, such as dataset.root=photos"
         return f"{error.override}: {reason}"
     if isinstance(error, YAMLError):
-        place = getattr(error, "problem_mark", None)
-        fault = getattr(error, "problem", None) or getattr(error, "context", None)
-        return f"{place.name}:{place.line + 1}:{place.column + 1}: {fault}" if place else _join_lines(error)
+        return _join_lines(error)
     if isinstance(error, MissingMandatoryValue | InterpolationToMissingValueError):
         return f"{error.full_key}: no value; give {error.full_key}=..."
     if isinstance(error, HydraException | OmegaConfBaseException):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dml.commands.command_parser import CommandParser
-from dml.commands.error_lines import one_line_errors, print_line
+from dml.commands.error_lines import print_line
 from dml.runtime.imports import quick_imports
 from dml.runtime.text import printable
 
@@ -38,20 +38,19 @@ def export_model(arguments: Sequence[str]) -> None:
     parser.add_number("--batch-size", default=32, meaning="images at a time")
     parser.add_trust()
     options = parser.parse(arguments)
-    with one_line_errors():
-        with quick_imports():
-            from dml.inference import exporting, load  # after --help: it takes seconds
-            from dml.inference.image_inputs import list_source
+    with quick_imports():
+        from dml.inference import exporting, load  # after --help: it takes seconds
+        from dml.inference.image_inputs import list_source
 
-        exporting.check_export(options.output, options.quantize)
-        if options.probe:
-            list_source(options.probe)  # before the model is loaded: mistakes are told at once
-        model = load(options.model, heads=options.heads, device="cpu", trust=options.trust)
-        probe = exporting.list_probe(model, options.probe) if options.probe else exporting.read_test(model)
-        report = exporting.export_model(
-            model, options.output, probe, quantize=options.quantize, batch_size=options.batch_size
-        )
-        print_line(format_report(report))
+    exporting.check_export(options.output, options.quantize)
+    if options.probe:
+        list_source(options.probe)  # before the model is loaded: mistakes are told at once
+    model = load(options.model, heads=options.heads, device="cpu", trust=options.trust)
+    probe = exporting.list_probe(model, options.probe) if options.probe else exporting.read_test(model)
+    report = exporting.export_model(
+        model, options.output, probe, quantize=options.quantize, batch_size=options.batch_size
+    )
+    print_line(format_report(report))
 
 
 def format_report(report: "ExportReport") -> str:

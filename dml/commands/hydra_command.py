@@ -72,11 +72,9 @@ def run_from_python(command: str, words: Sequence[str]) -> Path:
         outcome.error = error
     finally:
         sys.argv = before
-    if (mistake := outcome.error) is not None:
-        line = explain(mistake)
-        if line is None:
-            raise mistake
-        raise mistake if line == str(mistake) else InputError(line) from mistake
+    if outcome.error is not None:
+        line = explain(outcome.error)
+        raise outcome.error if line in (None, str(outcome.error)) else InputError(line) from outcome.error
     if outcome.folder is None:
         raise InputError(f"overrides={show([*words])}: they run no training; give KEY=VALUE alone")
     return outcome.folder
@@ -195,8 +193,9 @@ class Task:
         signals.state.hint = lambda: SWEEP_HINT
         # a sweeper may propose the same values twice at a time: the second waits for the first, and is skipped
         with told_errors(folder.path, self.is_debugged), _hold(folder, wait=True):
-            job, overrides = self._prepare(config), list_overrides(HydraConfig.get())
-            return sweeps.finish_run(config, folder, overrides, partial(job, config, folder, overrides))
+            overrides = self._list_overrides()
+            do_job = partial(self._prepare(config), config, folder, overrides)
+            return sweeps.finish_run(config, folder, overrides, do_job)
 
     def _run(self, config: DictConfig, folder: RunFolder) -> Any:
         """Hold the run's folder, and check the configuration before the job reads or builds anything."""

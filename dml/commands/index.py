@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dml.commands.command_parser import CommandParser, embedding_options, load_for_many_images
-from dml.commands.error_lines import one_line_errors, print_line
+from dml.commands.error_lines import print_line
 from dml.runtime import signals
 from dml.runtime.errors import InputError
 from dml.runtime.files import expand_home
@@ -53,18 +53,17 @@ def index_images(arguments: Sequence[str]) -> None:
     options = parser.parse(arguments)
     if options.check is None and options.images is None:
         parser.error("the following arguments are required: IMAGES")
-    with one_line_errors():
-        if options.check is not None:
-            _refuse(options, "not with --check", "output", "factory", "parameters", "to", "root", "prune")
-            _check(options)
-        elif options.to is not None:
-            signals.state.hint = lambda: "the same command goes on"
-            _refuse(options, "not with --to", "output", "factory", "parameters")
-            _upload(options)
-        else:
-            _refuse(options, "only with --to", "root", "prune")
-            _refuse(options, "only with --check", "recall")
-            _write_index(options)
+    if options.check is not None:
+        _refuse(options, "not with --check", "output", "factory", "parameters", "to", "root", "prune")
+        _check(options)
+    elif options.to is not None:
+        signals.state.hint = lambda: "the same command goes on"
+        _refuse(options, "not with --to", "output", "factory", "parameters")
+        _upload(options)
+    else:
+        _refuse(options, "only with --to", "root", "prune")
+        _refuse(options, "only with --check", "recall")
+        _write_index(options)
 
 
 def _refuse(options: argparse.Namespace, reason: str, *names: str) -> None:

@@ -134,12 +134,12 @@ def _check_objects(objects: Any) -> dict[str, Any]:
     if not isinstance(objects, Mapping):
         raise InputError(f"objects={show(objects)}: must be a mapping, such as {{'loss': MyLoss()}}")
     for part, given in objects.items():
-        if part not in PARTS:
-            raise InputError(f"objects: {part}; an object stands for one of {', '.join(PARTS)}")
         has_heads = part != "model" or hasattr(given, "embed_dims")
-        if isinstance(given, type) or not callable(given) or not has_heads:
-            expected = "what its _target_ makes" if has_heads else "an EmbeddingModel"
-            raise InputError(f"objects[{part!r}]={show(given)}: must be {expected}, no name or class")
+        if part not in PARTS or isinstance(given, type) or not callable(given) or not has_heads:
+            raise InputError(
+                f"objects[{part!r}]={show(given)}: must be what a _target_ makes, no name or class, in place of one of "
+                f"{', '.join(PARTS)}; an EmbeddingModel for model"
+            )
     return {**objects}
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dml.commands.command_parser import CommandParser
-from dml.commands.error_lines import one_line_errors, print_line
+from dml.commands.error_lines import print_line
 from dml.runtime.errors import InputError
 from dml.runtime.files import expand_home, shorten_path
 from dml.runtime.imports import quick_imports
@@ -45,25 +45,24 @@ def search_images(arguments: Sequence[str]) -> None:
     parser.add_device()
     parser.add_trust()
     options = parser.parse(arguments)
-    with one_line_errors():
-        with quick_imports():
-            from dml.inference import Index, load  # after --help: it takes seconds
+    with quick_imports():
+        from dml.inference import Index, load  # after --help: it takes seconds
 
-        _check_output("--picture", options.picture, ".png")
-        _check_output("--html", options.html, ".html")
-        place = {"device": options.device, "trust": options.trust}
-        model = None if options.model is None else load(options.model, **place)
-        index = Index.load(options.index, model, **place)
-        scores, positions = index.search_positions(options.images, options.k)
-        results = [
-            {"query": query, "neighbors": _list_neighbors(index, *row)}
-            for query, *row in zip(options.images, scores.tolist(), positions.tolist(), strict=True)
-        ]
-        print_line(json.dumps(results, indent=1) if options.json else "\n".join([*_format(results), *_describe(index)]))
-        if options.picture:
-            _draw(index, results, options.picture)
-        if options.html:
-            _write_page(index, Path(options.index).absolute().name, results, options.html)
+    _check_output("--picture", options.picture, ".png")
+    _check_output("--html", options.html, ".html")
+    place = {"device": options.device, "trust": options.trust}
+    model = None if options.model is None else load(options.model, **place)
+    index = Index.load(options.index, model, **place)
+    scores, positions = index.search_positions(options.images, options.k)
+    results = [
+        {"query": query, "neighbors": _list_neighbors(index, *row)}
+        for query, *row in zip(options.images, scores.tolist(), positions.tolist(), strict=True)
+    ]
+    print_line(json.dumps(results, indent=1) if options.json else "\n".join([*_format(results), *_describe(index)]))
+    if options.picture:
+        _draw(index, results, options.picture)
+    if options.html:
+        _write_page(index, Path(options.index).absolute().name, results, options.html)
 
 
 def _check_output(option: str, path: Path | None, suffix: str) -> None:
@@ -150,9 +149,6 @@ def _write_page(index: "Index", name: str, results: Sequence[dict[str, Any]], pa
 
 def _read(index: "Index", path: str) -> "Tensor":
     """Read an image to show it. -> (3, H, W) uint8 RGB"""
-    from dml.data.images import UnreadableImageError, read_image, without_remedy
+    from dml.data.images import read_image
 
-    try:
-        return read_image(str(expand_home(path)), index.model.settings.limits)
-    except UnreadableImageError as error:
-        raise InputError(f"{without_remedy(error)}; the search alone works without --picture and --html") from error
+    return read_image(str(expand_home(path)), index.model.settings.limits)

@@ -7,7 +7,7 @@ from ipaddress import ip_address
 from time import sleep
 
 from dml.commands.command_parser import CommandParser
-from dml.commands.error_lines import one_line_errors, print_line
+from dml.commands.error_lines import print_line
 from dml.runtime import signals
 from dml.runtime.errors import InputError, check_installed
 from dml.runtime.files import expand_home
@@ -46,31 +46,30 @@ def serve_index(arguments: Sequence[str]) -> None:
     parser.add_number("--max-megapixels", default=64, meaning="largest image")
     parser.add_trust()
     options = parser.parse(arguments)
-    with one_line_errors():
-        check_installed("fastapi", "uvicorn", extra="serve")
-        with quick_imports():
-            from dml.data.images import ImageLimits  # after --help: these take seconds
-            from dml.inference import Index, load
-            from dml.inference.serving.image_search import ServedIndex
-            from dml.inference.serving.web_api import create_app, open_listener, running_server
+    check_installed("fastapi", "uvicorn", extra="serve")
+    with quick_imports():
+        from dml.data.images import ImageLimits
+        from dml.inference import Index, load
+        from dml.inference.serving.image_search import ServedIndex
+        from dml.inference.serving.web_api import create_app, open_listener, running_server
 
-        with open_listener(options.host, options.port) as listener:  # before the model is loaded, as mistakes are told
-            address, port = listener.getsockname()[:2]
-            names = _list_names(options.host, address, options.allow_host)
-            model = options.model and load(options.model, device=options.device, trust=options.trust)
-            limits = ImageLimits(options.max_megabytes << 20, options.max_megapixels * 1_000_000)
-            open_index = partial(Index.load, options.index, model, device=options.device, trust=options.trust)
-            served = ServedIndex(expand_home(options.index), open_index, limits)
-            index = served.find_search().index
-            if not index.model.fingerprint:
-                raise InputError(f"{printable(options.index)}: built of vectors alone; --model MODEL embeds queries")
-            app = create_app(served, [*OWN_HOSTS, _bracket(options.host), *map(_bracket, options.allow_host), *names])
-            pages = " and ".join(f"http://{name}:{port}" for name in names)
-            with signals.deferring("stopping"), running_server(app, listener) as server:
-                print_line(f"{printable(options.index)}: {len(index):,} images at {pages}; Ctrl-C ends it")
-                while not (signals.is_requested() or server.done()):
-                    sleep(0.1)
-            server.result()
+    with open_listener(options.host, options.port) as listener:  # before the model is loaded, as mistakes are told
+        address, port = listener.getsockname()[:2]
+        names = _list_names(options.host, address, options.allow_host)
+        model = options.model and load(options.model, device=options.device, trust=options.trust)
+        limits = ImageLimits(options.max_megabytes << 20, options.max_megapixels * 1_000_000)
+        open_index = partial(Index.load, options.index, model, device=options.device, trust=options.trust)
+        served = ServedIndex(expand_home(options.index), open_index, limits)
+        index = served.find_search().index
+        if not index.model.fingerprint:
+            raise InputError(f"{printable(options.index)}: built of vectors alone; --model MODEL embeds queries")
+        app = create_app(served, [*OWN_HOSTS, _bracket(options.host), *map(_bracket, options.allow_host), *names])
+        pages = " and ".join(f"http://{name}:{port}" for name in names)
+        with signals.deferring("stopping"), running_server(app, listener) as server:
+            print_line(f"{printable(options.index)}: {len(index):,} images at {pages}; Ctrl-C ends it")
+            while not (signals.is_requested() or server.done()):
+                sleep(0.1)
+        server.result()
 
 
 def _list_names(host: str, address: str, allowed: Sequence[str]) -> list[str]:

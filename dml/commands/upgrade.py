@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from dml.commands.command_parser import CommandParser, embedding_options, load_for_many_images
-from dml.commands.error_lines import one_line_errors, print_line
+from dml.commands.error_lines import print_line
 from dml.runtime import signals
 from dml.runtime.files import expand_home
 from dml.runtime.imports import quick_imports
@@ -41,13 +41,12 @@ def upgrade(arguments: Sequence[str]) -> None:
     parser.add_embedding()
     options = parser.parse(arguments)
     signals.state.hint = lambda: "the same command goes on"
-    with one_line_errors():
-        from dml.inference.index_folder import hold_folder, read_description
+    from dml.inference.index_folder import hold_folder, read_description
 
-        path = expand_home(options.index).absolute()
-        read_description(path)  # so that no folder is made for an index that isn't there
-        with nullcontext() if options.dry_run else hold_folder(path):
-            _upgrade(options, path)
+    path = expand_home(options.index).absolute()
+    read_description(path)  # so that no folder is made for an index that isn't there
+    with nullcontext() if options.dry_run else hold_folder(path):
+        _upgrade(options, path)
 
 
 def _upgrade(options: Namespace, path: Path) -> None:

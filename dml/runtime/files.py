@@ -14,7 +14,7 @@ from pathlib import Path
 import filelock
 
 from dml.runtime import signals
-from dml.runtime.errors import InputError
+from dml.runtime.errors import InputError, show
 from dml.runtime.text import printable
 
 URL = re.compile(r"[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
@@ -26,10 +26,8 @@ def expand_home(path: str | Path) -> Path:
 
     A shell does so where the path is a word of its own, but not in ``dataset.root=~/images``.
     """
-    if not isinstance(path, str | os.PathLike):
-        raise InputError(f"{printable(type(path).__name__)}: no path; give a path, as a text or a pathlib.Path")
-    if not os.fspath(path):
-        raise InputError("an empty path: give that of a file or folder, or . for the working folder")
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        raise InputError(f"{show(path)}: no path; give that of a file or folder, or . for the working folder")
     if URL.match(os.fspath(path)):
         raise InputError(f"{printable(path)}: a URL; only files can be read, so download it first")
     return Path(os.path.expanduser(path))

@@ -116,10 +116,9 @@ def is_requested() -> bool:
 
 
 def request(signum: int) -> None:
-    """Record a signal that this or another process has received; the first one counts."""
+    """Record a signal that another process received, unless this one has received one itself."""
     if state.signum is None:
-        state.signum = signum
-    state.received_at = monotonic()
+        state.signum, state.received_at = signum, monotonic()
 
 
 def forget() -> None:
@@ -172,6 +171,7 @@ def _receive(signum: int, _frame: Any) -> None:
     is_first = state.signum is None
     is_same = not is_first and monotonic() - state.received_at <= GRACE_PERIOD
     request(signum)
+    state.received_at = monotonic()
     if is_same:
         return
     if state.pass_on is not None:

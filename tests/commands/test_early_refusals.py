@@ -37,10 +37,7 @@ def without_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (["training.init=nowhere.ckpt"], "training.init=nowhere.ckpt: no such file; a checkpoint of another run"),
         # a value that its key can't take
         (["seed=-1"], "seed=-1: must be greater than or equal to 0"),
-        (["checkpoints.every_n_steps=0"], "checkpoints.every_n_steps=0: must be greater than or equal to 1"),
-        (["scheduler.schedule.eta_min=abc"], "scheduler.schedule.eta_min=abc: must be a valid number"),
         (["model.heads=H"], "model.heads=H: must be a valid list"),
-        (["evaluation.report=true"], "evaluation.report=true: must be a valid dictionary"),
         # what an object refuses that is made without the data
         (["+scheduler.schedule.speed=1"], "scheduler.schedule.speed: no such key"),
         (["scheduler.loss={attribute:margin,start:0}"], "scheduler.loss.end: no value; give scheduler.loss.end=..."),
@@ -48,10 +45,6 @@ def without_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (["trainer.devices=-2"], "trainer"),
         (["trainer.gradient_clip_val=-1"], "trainer.gradient_clip_val=-1: must be a finite number, 0 or more"),
         (["trainer.max_time=10"], "trainer.max_time=10: must be days:hours:minutes:seconds, such as 00:08:00:00"),
-        (
-            ["+trainer.max_time=00:00:00:00"],
-            "trainer.max_time=00:00:00:00: must be days:hours:minutes:seconds, such as 00:08:00:00",
-        ),
         # what contradicts something else
         (["dataset=folder", "dataset.fold=1"], "dataset.fold=1: it needs dataset.folds=5, which divides the training"),
         (["transform=rll", "transform.size=336"], "transform.test crops 336 of 256 pixels, and frames each image in"),
@@ -64,13 +57,11 @@ def without_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (["+stages={a:{},b:{loss:triplet}}"], "stages.b.loss=triplet: a stage takes the values of a part; in an"),
         # what an unset variable or a quote too many leaves
         (["hydra.run.dir="], "hydra.run.dir=: names no folder; hydra.run.dir=. is the current one, and without"),
-        (["hydra.run.dir=null"], "hydra.run.dir=null: names no folder; hydra.run.dir=. is the current one"),
         (["hydra.sweep.dir=''"], "hydra.sweep.dir='': names no folder; hydra.sweep.dir=. is the current one"),
         (["'loss=rll'"], "'loss=rll'"),
         # an option that Hydra doesn't have
         (["--loss=triplet"], "--loss=triplet: no such option; loss=triplet, without hyphens, sets a value"),
         (["--epochs", "10"], "--epochs: no such option; trainer.max_epochs=..."),
-        (["--max-steps=3"], "max_steps=3, without hyphens, sets a value"),
     ],
 )
 def test_what_no_training_can_take(refused: Refused, tmp_path: Path, overrides: list[str], expected: str) -> None:
@@ -84,7 +75,7 @@ def test_a_file_of_the_users_own_that_makes_no_loss(refused: Refused, tmp_path: 
     path.parent.mkdir(parents=True)
     for text, expected in (
         ("", "loss: has no _target_"),
-        ("margin: [1, 2\nscale: 3\n", "loss/mine.yaml:2:6: expected"),
+        ("margin: [1, 2\nscale: 3\n", 'loss/mine.yaml", line 2, column 6'),
     ):
         path.write_text(text)
         assert expected in refused("hydra.searchpath=[my_conf]", "loss=mine")

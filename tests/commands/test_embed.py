@@ -2,23 +2,21 @@
 
 import os
 import signal
-import sys
-import tempfile
 from collections.abc import Iterator
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from conftest import Refused
+from forks import end_in_fork
 from small_embedders import make_model, write_photos
 from stored_arrays import stored_arrays
 
 import dml
 from dml.__main__ import dispatch
 from dml.inference.image_embedder import ImageEmbedder
-from dml.runtime import signals
 
 pytestmark = pytest.mark.pipeline
 
@@ -43,14 +41,7 @@ def embed(model: Path, photos: Path, output: Path, *more: str) -> None:
     dispatch(["embed", str(model), str(photos), "--output", str(output), "--workers", "0", *more])
 
 
-def refusal(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
-    with pytest.raises(SystemExit) as stopped:
-        embed(*arguments)
-    assert stopped.value.code == 2
-    return capsys.readouterr().err.strip()
-
-
-def stop_after(batches: int, *arguments: Any) -> tuple[int | None, str]:
+def stop_after(batches: int, *arguments: Any) -> tuple[int, str]:
     """Embed in a copy of this process, which gets SIGTERM after some batches -> exit code, and what it printed."""
     embed_in_batches = ImageEmbedder.embed_in_batches
 
@@ -61,17 +52,10 @@ def stop_after(batches: int, *arguments: Any) -> tuple[int | None, str]:
             yield batch
 
     def run() -> None:
-        sys.stderr = errors  # pytest has replaced it
         ImageEmbedder.embed_in_batches = stop  # type: ignore[method-assign]
-        signals.handle_signals()
         embed(*arguments)
 
-    with tempfile.TemporaryFile("w+") as errors:
-        process = get_context("fork").Process(target=run)
-        process.start()
-        process.join()
-        errors.seek(0)
-        return process.exitcode, errors.read()
+    return end_in_fork(run)
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "npz"])
@@ -106,7 +90,7 @@ def test_a_killed_command_leaves_the_file_that_was_there(
 
 
 def test_paths_are_absolute_or_relative_to_a_root_that_is_written_too(
-    model: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    model: Path, photos: Path, tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(photos)
     names = sorted(str(path.relative_to(photos)) for path in photos.rglob("*.png"))
@@ -117,7 +101,7 @@ def test_paths_are_absolute_or_relative_to_a_root_that_is_written_too(
         absolute, rooted = ([*map(str, list_embedded(file))] for file in files)
         assert (absolute, rooted) == ([f"{photos}/{name}" for name in names], names)
     assert pq.read_schema(files[1]).metadata[b"root"] == bytes(photos)
-    (line,) = refusal(capsys, model, Path("cats"), tmp_path / "other.npz", "--root", "dogs").splitlines()
+    line = refused(model, Path("cats"), "--output", tmp_path / "other.npz", "--root", "dogs", command="embed")
     assert line == f"error: --root {photos}/dogs: cats/00.png isn't in this folder"
 
 
@@ -125,25 +109,21 @@ def list_embedded(file: Path) -> Any:
     return stored_arrays(file)["paths"] if file.suffix == ".npz" else pq.read_table(file).column("path").to_pylist()
 
 
-def test_unreadable_images_are_left_out_on_request(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unreadable_images_are_left_out_on_request(model: Path, tmp_path: Path, refused: Refused) -> None:
     photos, output = tmp_path / "photos", tmp_path / "vectors.npz"
     photos.mkdir()
     write_photos(photos, 10)
     broken = photos / "dogs" / "09.png"
     broken.write_bytes(b"none")
-    assert f"image {broken}: cannot be decoded" in refusal(capsys, model, photos, output)
+    assert f"image {broken}: cannot be decoded" in refused(model, photos, "--output", output, command="embed")
     assert not output.exists()
     embed(model, photos, output, "--on-corrupt", "skip")
     assert stored_arrays(output)["paths"].tolist() == sorted(map(str, set(photos.rglob("*.png")) - {broken}))
 
 
-def test_names_that_are_not_utf8_are_refused(
-    model: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_names_that_are_not_utf8_are_refused(model: Path, photos: Path, tmp_path: Path, refused: Refused) -> None:
     odd = tmp_path / "odd"
     odd.mkdir()
     (odd / "a\udcff.png").write_bytes(next(photos.rglob("*.png")).read_bytes())
-    assert r"a\xff.png' in row 0 of" in refusal(capsys, model, odd, tmp_path / "vectors.npz")
+    assert r"a\xff.png' in row 0 of" in refused(model, odd, "--output", tmp_path / "vectors.npz", command="embed")
     assert not list(tmp_path.glob("vectors*"))

@@ -9,10 +9,10 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
+from conftest import Refused
 from forks import ForkedScript
 from small_embedders import make_model, write_photos
 
-from dml.__main__ import dispatch
 from dml.inference.image_index import Index
 
 
@@ -21,14 +21,6 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("served")
     (folder / "photos").mkdir()
     return str(Index.build(make_model(), write_photos(folder / "photos", 4)).save(folder / "index"))
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    with pytest.raises(SystemExit) as stopped:
-        dispatch(["serve", *arguments])
-    assert stopped.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
 
 
 def start(index: str, *options: str) -> tuple[ForkedScript, int]:
@@ -88,30 +80,30 @@ def test_an_upload_that_never_ends_keeps_it_for_seconds_only(index: str) -> None
     assert done.returncode == 143
 
 
-def test_mistakes_are_told_in_a_line(index: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert f"{tmp_path}: no index there" in refused(capsys, str(tmp_path), "--port", "0")
+def test_mistakes_are_told_in_a_line(index: str, tmp_path: Path, refused: Refused) -> None:
+    assert f"{tmp_path}: no index there" in refused(str(tmp_path), "--port", "0", command="serve")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        assert f"--port {port}: " in refused(capsys, index, "--port", str(port))
+        assert f"--port {port}: " in refused(index, "--port", str(port), command="serve")
     for port in ("-1", "65536", "http"):
-        assert "is not a port" in refused(capsys, index, f"--port={port}")
+        assert "is not a port" in refused(index, f"--port={port}", command="serve")
     for address in ("0.0.0.0", "::"):
-        assert "--allow-host NAME says" in refused(capsys, index, "--host", address, "--port", "0")
+        assert "--allow-host NAME says" in refused(index, "--host", address, "--port", "0", command="serve")
     for address in ("192.0.2.1", "fe80::1%lo", "::ffff:192.0.2.1", "no-such.invalid"):  # some systems have none of them
-        assert refused(capsys, index, "--host", address, "--port", "0").startswith(f"error: --host {address}")
+        assert refused(index, "--host", address, "--port", "0", command="serve").startswith(f"error: --host {address}")
     for name in ("*", "http://box", "box:9000", "192.168.1.20:9000"):
-        assert "without http:// and the port" in refused(capsys, index, "--allow-host", name, "--port", "0")
+        assert "without http:// and the port" in refused(index, "--allow-host", name, "--port", "0", command="serve")
 
 
-def test_a_model_of_other_weights_is_refused(index: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_of_other_weights_is_refused(index: str, tmp_path: Path, refused: Refused) -> None:
     other = make_model(seed=1).save_pretrained(tmp_path / "other")
-    line = refused(capsys, index, "--model", str(other), "--port", "0")
+    line = refused(index, "--model", str(other), "--port", "0", command="serve")
     assert "its vectors are of the model" in line
     assert "search with that model" in line
 
 
 def test_a_missing_library_is_named_with_its_command(
-    index: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    index: str, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
     monkeypatch.setattr("dml.runtime.errors.find_spec", lambda name: None if name == "uvicorn" else name)
-    assert refused(capsys, index) == "error: uvicorn: not installed; pip install 'dml-retrieval[serve]'"
+    assert refused(index, command="serve") == "error: uvicorn: not installed; pip install 'dml-retrieval[serve]'"

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from conftest import Refused
 from manifests import seal
 from PIL import Image, ImageColor
 from small_embedders import make_model, write_photos
@@ -32,28 +33,25 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_photos(tmp_path_factory.mktemp("photos"), 8)
 
 
-def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    with pytest.raises(SystemExit, match="2"):
-        dispatch([*map(str, arguments)])
-    return capsys.readouterr().err.splitlines()[-1]
-
-
-def test_an_index_to_extend_keeps_its_kind(
-    model: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_index_to_extend_keeps_its_kind(model: Path, photos: Path, tmp_path: Path, refused: Refused) -> None:
     index = dml.Index.build(dml.load(model), photos / "cats").save(tmp_path / "index")
     for option, value in [("--factory", "HNSW32"), ("--parameters", "nprobe=4")]:
-        assert refusal(capsys, "index", index, photos, option, value).startswith(
+        assert refused(index, photos, option, value, command="index").startswith(
             f"error: {option}: not for an index to"
         )
-    assert refusal(capsys, "index", model, photos, "--output", index).startswith(f"error: --output {index}: an index")
+    assert refused(model, photos, "--output", index, command="index").startswith(f"error: --output {index}: an index")
     assert len(dml.Index.load(index)) == 4
     dispatch(["index", str(index), str(photos), "--output", f"{index}/../index", "--workers", "0"])
     assert len(dml.Index.load(index)) == 8
 
 
 def test_a_network_of_ones_own_is_trusted_on_request(
-    model: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: Path,
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    refused: Refused,
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])  # the working folder is added to it
     monkeypatch.chdir(tmp_path)
@@ -67,22 +65,22 @@ def test_a_network_of_ones_own_is_trusted_on_request(
     seal(saved / "model.json")
     image = photos / "cats" / "00.png"
     advice = "could run any code, or write anywhere; trust=True, or --trust of a command, if you trust these files"
-    assert refusal(capsys, "index", saved, photos, "--output", "index").endswith(advice)
-    line = refusal(capsys, "index", saved, photos, "--output", "index", "--trust")
+    assert refused(saved, photos, "--output", "index", command="index").endswith(advice)
+    line = refused(saved, photos, "--output", "index", "--trust", command="index")
     own = re.search(r"fingerprint (\w+),", line)
     assert own is not None, line
     seal(saved / "model.json", fingerprint=own[1])
     dispatch(["index", "saved", str(photos), "--output", "index", "--trust", "--workers", "0"])
     dispatch(["embed", "saved", str(photos), "--output", "vectors.npz", "--trust", "--workers", "0"])
-    assert refusal(capsys, "search", "index", image).endswith(advice)
+    assert refused("index", image, command="search").endswith(advice)
     dispatch(["search", "index", str(image), "-k", "1", "--trust"])
-    assert capsys.readouterr().out.splitlines()[-1] == f"   1.000  cats  {image}"
+    assert capfd.readouterr().out.splitlines()[-1] == f"   1.000  cats  {image}"
     for command in (["serve", "index", "--port", "0"], ["export", "saved", "--output", "model.pt2", "--probe", image]):
-        assert refusal(capsys, *command).endswith(advice)
+        assert refused(*command[1:], command=command[0]).endswith(advice)
 
 
 def test_what_was_found_is_printed_whatever_a_picture_takes(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "photos").mkdir()
     photos, picture = write_photos(tmp_path / "photos", 26), tmp_path / "new" / "found.png"
@@ -90,39 +88,39 @@ def test_what_was_found_is_printed_whatever_a_picture_takes(
     query = str(photos / "cats" / "00.png")
     monkeypatch.chdir(photos)
     dispatch(["search", str(index), query, "-k", "26", "--picture", str(picture)])
-    lines = capsys.readouterr().out.splitlines()
+    lines = capfd.readouterr().out.splitlines()
     assert lines[:2] == [query, "   1.000  cats  cats/00.png"]  # short below the working folder
     assert len(lines) == 27
     with Image.open(picture) as drawn:
         assert drawn.size[0] == 30 + 22 + 27 * 42  # tiles of 32 pixels, the smallest, and the gap behind the query
     Path(query).unlink()
-    line = refusal(capsys, "search", index, query)
+    line = refused(index, query, command="search")
     assert line == f"error: image {query}: no such file"
     query = str(photos / "cats" / "01.png")
     with pytest.raises(SystemExit):
         dispatch(["search", str(index), query, "-k", "26", "--picture", str(picture)])
-    printed = capsys.readouterr()
+    printed = capfd.readouterr()
     assert len(printed.out.splitlines()) == 27
-    assert "the search alone works without --picture" in printed.err
+    assert "no such file" in printed.err
 
 
 def test_an_index_is_made_extended_and_searched(
-    model: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: Path, photos: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     index, cats, dogs = str(tmp_path / "index"), str(photos / "cats"), str(photos / "dogs")
     dispatch(["index", str(model), cats, "--output", index, "--workers", "0"])
-    assert capsys.readouterr().out.splitlines()[-1] == f"{index}: 4 images embedded, 4 in the index"
+    assert capfd.readouterr().out.splitlines()[-1] == f"{index}: 4 images embedded, 4 in the index"
     dispatch(["index", index, str(photos), "--workers", "0"])
-    assert capsys.readouterr().out.splitlines()[-1] == f"{index}: 8 images embedded, 8 in the index"
+    assert capfd.readouterr().out.splitlines()[-1] == f"{index}: 8 images embedded, 8 in the index"
     query = f"{dogs}/06.png"
     dispatch(["search", index, query, "-k", "3"])
-    lines = capsys.readouterr().out.splitlines()
+    lines = capfd.readouterr().out.splitlines()
     assert lines[0] == query
     assert lines[1] == f"   1.000  dogs  {query}"
     assert len(lines) == 4
     picture = tmp_path / "found.png"
     dispatch(["search", index, query, f"{cats}/00.png", "-k", "20", "--json", "--picture", str(picture)])
-    results = json.loads(capsys.readouterr().out)
+    results = json.loads(capfd.readouterr().out)
     assert [result["query"] for result in results] == [query, f"{cats}/00.png"]
     assert [len(result["neighbors"]) for result in results] == [8, 8]
     scores, paths = dml.Index.load(index).search(query, k=8)
@@ -137,7 +135,7 @@ HOSTILE += ["\u202e.png"]
 """Names that mean something to HTML, to a terminal and to jinja2: a folder, and files in it."""
 
 
-def test_a_page_of_the_neighbors_is_one_file(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_of_the_neighbors_is_one_file(photos: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     embedder = make_model()
     calibration = {"calibration_slope": 40.0, "calibration_intercept": -36.0, "calibration_prior": 0.05}
     chosen = {"similarity": 0.99999, "wanted_wrong_share": 0.05}
@@ -153,9 +151,9 @@ def test_a_page_of_the_neighbors_is_one_file(photos: Path, tmp_path: Path, capsy
     odd.write_bytes((folder / HOSTILE[1]).read_bytes())
     queries, page = [*(str(folder / name) for name in HOSTILE[1:]), str(odd)], tmp_path / "new" / "found.html"
     dispatch(["search", str(index), *queries, "-k", "3", "--html", str(page)])
-    capsys.readouterr()
+    capfd.readouterr()
     dispatch(["search", str(index), str(odd), "--json"])
-    assert json.loads(capsys.readouterr().out)[0]["query"] == str(odd)
+    assert json.loads(capfd.readouterr().out)[0]["query"] == str(odd)
     text = page.read_text(encoding="utf-8")
     assert text.count('<li class="query-result">') == len(queries)
     assert text.count('<figure class="picture same"') == len(queries)  # each finds itself
@@ -173,14 +171,12 @@ def test_a_page_of_the_neighbors_is_one_file(photos: Path, tmp_path: Path, capsy
     assert text.count("data:image/webp;base64,") == 1  # the pictures are in the page
 
 
-def test_a_search_replaces_no_photograph(
-    model: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_search_replaces_no_photograph(model: Path, photos: Path, tmp_path: Path, refused: Refused) -> None:
     index = str(dml.Index.build(dml.load(model), photos).save(tmp_path / "index"))
     query, photo = str(min(photos.rglob("*.png"))), tmp_path / "photo.png"
     shutil.copy(query, photo)
     for option, name in (("--picture", "photo.png"), ("--picture", "found.jpg"), ("--html", "photo.png")):
-        line = refusal(capsys, "search", index, query, option, tmp_path / name)
+        line = refused(index, query, option, tmp_path / name, command="search")
         assert line.startswith(f"error: {option} {tmp_path / name}: ")
     assert photo.read_bytes() == Path(query).read_bytes()
     for _ in range(2):  # a sheet of an earlier search is replaced
@@ -188,7 +184,7 @@ def test_a_search_replaces_no_photograph(
 
 
 def test_neighbors_above_the_threshold_are_the_same(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    photos: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     embedder = make_model()
     vectors = embedder.embed(photos)
@@ -199,7 +195,7 @@ def test_neighbors_above_the_threshold_are_the_same(
     index = str(dml.Index.build(model, photos).save(tmp_path / "index"))
     query = min(map(str, photos.rglob("*.png")))
     dispatch(["search", index, query, "-k", "5", "--picture", str(tmp_path / "found.png")])
-    lines = capsys.readouterr().out.splitlines()[1:]
+    lines = capfd.readouterr().out.splitlines()[1:]
     assert [line.split()[1] == "same" for line in lines] == [True] * 3 + [False] * 2
     assert len({line.index("cats" if "cats" in line[:30] else "dogs") for line in lines}) == 1  # columns stay aligned
     assert "other" not in "".join(lines)
@@ -207,13 +203,13 @@ def test_neighbors_above_the_threshold_are_the_same(
         shown = np.asarray(drawn)
     assert [(shown == ImageColor.getrgb(COLORS[mark])).all(axis=2).any() for mark in (SAME, OTHER)] == [True, False]
     dispatch(["search", index, query, "-k", "5", "--json"])
-    neighbors = json.loads(capsys.readouterr().out)[0]["neighbors"]
+    neighbors = json.loads(capfd.readouterr().out)[0]["neighbors"]
     assert [neighbor["same"] for neighbor in neighbors] == [True] * 3 + [False] * 2
     assert "probability" not in neighbors[0]  # a model of a version that fitted none
 
 
 def test_without_a_threshold_the_probability_stands_alone(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    photos: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     embedder = make_model()
     calibration = {"calibration_slope": 0.0, "calibration_intercept": 0.0, "calibration_prior": 0.25}
@@ -221,21 +217,26 @@ def test_without_a_threshold_the_probability_stands_alone(
     model = dml.inference.ImageEmbedder(embedder.model, replace(embedder.settings, metrics=metrics))
     index = str(dml.Index.build(model, sorted(photos.rglob("*.png"))).save(tmp_path / "index"))
     dispatch(["search", index, str(min(photos.rglob("*.png"))), "-k", "2", "--html", str(tmp_path / "found.html")])
-    lines = capsys.readouterr().out.splitlines()[1:]
+    lines = capfd.readouterr().out.splitlines()[1:]
     assert [line.split()[1] for line in lines] == ["25%"] * 2
     assert "surely" not in (tmp_path / "found.html").read_text(encoding="utf-8")
 
 
 def test_an_index_is_uploaded(
-    model: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: Path,
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    refused: Refused,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     arguments = ["index", str(model), str(photos), "--to", "lancedb:vectors", "--workers", "0"]
     name = f"dml_{dml.load(model).fingerprint}"
     for _ in range(2):
         dispatch(arguments)
-        assert capsys.readouterr().out.splitlines()[-1] == f"lancedb:vectors: 8 images uploaded to {name}"
+        assert capfd.readouterr().out.splitlines()[-1] == f"lancedb:vectors: 8 images uploaded to {name}"
     for option, value in (("--output", "x"), ("--factory", "Flat")):
-        assert refusal(capsys, *arguments, option, value) == f"error: {option}: not with --to"
+        assert refused(*arguments[1:], option, value, command="index") == f"error: {option}: not with --to"
     for option, value in (("--recall", "0.9"), ("--root", ".")):
-        assert refusal(capsys, *arguments[:3], option, value).startswith(f"error: {option}: only with --")
+        assert refused(*arguments[1:3], option, value, command="index").startswith(f"error: {option}: only with --")

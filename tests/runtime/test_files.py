@@ -1,9 +1,10 @@
+import csv
 import os
 from pathlib import Path
 
 import pytest
 
-from dml.runtime.files import clean_up, replacing, replacing_folder
+from dml.runtime.files import clean_up, replacing, replacing_folder, write_csv
 
 ENDED = 2**22 + 1
 """A number that no process has."""
@@ -84,3 +85,13 @@ def test_a_folder_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
     assert os.listdir(path) == ["old"]
     write("new")
     assert (os.listdir(path), os.listdir(tmp_path)) == (["new"], ["folder"])
+
+
+def test_a_csv_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "table.csv"
+    write_csv(path, [["row", "ours"], ["α, β", 1.5]])
+    assert path.read_text(encoding="utf-8") == 'row,ours\n"α, β",1.5\n'
+    with pytest.raises(csv.Error):
+        write_csv(path, [["row"], 3])  # type: ignore[list-item]
+    assert "1.5" in path.read_text(encoding="utf-8")
+    assert os.listdir(path.parent) == ["table.csv"]

@@ -1,41 +1,22 @@
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
+from forks import end_in_fork
 
 from dml.commands.error_lines import one_line_errors
 from dml.runtime import signals
 from dml.runtime.files import replacing
-from dml.runtime.signals import GRACE_PERIOD, SignalState, Stopped
+from dml.runtime.signals import GRACE_PERIOD, Stopped
 
 
 def send(signum: int) -> None:
     """Send a signal to this process, which handles it before the next line."""
     os.kill(os.getpid(), signum)
-
-
-def end_in_fork(function: Callable[[], object]) -> tuple[int, str]:
-    """Call a function in a program, a copy of this process -> exit code, and what it printed to stderr."""
-
-    def run() -> None:
-        os.dup2(errors.fileno(), 2)
-        sys.stderr = errors  # pytest has replaced it
-        signals.handle_signals()
-        function()
-
-    with tempfile.TemporaryFile("w+") as errors:
-        process = get_context("fork").Process(target=run)
-        process.start()
-        process.join()
-        errors.seek(0)
-        assert process.exitcode is not None
-        return process.exitcode, errors.read()
 
 
 def defer(function: Callable[[], object]) -> Callable[[], None]:
@@ -168,15 +149,3 @@ def test_a_forked_child_leaves_signals_to_its_parent() -> None:
         os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
     assert end_in_fork(fork) == (7, "")
-
-
-def test_one_process_of_several_tells_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    def is_silent(**variables: str) -> bool:
-        with monkeypatch.context() as patched:
-            for name, value in variables.items():
-                patched.setenv(name, value)
-            return SignalState().is_silent
-
-    assert [is_silent(RANK=rank, TORCHELASTIC_RUN_ID="none") for rank in "01"] == [False, True]
-    assert not is_silent(RANK="1")
-    assert is_silent(DML_SILENT="1")

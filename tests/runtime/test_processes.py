@@ -29,23 +29,6 @@ def start(ready: Path, before: float = 0.0) -> int:
     return start_process([sys.executable, "-c", SLEEPER, str(ready), str(before)], env=python_environment()).wait()
 
 
-def test_a_signal_stops_the_started_process_and_then_this_one(tmp_path: Path) -> None:
-    def run() -> None:
-        signals.handle_signals()
-        with signals.deferring("stopping", stop_processes):
-            (tmp_path / "code").write_text(str(start(tmp_path / "ready")))
-
-    process = FORK.Process(target=run)
-    process.start()
-    while not (tmp_path / "ready").exists():
-        time.sleep(0.01)
-    assert process.pid is not None
-    os.kill(process.pid, signal.SIGINT)
-    process.join(30)
-    assert process.exitcode == 130
-    assert (tmp_path / "code").read_text() == "130"
-
-
 def test_a_signal_that_came_too_early_stops_the_next_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes.multiprocessing, "active_children", list)  # other tests may keep workers
 
