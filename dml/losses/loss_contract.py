@@ -95,11 +95,15 @@ def _is_one_hot(labels: Tensor) -> bool:
 
 
 def check_module(loss: object, key: str = "loss") -> None:
-    """Check that a loss is a module whose ``__init__`` has called that of its base class."""
+    """Check that a loss is a module whose ``__init__`` has called that of its base class, and takes two arguments."""
     if not isinstance(loss, nn.Module) or "_modules" not in vars(loss):
         raise InputError(
             f"{key}: {dotted_name(loss)} isn't a built nn.Module, whose __init__ begins with super().__init__()"
         )
+    try:
+        signature(loss.forward).bind(*[None] * (3 if has_trait(loss, "needs_indices") else 2))
+    except TypeError as error:  # a training would otherwise tell after the test of its backbone
+        raise InputError(f"{key}: {dotted_name(type(loss))}.forward has to take embeddings, labels: {error}") from error
 
 
 def check_value(loss: nn.Module, value: Any, *, learns: bool = False) -> None:

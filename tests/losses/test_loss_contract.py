@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 from configurations import compose, settings_of
-from torch import nn
+from torch import Tensor, nn
 
 from dml.losses.compose import WeightedSum
 from dml.losses.matryoshka import MatryoshkaLoss
@@ -21,9 +21,15 @@ class WithoutSuper(nn.Module):
         self.margin = 0.1
 
 
+class OfEmbeddings(nn.Module):
+    def forward(self, embeddings: Tensor) -> Tensor:
+        return embeddings.sum()
+
+
 @pytest.mark.parametrize(
     ("make", "line"),
     [
+        (OfEmbeddings, r"loss: test_loss_contract\.OfEmbeddings\.forward has to take embeddings, labels: too many"),
         (WithoutSuper, r"loss: test_loss_contract\.WithoutSuper isn't a built nn\.Module, whose __init__ begins with"),
         (lambda: WeightedSum({"a": WithoutSuper()}, {"a": 1.0}), r"loss\.terms\.a: test_loss_contract\.WithoutSuper"),
         (lambda: WeightedSum({"a": len}, {"a": 1.0}), r"loss\.terms\.a: builtins\.len isn't a built nn\.Module"),
