@@ -95,15 +95,19 @@ def _is_one_hot(labels: Tensor) -> bool:
 
 
 def check_module(loss: object, key: str = "loss") -> None:
-    """Check that a loss is a module whose ``__init__`` has called that of its base class, and takes two arguments."""
+    """Check that a loss is a module whose ``__init__`` has called that of its base class."""
     if not isinstance(loss, nn.Module) or "_modules" not in vars(loss):
         raise InputError(
             f"{key}: {dotted_name(loss)} isn't a built nn.Module, whose __init__ begins with super().__init__()"
         )
+
+
+def check_forward(loss: nn.Module) -> None:
+    """Check that a loss takes embeddings and labels; a training would tell after the test of its backbone."""
     try:
         signature(loss.forward).bind(*[None] * (3 if has_trait(loss, "needs_indices") else 2))
-    except TypeError as error:  # a training would otherwise tell after the test of its backbone
-        raise InputError(f"{key}: {dotted_name(type(loss))}.forward has to take embeddings, labels: {error}") from error
+    except TypeError as error:
+        raise InputError(f"loss: {dotted_name(type(loss))}.forward has to take embeddings, labels: {error}") from error
 
 
 def check_value(loss: nn.Module, value: Any, *, learns: bool = False) -> None:

@@ -26,7 +26,7 @@ from dml.data.transforms import Crops, Pipeline, and_mirrored
 from dml.evaluation.metric import Kind, MetricConfig, full_metric_name
 from dml.evaluation.threshold import ThresholdSettings
 from dml.losses.compose import AtLevel
-from dml.losses.loss_contract import Loss, check_module
+from dml.losses.loss_contract import Loss, check_forward, check_module
 from dml.losses.matryoshka import MatryoshkaLoss, choose_sizes
 from dml.losses.proxies import count_classes
 from dml.models.embedding import SIZE_ERRORS, EmbeddingModel
@@ -214,6 +214,7 @@ def build_losses(settings: Settings, embed_dims: Mapping[str, int], labels: NDAr
     for head, size in embed_dims.items():
         losses[head] = build_values(_fill_in(values, num_classes, size), "loss")
         _set_hierarchies(losses[head], torch.from_numpy(labels))
+        check_forward(losses[head])
     return losses
 
 
