@@ -117,6 +117,11 @@ def pytest_collection(session: pytest.Session) -> None:
 
 def pytest_collection_finish() -> None:
     """Take what is loaded out of the garbage collector's sight: it stays, and copies of this process share it."""
+    import torch
+
+    # autograd starts its threads when it is first used, for all devices that are known then; some tests load libraries
+    # that know more devices, and a process with such threads can't be copied
+    torch.ones(1, requires_grad=True).sum().backward()
     gc.freeze()
     gc.enable()
 

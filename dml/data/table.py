@@ -142,8 +142,8 @@ class ImageTable:
 
     def rows(self, *splits: str) -> NDArray[np.int64]:
         """Return the indices of the rows of the splits, in the order of the table."""
-        for split in splits:
-            check_choice("split", split, (*SPLITS, ""))
+        for split in filter(None, splits):  # "" is the split of the rows that are in none
+            check_choice("split", split, SPLITS)
         return np.flatnonzero(np.isin(self.split, splits)).astype(np.int64)
 
     def subset(self, *splits: str) -> "ImageTable":

@@ -60,7 +60,7 @@ def test_help_fits_a_terminal_and_has_examples(
         (["search", "/nowhere", "a.jpg", "-k", "0"], "-k.*: 0 is not a whole number above 0"),
         (["study", "rll-0"], "rll-0: .*nearest: rll-"),
         (["study", "rll-V", "run"], "rll-V wants Stanford_Online_Products: give --data /data"),
-        (["study", "rll-V", "--launcher", "slurm"], "--launcher slurm: .*submitit"),
+        (["study", "rll-V", "--launcher", "slurm"], "--launcher.slurm: .*submitit"),
     ],
     ids=" ".join,
 )

@@ -70,7 +70,7 @@ def test_rows_are_in_table_order() -> None:
     assert table().rows("gallery").tolist() == table().rows().tolist() == []
     assert table().rows(*SPLITS).tolist() == [0, 1, 2, 3, 4, 5, 6]  # the last row is in none
     assert len(table()) == 8
-    with pytest.raises(InputError, match="split='validation': must be one of train, val"):
+    with pytest.raises(InputError, match="split=validation: must be one of train, val"):
         table().subset("validation")
 
 

@@ -85,7 +85,7 @@ def test_names_and_labels_are_those_of_the_evaluation(has_lists: bool) -> None:
 
 def test_a_kind_may_be_a_string() -> None:
     assert Metric("own", "Own", "level", is_among).kind is Kind.LEVEL  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="metric own: kind='query'"):
+    with pytest.raises(InputError, match="metric own: kind=query"):
         Metric("own", "Own", "query", is_among)  # type: ignore[arg-type]
 
 

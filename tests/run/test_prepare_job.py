@@ -175,7 +175,7 @@ def test_a_data_set_without_a_root(small_emoji: Path, tmp_path: Path, monkeypatc
         (["data.cache=null"], "data.cache=null: auto, or the folder to write to"),
         (["data.cache=/dev/null"], r"/dev/null/sop-\w+: can't be written to; give data\.cache=FOLDER, also to "),
         (["resize=abc"], "resize size='abc': must be a whole number, 1 or more"),
-        (["resize=8", "mode=both"], "resize mode='both': must be one of warp, shorter, longer"),
+        (["resize=8", "mode=both"], "resize mode=both: must be one of warp, shorter, longer"),
     ],
 )
 def test_errors(prepare: Prepare, overrides: list[str], message: str) -> None:

@@ -147,7 +147,7 @@ def test_missing_folders_and_other_variants(vehicle: Path) -> None:
     (vehicle / "bmk_middle" / "query").rename(vehicle / "bmk_middle" / "queries")
     with pytest.raises(InputError, match="no bmk_middle/query/imgs or bmk_middle/query or bmk_middle/imgs in it; give"):
         read(vehicle, variant="vehicle")
-    with pytest.raises(InputError, match=r"dataset\.reader\.variant='car': must be one of vehicle, animal, product"):
+    with pytest.raises(InputError, match=r"dataset\.reader\.variant=car: must be one of vehicle, animal, product"):
         read(vehicle, variant="car")
     with pytest.raises(InputError, match=r"no mini-bmk_all_in_one/label\.csv in it; give the folder of DyML-Product"):
         read(vehicle, variant="product")
