@@ -118,7 +118,7 @@ def make_job(options: argparse.Namespace, task: str, data: str, *, channels_last
         size=SIZES[data],
         steps=options.most_steps if task in ("recall", "export") else options.steps,
         warm_up=3,
-        every=options.every,
+        interval=options.every,
         target=options.target,
         workers=1,
         threads=options.threads,

@@ -5,6 +5,7 @@ from functools import cache
 
 import torch
 from configurations import CONF, compose, settings_of
+from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from dml.run.builders import build_losses
@@ -12,6 +13,13 @@ from dml.run.builders import build_losses
 LOSSES = sorted(path.stem for path in (CONF / "loss").glob("*.yaml"))
 SIZE = 8
 LABELS = torch.tensor([[i // 3, i // 6] for i in range(15)])
+
+
+def compose_loss(name: str) -> DictConfig:
+    """Compose the file of a loss alone, which is quick and sets nothing else, and put it into the default values."""
+    config = compose()
+    config.loss = compose(command=f"loss/{name}").loss
+    return config
 
 
 def build(name: str) -> nn.Module:
@@ -22,10 +30,8 @@ def build(name: str) -> nn.Module:
 
 @cache
 def _build_once(name: str) -> nn.Module:
-    config = compose()
-    config.loss = compose(command=f"loss/{name}").loss  # the file alone, which sets nothing else
     torch.manual_seed(0)
-    return build_losses(settings_of(config), {"H": SIZE}, LABELS.numpy())["H"]
+    return build_losses(settings_of(compose_loss(name)), {"H": SIZE}, LABELS.numpy())["H"]
 
 
 def batch(rows: int = len(LABELS), scale: float = 1.0) -> Tensor:

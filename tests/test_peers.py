@@ -35,7 +35,7 @@ def job(tmp_path: Path) -> Job:
         size=64,
         steps=8,
         warm_up=3,
-        every=2,
+        interval=2,
         target=0.5,
         workers=1,
         threads=1,

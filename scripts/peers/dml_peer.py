@@ -44,7 +44,7 @@ NO_MORE = (
 
 def list_overrides(job: Job) -> list[str]:
     """Return the overrides of ``dml train`` for a job."""
-    interval = str(job.every) if job.task == "recall" else "null"
+    interval = str(job.interval) if job.task == "recall" else "null"
     return [
         "dataset=csv",
         f'dataset.root="{job.folder}/images.csv"',

@@ -156,7 +156,7 @@ class Library:
         model, clock = self.build(job), RecallClock(job)
 
         def validate(step: int) -> bool:
-            is_due = step % job.every == 0
+            is_due = step % job.interval == 0
             if is_due and clock.add_validation(step, self.evaluate(job, model, "val")["recall@1"]):
                 job.end_process(clock.summarize())
             return is_due

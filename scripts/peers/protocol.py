@@ -40,7 +40,7 @@ class Job:
     size: int  # side of the network's input in pixels
     steps: int  # of the training
     warm_up: int  # first steps that the images per second leave out
-    every: int  # steps between two validations of "recall"
+    interval: int  # steps between two validations of "recall"
     target: float  # recall@1 on the validation split at which "recall" ends
     workers: int  # processes that load images
     threads: int  # of PyTorch

@@ -11,6 +11,8 @@ from dml.evaluation import evaluate
 from dml.runtime.errors import InputError
 from tests.small_embedders import make_model
 
+pytestmark = pytest.mark.pipeline  # loading mteb takes two seconds
+
 CLASSES, QUERIES, ITEMS = 8, 32, 64  # means of 32 hits have five decimals, to which mteb rounds
 
 
@@ -24,7 +26,7 @@ def draw_images(count: int, seed: int) -> tuple[list[Image.Image], np.ndarray]:
 
 
 def make_noise_task() -> Any:
-    """Make a task of mteb's; loading mteb takes two seconds."""
+    """Make a task of mteb's."""
     from datasets import Dataset, Features, Value
     from datasets import Image as ImageFeature
     from mteb.abstasks.retrieval import AbsTaskRetrieval
@@ -61,7 +63,6 @@ def make_noise_task() -> Any:
     return NoiseTask()
 
 
-@pytest.mark.pipeline
 def test_its_scores_are_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     import mteb
 

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from configurations import compose, settings_of
+from configurations import settings_of
 from conftest import ROOT
+from every_loss import compose_loss
 from torch import nn
 
 from dml.losses.compose import AtLevel, WeightedSum
@@ -28,7 +29,7 @@ def embeddings(seed: int = 0) -> torch.Tensor:
 
 @pytest.fixture(params=sorted(path.stem for path in (ROOT / "conf" / "loss").glob("*.yaml")))
 def loss(request: pytest.FixtureRequest) -> tuple[str, nn.Module]:
-    config = compose(f"loss={request.param}")
+    config = compose_loss(request.param)
     torch.manual_seed(0)
     return request.param, builders.build_losses(settings_of(config), {"H": SIZE}, LABELS.numpy())["H"]
 
