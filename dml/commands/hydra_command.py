@@ -225,7 +225,7 @@ class Task:
             job: Job = resolve_name(JOBS[self.command])
             quiet()  # Lightning sets its own level when it is imported
             check(self.command, config)  # it imports the targets
-        if self.command == "train" and sweeps.is_search():
+        if HydraConfig.get().mode == RunMode.MULTIRUN and self.command == "train" and sweeps.is_search():
             with one_line_errors(self.is_debugged):  # it ends the search: no other run would fare better
                 check_search(config)
         return job

@@ -1,7 +1,7 @@
 """The builders of what trains and tests: data loaders, the learner, and Lightning's Trainer with its callbacks."""
 
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -24,7 +24,7 @@ from dml.run.config_folders import CONF
 from dml.run.settings import Settings
 from dml.run.stored import Stage
 from dml.runtime.errors import InputError
-from dml.runtime.processes import keep_freed_memory
+from dml.runtime.processes import keep_freed_memory, uses_cuda
 from dml.runtime.run_folder import without_run_keys
 from dml.training.callbacks.averaging import Averaging
 from dml.training.callbacks.checkpoints import (
@@ -40,11 +40,11 @@ from dml.training.callbacks.loss_schedule import LossSchedule
 from dml.training.callbacks.process_state import Float32Precision, SignalHandling, StepSeed
 from dml.training.callbacks.progress import make_progress
 from dml.training.checkpoints import FrozenWeights
-from dml.training.data import DataModule, EvaluationData
+from dml.training.data import DataModule, EvaluationData, choose_loader_settings
 from dml.training.embedders import HeadChoice, ModelEmbedder
 from dml.training.frozen import FrozenDataModule, FrozenLearner
 from dml.training.gradient_cache import check_chunk_size
-from dml.training.hardware import check_synchronized, choose_deterministic, choose_loader_settings, parse_compile
+from dml.training.hardware import check_synchronized, parse_compile
 from dml.training.module import MetricLearner
 from dml.training.optimizers import SchedulePace
 from dml.training.recurrent_learner import RecurrentEmbedder, RecurrentLearner
@@ -323,3 +323,10 @@ def build_loggers(stage: Stage) -> list[Any]:
     for logger in loggers:
         logger.log_hyperparams(without_run_keys(values))
     return loggers
+
+
+def choose_deterministic(trainer: Mapping[str, Any]) -> Any:
+    """Return ``trainer.deterministic``; null means "warn" on a CPU, where it costs nothing, and false on a GPU."""
+    if trainer["deterministic"] is not None:
+        return trainer["deterministic"]
+    return False if uses_cuda(trainer["accelerator"]) else "warn"

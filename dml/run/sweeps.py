@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from dml.run.config_folders import list_overrides, quote
@@ -46,8 +45,7 @@ def finish_run(config: DictConfig, folder: RunFolder, overrides: list[str], trai
 
 def is_search() -> bool:
     """Return whether Hydra runs a sweep that searches for good values, instead of all that are given."""
-    hydra = HydraConfig.get()
-    return hydra.mode == RunMode.MULTIRUN and hydra.runtime.choices["hydra/sweeper"] != "basic"
+    return bool(HydraConfig.get().runtime.choices["hydra/sweeper"] != "basic")
 
 
 def _is_folder_chosen() -> bool:

@@ -29,12 +29,12 @@ from dml.run.prepare_job import make_cache_folder
 from dml.run.settings import Settings
 from dml.run.stored import Stage, plain_config
 from dml.runtime.errors import InputError
+from dml.runtime.processes import uses_cuda
 from dml.runtime.run_folder import RunFolder, configuration_id
 from dml.runtime.text import console, warn
 from dml.training.data import DataModule, EvaluationData
 from dml.training.embedders import CHOSEN_HEADS, RawFeatures
 from dml.training.frozen import RAW, FeatureCache, FeatureEmbedder
-from dml.training.hardware import uses_cuda
 from dml.training.module import MetricLearner
 
 Metrics = dict[str, Any]

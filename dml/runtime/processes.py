@@ -119,14 +119,20 @@ def _end_workers() -> None:
 atexit.register(_end_workers)  # runs before the standard library's, which was registered before
 
 
+def uses_cuda(accelerator: Any) -> bool:
+    """Return whether ``trainer.accelerator`` is, or will turn out to be, an NVIDIA GPU."""
+    import torch
+
+    return accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+
+
 def count_processes(trainer: Mapping[str, Any]) -> int:
     """Return the number of processes on this machine that a training takes, one for each device."""
     devices = trainer.get("devices")
     if devices is None or str(devices) in ("auto", "-1"):
         import torch
 
-        has_gpus = trainer.get("accelerator") in ("auto", "gpu", "cuda") and torch.cuda.is_available()
-        return torch.cuda.device_count() if has_gpus else 1
+        return torch.cuda.device_count() if uses_cuda(trainer.get("accelerator")) else 1
     if isinstance(devices, str):
         return int(devices) if devices.isdecimal() else len([name for name in devices.split(",") if name.strip()])
     return devices if isinstance(devices, int) else len(devices)

@@ -1,5 +1,6 @@
+import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +17,13 @@ from dml.data.transforms import Pipeline
 from dml.data.worker_processes import choose_start_method, pause_before_forks
 from dml.runtime.configuration import dotted_name
 from dml.runtime.errors import InputError
-from dml.runtime.processes import follow_parent
+from dml.runtime.processes import count_processes, follow_parent, uses_cuda
 
 Transform = Callable[[Tensor], Tensor]
+
+
+MOST_WORKERS = 16
+"""The largest number of workers of a process, as each of them holds batches in memory."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,28 @@ class LoaderSettings:
     eval_batch_size: int = 128
     pin_memory: bool = False
     limits: ImageLimits = LIMITS
+
+
+def choose_loader_settings(data: Mapping[str, Any], trainer: Mapping[str, Any]) -> LoaderSettings:
+    """Return the settings of the data loaders, with a value for each ``auto``."""
+    limits = ImageLimits.from_settings(data)
+    unused = {"cache", "check_images", "max_list_bytes", *vars(limits)}
+    settings = {str(key): value for key, value in data.items() if key not in unused}
+    has_gpu = uses_cuda(trainer["accelerator"])
+    if settings["num_workers"] == "auto":
+        # with a GPU one less than the cores of a process; without one, training uses the CPU too
+        most = min(MOST_WORKERS, _count_cores(count_processes(trainer)) - 1)
+        settings["num_workers"] = max(1, most) if has_gpu else 1
+    if settings["pin_memory"] == "auto":
+        settings["pin_memory"] = has_gpu
+    return LoaderSettings(**settings, limits=limits)
+
+
+def _count_cores(processes: int) -> int:
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if cores := os.environ.get("SLURM_CPUS_PER_TASK"):
+        return min(int(cores), allowed)  # srun may bind a task to fewer cores than the job asked for
+    return allowed // processes
 
 
 def check_sampler(sampler: object) -> None:

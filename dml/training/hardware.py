@@ -1,4 +1,4 @@
-"""Choices that depend on the machine: workers, deterministic algorithms, compilation, Slurm."""
+"""What else the machine decides: compilation, batch normalization over several processes, Slurm."""
 
 import os
 from collections.abc import Mapping
@@ -9,40 +9,7 @@ import torch
 from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
 from torch import nn
 
-from dml.data.images import ImageLimits
 from dml.runtime.errors import InputError
-from dml.runtime.processes import count_processes
-from dml.training.data import LoaderSettings
-
-MOST_WORKERS = 16
-"""The largest number of workers of a process, as each of them holds batches in memory."""
-
-
-def uses_cuda(accelerator: str) -> bool:
-    """Return whether ``trainer.accelerator`` is, or will turn out to be, an NVIDIA GPU."""
-    return accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
-
-
-def choose_loader_settings(data: Mapping[str, Any], trainer: Mapping[str, Any]) -> LoaderSettings:
-    """Return the settings of the data loaders, with a value for each ``auto``."""
-    limits = ImageLimits.from_settings(data)
-    unused = {"cache", "check_images", "max_list_bytes", *vars(limits)}
-    settings = {str(key): value for key, value in data.items() if key not in unused}
-    has_gpu = uses_cuda(trainer["accelerator"])
-    if settings["num_workers"] == "auto":
-        # with a GPU one less than the cores of a process; without one, training uses the CPU too
-        most = min(MOST_WORKERS, _count_cores(count_processes(trainer)) - 1)
-        settings["num_workers"] = max(1, most) if has_gpu else 1
-    if settings["pin_memory"] == "auto":
-        settings["pin_memory"] = has_gpu
-    return LoaderSettings(**settings, limits=limits)
-
-
-def choose_deterministic(trainer: Mapping[str, Any]) -> Any:
-    """Return ``trainer.deterministic``; null means "warn" on a CPU, where it costs nothing, and false on a GPU."""
-    if trainer["deterministic"] is not None:
-        return trainer["deterministic"]
-    return False if uses_cuda(trainer["accelerator"]) else "warn"
 
 
 def parse_compile(value: Any) -> dict[str, Any] | None:
@@ -55,13 +22,6 @@ def parse_compile(value: Any) -> dict[str, Any] | None:
             f"training.compile={value}: true, null, or arguments of torch.compile: {', '.join(sorted(known))}"
         )
     return {str(name): argument for name, argument in value.items()}
-
-
-def _count_cores(processes: int) -> int:
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if cores := os.environ.get("SLURM_CPUS_PER_TASK"):
-        return min(int(cores), allowed)  # srun may bind a task to fewer cores than the job asked for
-    return allowed // processes
 
 
 def check_synchronized(model: nn.Module) -> None:

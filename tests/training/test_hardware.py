@@ -6,8 +6,10 @@ from configurations import compose as composed
 from timm.layers import BatchNormAct2d
 from torch import nn
 
+from dml.run.loop import choose_deterministic
 from dml.runtime.errors import InputError
-from dml.training.hardware import check_synchronized, choose_deterministic, choose_loader_settings, parse_compile
+from dml.training.data import choose_loader_settings
+from dml.training.hardware import check_synchronized, parse_compile
 
 
 @pytest.fixture
