@@ -17,12 +17,12 @@ import torch
 from omegaconf import OmegaConf
 from safetensors.torch import save
 
+from dml.data.overview import name_dataset
 from dml.evaluation.metric import HEADS, RERANKED, join_head_names
 from dml.evaluation.names import format_percent
 from dml.evaluation.threshold import describe_choice
 from dml.inference.embedder import Embedder
 from dml.inference.model_settings import ModelSettings
-from dml.report.provenance import name_dataset
 from dml.runtime.errors import InputError
 from dml.runtime.files import expand_home, in_one_line, replacing_folder
 from dml.runtime.reading import check_files, file_checksum, read_manifest, write_manifest

@@ -1,7 +1,7 @@
 """What a metric is of, besides method and data: vectors, first weights, how the checkpoint was chosen, and device."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +12,6 @@ SELECTIONS = {
 }
 """How a checkpoint was chosen, by the entry "selection" of metrics.json."""
 UNKNOWN = "not stated"
-
-
-def name_dataset(config: Mapping[str, Any]) -> str:
-    """Return the name of a run's data set; for images of the user's own it is that of their folder or list."""
-    dataset = config.get("dataset") or {}
-    name = str(dataset.get("name"))
-    return (Path(dataset.get("root") or "").name if name in ("folder", "csv") else "") or name
-
-
-def describe_vector(sizes: Mapping[str, int], heads: Sequence[str]) -> str:
-    """Return the size of the vectors that are ranked, for metrics.json.
-
-    >>> describe_vector({"L": 64, "M": 64, "H": 192}, ["M", "H"])
-    '256 dimensions, cosine'
-    """
-    return f"{sum(sizes[head] for head in heads):,} dimensions, cosine"
 
 
 def _describe_weights(config: Mapping[str, Any]) -> str:

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from dml import __version__
 from dml.data.images import ImageLimits, UnreadableImageError, read_image, without_remedy
-from dml.data.overview import find_missing
+from dml.data.overview import find_missing, name_dataset
 from dml.evaluation.metric import split_head_names
 from dml.evaluation.names import MetricDescription, describe_stored_metrics
 from dml.evaluation.per_query import QueryTable, read_queries
 from dml.report.console import describe_weights, list_remarks
-from dml.report.provenance import SELECTIONS, name_dataset
+from dml.report.provenance import SELECTIONS
 from dml.retrieval.search import FAISS_VERSION
 from dml.runtime.errors import InputError
 from dml.runtime.reading import parse_yaml

@@ -21,7 +21,6 @@ from dml.evaluation.threshold import evaluate_threshold, make_pairs
 from dml.metrics.pairs import LabeledPairs
 from dml.report.console import print_result
 from dml.report.page import write_pictures
-from dml.report.provenance import describe_vector
 from dml.retrieval.rows import UnitEmbeddings
 from dml.run import builders
 from dml.run.builders import build_metric_config, build_threshold_settings
@@ -73,7 +72,8 @@ def run_test(
     metrics |= evaluate_model_threshold(settings, trainer, embedder, images, embeddings, tested, folder)
     device = trainer.strategy.root_device  # a GPU's rounding is another than a CPU's, and so are trained networks
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type.upper()
-    metrics = description | metrics | {"vector": describe_vector(model.embed_dims, model.chosen_heads)}
+    size = sum(model.embed_dims[head] for head in model.chosen_heads)
+    metrics = description | metrics | {"vector": f"{size:,} dimensions, cosine"}
     if model.chosen_heads != (*model.embed_dims,):
         metrics["chosen_heads"] = join_head_names(model.chosen_heads)
     metrics |= {"split": split, "device": name}

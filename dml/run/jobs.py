@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from pytorch_lightning import Trainer, seed_everything
 from pytorch_lightning.utilities import rank_zero_only
 
-from dml.data.overview import count_queries_in_gallery, summarize_data
+from dml.data.overview import count_queries_in_gallery, name_dataset, summarize_data
 from dml.data.splits import describe_shared_classes, describe_splits
 from dml.data.table import ImageTable
 from dml.evaluation.evaluator import Evaluator
@@ -23,7 +23,6 @@ from dml.losses.memory import CrossBatchMemory
 from dml.models.embedding import EmbeddingModel
 from dml.models.recurrent import AnyModel
 from dml.report.console import QUICK
-from dml.report.provenance import name_dataset
 from dml.run import builders, loop
 from dml.run.builders import choose_selection, choose_tested_split
 from dml.run.checks import check_evaluation, check_share
