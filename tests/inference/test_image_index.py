@@ -469,7 +469,7 @@ def test_mistakes_are_named(index: dml.Index, model: ImageEmbedder, photos: Path
         "there is none": lambda: build(model, []),
         "images: NoneType": lambda: build(model, None),
         ": no path": lambda: build(model, [Image.new("RGB", (4, 4))]),  # type: ignore[list-item]
-        "NoneType: no path": lambda: dml.Index.load(None),  # type: ignore[arg-type]
+        "None: no path": lambda: dml.Index.load(None),  # type: ignore[arg-type]
         "no image in it": lambda: build(model, tmp_path),
         "factory=Flatt": lambda: build(model, photos, factory="Flatt"),
         "parameters=nprobe=4": lambda: build(model, photos, parameters="nprobe=4"),
