@@ -210,6 +210,7 @@ def test_workers_stop_where_what_follows_is_unknown(table: ImageTable, tmp_path:
     assert marks.comes_to((2 * BATCHES + 1) * SIZE, seconds=60)
 
 
+@pytest.mark.distributed
 @examples(40)
 @given(
     position=st.integers(0, 4 * BATCHES - 1),

@@ -292,6 +292,7 @@ def test_a_saved_index_opens_anywhere_and_can_be_changed(index: dml.Index, photo
     np.testing.assert_array_equal(again.search(paths, k=5)[1], expected[1])
 
 
+@pytest.mark.distributed
 def test_saves_at_the_same_time_wait_for_each_other(
     index: dml.Index, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from configurations import compose, settings_of
-from conftest import ROOT
+from every_loss import LOSSES, build
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,9 +18,7 @@ from dml.losses.rll import RankedListLoss
 from dml.losses.smooth_ap import SmoothAPLoss
 from dml.losses.triplet_semihard import TripletSemihardLoss
 from dml.ops.pairs import ALL, own_entries, pair_masks
-from dml.run.builders import build_losses
 
-CONF = ROOT / "conf" / "loss"
 SIZE, CLASSES = 6, 4
 
 
@@ -104,11 +101,7 @@ def test_a_subclass_without_queries_is_computed_whole() -> None:
 
 
 def test_these_losses_of_the_configuration_take_queries() -> None:
-    labels = torch.arange(12)[:, None] // torch.tensor([2, 4, 12])
-    built = {
-        path.stem: build_losses(settings_of(compose(f"loss={path.stem}")), {"H": 8}, labels.numpy())["H"]
-        for path in CONF.glob("*.yaml")
-    }
+    built = {name: build(name) for name in LOSSES}
     assert sorted(name for name, loss in built.items() if getattr(loss, "takes_queries", False)) == [
         "cluster",
         "h_ap",

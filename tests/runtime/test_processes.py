@@ -50,6 +50,7 @@ def _work(ready: Event) -> None:
     time.sleep(60)
 
 
+@pytest.mark.distributed
 def test_a_worker_ends_with_its_parent_alone() -> None:
     ready = FORK.Event()
     reader, writer = os.pipe()  # the worker alone keeps it open in the end

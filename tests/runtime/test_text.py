@@ -96,6 +96,7 @@ def test_progress_is_no_part_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (tmp_path / "train.log").read_text() == "a fault\n"
 
 
+@pytest.mark.pipeline
 def test_letters_that_the_output_cannot_hold_are_escaped() -> None:
     environment = python_environment(PYTHONIOENCODING="ascii")
     command = [sys.executable, "-m", "dml", "compare", "folder→nowhere"]
