@@ -130,12 +130,8 @@ def build_frozen_weights(settings: Settings, embedding_model: AnyModel) -> Froze
 def build_embedder(settings: Settings, embedding_model: AnyModel) -> ModelEmbedder:
     """Build the module that embeds a split with a model, without a loss or an optimizer."""
     kind = RecurrentEmbedder if isinstance(embedding_model, RecurrentModel) else ModelEmbedder
-    return kind(
-        embedding_model,
-        select_joint(
-            list_evaluated_heads(settings.model.heads, settings.evaluation.heads, settings.evaluation.head_sets)
-        ),
-    )
+    names = list_evaluated_heads(settings.model.heads, settings.evaluation.heads, settings.evaluation.head_sets)
+    return kind(embedding_model, select_joint(names))
 
 
 def build_learner(
@@ -158,10 +154,8 @@ def build_learner(
     names = list_evaluated_heads(settings.model.heads, settings.evaluation.heads, settings.evaluation.head_sets)
     validated = images.table.select_evaluated(images.validated_on)
     monitor, tie_breaker = settings.checkpoints.monitor, settings.checkpoints.tie_breaker
-    monitored, metrics = (
-        [name for name in (monitor, tie_breaker) if name],
-        builders.build_metric_config(settings, validated),
-    )
+    monitored = [name for name in (monitor, tie_breaker) if name]
+    metrics = builders.build_metric_config(settings, validated)
     further = make_further_config(settings.evaluation.validation_metrics, metrics, monitored, validated)
     pace = build_pace(settings, len(images.sampler))
     plain_kind: Any = FrozenLearner if settings.training.frozen else MetricLearner
