@@ -23,7 +23,7 @@ from dml.data.prepared.cache import CacheFolder
 from dml.data.subsets import take_some_classes
 from dml.data.table import TEST_SPLITS, ImageTable, hold_out_classes, list_training_classes, load
 from dml.data.transforms import Crops, Pipeline, and_mirrored
-from dml.evaluation.metric import Kind, MetricConfig, full_metric_name
+from dml.evaluation.metric import Kind, MetricConfig, full_metric_name, list_evaluated_heads
 from dml.evaluation.threshold import ThresholdSettings
 from dml.losses.compose import AtLevel
 from dml.losses.loss_contract import Loss, check_forward, check_module
@@ -290,6 +290,11 @@ def complete_metric_names(config: DictConfig) -> None:
         for key in ("checkpoints.monitor", "checkpoints.tie_breaker"):
             if isinstance(name := OmegaConf.select(part, key), str):
                 OmegaConf.update(part, key, full_metric_name(name, custom))
+
+
+def list_tested_heads(settings: Settings) -> list[str]:
+    """Return the names of the heads and sets of heads that a test evaluates beside the chosen ones."""
+    return list_evaluated_heads(settings.model.heads, settings.evaluation.heads, settings.evaluation.head_sets)
 
 
 def build_threshold_settings(settings: Settings) -> ThresholdSettings | None:

@@ -19,7 +19,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from dml.data.table import ImageTable
 from dml.evaluation.items import check_queries, check_validation_classes
-from dml.evaluation.metric import MetricConfig, list_evaluated_heads
+from dml.evaluation.metric import MetricConfig
 from dml.evaluation.monitor import check_monitor, check_tie_breaker, make_further_config
 from dml.run.builders import (
     build_metric_config,
@@ -28,6 +28,7 @@ from dml.run.builders import (
     choose_selection,
     choose_tested_split,
     complete_metric_names,
+    list_tested_heads,
 )
 from dml.run.config_folders import CONF, format_value
 from dml.run.loop import build_trainer, make_loggers
@@ -346,7 +347,7 @@ def check_evaluation(settings: Settings, table: ImageTable) -> None:
     """Make sure, before any training, that every metric of the configuration can be computed."""
     metrics, heads = check_tested_settings(settings, table), list(settings.model.heads)
     check_queries(table.select_evaluated("test"))
-    evaluated_heads = list_evaluated_heads(heads, settings.evaluation.heads, settings.evaluation.head_sets)
+    evaluated_heads = list_tested_heads(settings)
     validated = table.select_evaluated("test" if choose_selection(settings, table) == "test" else "val")
     if len(validated):  # without a validation nothing is monitored
         monitor, mode = settings.checkpoints.monitor, settings.checkpoints.mode

@@ -14,7 +14,7 @@ from torch import Tensor
 from dml.data.overview import EXCLUDE_COPIES, count_queries_in_gallery
 from dml.data.table import ImageTable
 from dml.evaluation.evaluator import Evaluator
-from dml.evaluation.metric import HEADS, OF_RANKS, RERANKED, join_head_names, list_evaluated_heads
+from dml.evaluation.metric import HEADS, OF_RANKS, RERANKED, join_head_names
 from dml.evaluation.ranking import PerQuery
 from dml.evaluation.raw_features import FixedNeighbors, recall_among
 from dml.evaluation.threshold import evaluate_threshold, make_pairs
@@ -23,7 +23,7 @@ from dml.report.console import print_result
 from dml.report.page import write_pictures
 from dml.retrieval.rows import UnitEmbeddings
 from dml.run import builders
-from dml.run.builders import build_metric_config, build_threshold_settings
+from dml.run.builders import build_metric_config, build_threshold_settings, list_tested_heads
 from dml.run.settings import Settings
 from dml.run.stored import Stage, plain_config
 from dml.runtime.errors import InputError
@@ -106,7 +106,7 @@ def _evaluate(
     pictures = [picture for picture in (evaluation.report, evaluation.sheet) if picture]
     evaluated = evaluator.evaluate(embeddings, neighbors=max([picture.neighbors for picture in pictures], default=0))
     metrics: Metrics = {**evaluated.metrics}
-    for heads in list_evaluated_heads(settings.model.heads, evaluation.heads, evaluation.head_sets):
+    for heads in list_tested_heads(settings):
         head_metrics = evaluator.evaluate(embedded[heads].to(device)).metrics
         metrics |= {f"{HEADS}/{heads}/{name}": value for name, value in head_metrics.items()}
     if name := evaluation.reranking:

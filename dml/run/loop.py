@@ -13,7 +13,7 @@ from torch import nn
 
 from dml.data.table import ImageTable
 from dml.evaluation.evaluator import Evaluator
-from dml.evaluation.metric import MetricName, list_evaluated_heads, select_joint
+from dml.evaluation.metric import MetricName, select_joint
 from dml.evaluation.monitor import make_further_config, make_validation_config
 from dml.losses.compose import check_pairs
 from dml.losses.proxies import check_class_means, count_classes
@@ -130,8 +130,7 @@ def build_frozen_weights(settings: Settings, embedding_model: AnyModel) -> Froze
 def build_embedder(settings: Settings, embedding_model: AnyModel) -> ModelEmbedder:
     """Build the module that embeds a split with a model, without a loss or an optimizer."""
     kind = RecurrentEmbedder if isinstance(embedding_model, RecurrentModel) else ModelEmbedder
-    names = list_evaluated_heads(settings.model.heads, settings.evaluation.heads, settings.evaluation.head_sets)
-    return kind(embedding_model, select_joint(names))
+    return kind(embedding_model, select_joint(builders.list_tested_heads(settings)))
 
 
 def build_learner(
@@ -151,7 +150,7 @@ def build_learner(
     check_chunk_size(embedding_model, settings.training.gradient_cache)
     if settings.trainer.sync_batchnorm:
         check_synchronized(embedding_model)
-    names = list_evaluated_heads(settings.model.heads, settings.evaluation.heads, settings.evaluation.head_sets)
+    names = builders.list_tested_heads(settings)
     validated = images.table.select_evaluated(images.validated_on)
     monitor, tie_breaker = settings.checkpoints.monitor, settings.checkpoints.tie_breaker
     monitored = [name for name in (monitor, tie_breaker) if name]

@@ -119,6 +119,11 @@ def _end_workers() -> None:
 atexit.register(_end_workers)  # runs before the standard library's, which was registered before
 
 
+def count_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def uses_cuda(accelerator: Any) -> bool:
     """Return whether ``trainer.accelerator`` is, or will turn out to be, an NVIDIA GPU."""
     import torch
@@ -154,10 +159,9 @@ def launch(command: Sequence[str], count: int, **variables: str) -> int:
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     job = {"TORCHELASTIC_RUN_ID": "dml", "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
     job |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), LAUNCHER: str(os.getpid())}
-    environment = {"OMP_NUM_THREADS": str(max(1, cores // count))} | python_environment(**variables, **job)
+    environment = {"OMP_NUM_THREADS": str(max(1, count_cores() // count))} | python_environment(**variables, **job)
     first_tells = signals.SILENT not in variables
     with signals.deferring("stopping after this step", stop_processes):
         was_silent, signals.state.is_silent = signals.state.is_silent, signals.state.is_silent or first_tells

@@ -17,7 +17,7 @@ from dml.data.transforms import Pipeline
 from dml.data.worker_processes import choose_start_method, pause_before_forks
 from dml.runtime.configuration import dotted_name
 from dml.runtime.errors import InputError
-from dml.runtime.processes import count_processes, follow_parent, uses_cuda
+from dml.runtime.processes import count_cores, count_processes, follow_parent, uses_cuda
 
 Transform = Callable[[Tensor], Tensor]
 
@@ -49,18 +49,17 @@ def choose_loader_settings(data: Mapping[str, Any], trainer: Mapping[str, Any]) 
     has_gpu = uses_cuda(trainer["accelerator"])
     if settings["num_workers"] == "auto":
         # with a GPU one less than the cores of a process; without one, training uses the CPU too
-        most = min(MOST_WORKERS, _count_cores(count_processes(trainer)) - 1)
+        most = min(MOST_WORKERS, _share_cores(count_processes(trainer)) - 1)
         settings["num_workers"] = max(1, most) if has_gpu else 1
     if settings["pin_memory"] == "auto":
         settings["pin_memory"] = has_gpu
     return LoaderSettings(**settings, limits=limits)
 
 
-def _count_cores(processes: int) -> int:
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _share_cores(processes: int) -> int:
     if cores := os.environ.get("SLURM_CPUS_PER_TASK"):
-        return min(int(cores), allowed)  # srun may bind a task to fewer cores than the job asked for
-    return allowed // processes
+        return min(int(cores), count_cores())  # srun may bind a task to fewer cores than the job asked for
+    return count_cores() // processes
 
 
 def check_sampler(sampler: object) -> None:
