@@ -6,8 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from hashlib import sha256
 from itertools import combinations
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.table import Table
@@ -53,13 +51,6 @@ SplitSummary = Mapping[str, Mapping[str, str]]
 """{split: {class: "<number of images> <checksum of their paths>"}}, classes of level 0."""
 
 logger = logging.getLogger(__name__)
-
-
-def name_dataset(config: Mapping[str, Any]) -> str:
-    """Return the name of a run's data set; for images of the user's own it is that of their folder or list."""
-    dataset = config.get("dataset") or {}
-    name = str(dataset.get("name"))
-    return (Path(dataset.get("root") or "").name if name in ("folder", "csv") else "") or name
 
 
 def check_readability(

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -217,3 +218,10 @@ def _list_level_metrics(metrics: Mapping[str, Any]) -> dict[str, str]:
 def choose_joint_metrics(metrics: Mapping[str, Any]) -> list[str]:
     """Return the names of the metrics of all levels together."""
     return [name for name, value in metrics.items() if "/" not in name and is_joint_metric(name, value)]
+
+
+def name_dataset(config: Mapping[str, Any]) -> str:
+    """Return the name of a run's data set; for images of the user's own it is that of their folder or list."""
+    dataset = config.get("dataset") or {}
+    name = str(dataset.get("name"))
+    return (Path(dataset.get("root") or "").name if name in ("folder", "csv") else "") or name

@@ -162,7 +162,7 @@ def _read_settings(path: Path, checkpoint: Mapping[str, Any], *, trust: bool) ->
             f"{printable(path)}: its recurrent network embeds an image by its neighbors in the data set, so it can't "
             "embed images alone; dml evaluate tests it"
         )
-    training = {**progress.describe(checkpoint["run"]), "stage": progress.stage}
+    training = {**progress.describe(), "stage": progress.stage}
     folder = RunFolder.from_checkpoint(path)
     metrics = folder.metrics() if folder.metrics_file.exists() else {}
     is_tested = metrics.get("step") == training["step"] and _is_of_run(path, progress, folder)

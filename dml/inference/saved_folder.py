@@ -17,9 +17,8 @@ import torch
 from omegaconf import OmegaConf
 from safetensors.torch import save
 
-from dml.data.overview import name_dataset
 from dml.evaluation.metric import HEADS, RERANKED, join_head_names
-from dml.evaluation.names import format_percent
+from dml.evaluation.names import format_percent, name_dataset
 from dml.evaluation.threshold import describe_choice
 from dml.inference.embedder import Embedder
 from dml.inference.model_settings import ModelSettings

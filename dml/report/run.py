@@ -13,9 +13,8 @@ from torch import Tensor
 
 from dml import __version__
 from dml.data.images import ImageLimits, UnreadableImageError, read_image, without_remedy
-from dml.data.overview import find_missing, name_dataset
 from dml.evaluation.metric import split_head_names
-from dml.evaluation.names import MetricDescription, describe_stored_metrics
+from dml.evaluation.names import MetricDescription, describe_stored_metrics, name_dataset
 from dml.evaluation.per_query import QueryTable, read_queries
 from dml.report.console import describe_weights, list_remarks
 from dml.report.provenance import SELECTIONS
@@ -68,9 +67,9 @@ class ReportedRun:
     def read_picture(self, path: str) -> Tensor:
         """Read the picture of a path in ``queries`` -> (3, H, W) uint8, with the limits that the run had.
 
-        A relative path that doesn't exist begins in the folder in which the run was started.
+        A relative path begins in the folder in which the run was started, if that is still there.
         """
-        full_path = os.path.join(self.start_folder, path) if self.start_folder and find_missing([path]) else path
+        full_path = os.path.join(self.start_folder, path) if os.path.isdir(self.start_folder) else path
         try:
             return read_image(full_path, ImageLimits.from_settings(self.settings.get("data") or {}))
         except UnreadableImageError as error:

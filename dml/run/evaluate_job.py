@@ -55,7 +55,7 @@ def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> dic
     else:
         checkpoint = read_checkpoint(path, lazily=True)
         stored, progress = extract_run(checkpoint), TrainingProgress.from_checkpoint(checkpoint)
-        description |= progress.describe(checkpoint["run"])
+        description |= progress.describe()
         is_slim = lacks_weights(checkpoint)
         del checkpoint
         _take_other_data_whole(settings, path, overrides, stored)  # it changes the configuration

@@ -13,11 +13,12 @@ from omegaconf import DictConfig
 from pytorch_lightning import Trainer, seed_everything
 from pytorch_lightning.utilities import rank_zero_only
 
-from dml.data.overview import count_queries_in_gallery, name_dataset, summarize_data
+from dml.data.overview import count_queries_in_gallery, summarize_data
 from dml.data.splits import describe_shared_classes, describe_splits
 from dml.data.table import ImageTable
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.monitor import describe_clustering
+from dml.evaluation.names import name_dataset
 from dml.losses.compose import WeightedSum
 from dml.losses.memory import CrossBatchMemory
 from dml.models.embedding import EmbeddingModel
@@ -84,12 +85,6 @@ class StageParts:
     learner: MetricLearner
     source: FeatureSource | None
     frozen: FrozenWeights | None = None
-
-    @property
-    def epoch_length(self) -> dict[str, int]:
-        """The length of an epoch, which checkpoints hold for tests without a sampler."""
-        batches_per_step = self.settings.trainer.accumulate_grad_batches
-        return {"batches_per_epoch": len(self.images.sampler), "batches_per_step": batches_per_step}
 
 
 def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metrics:
@@ -248,7 +243,9 @@ def _fit(parts: StageParts, folder: RunFolder, run: dict[str, Any], progress: Tr
     """Train a stage from where it has got to."""
     settings, images = parts.settings, parts.images
     place = {"stage": progress.stage, "first_step": progress.first_step}
-    parts.learner.run_description = run | place | parts.epoch_length
+    batches_per_step = settings.trainer.accumulate_grad_batches
+    length = {"batches_per_epoch": len(images.sampler), "batches_per_step": batches_per_step}
+    parts.learner.run_description = run | place | length
     trainer = loop.build_trainer(
         settings,
         default_root_dir=folder.path,
@@ -284,7 +281,7 @@ def _load_chosen(parts: StageParts, folder: RunFolder, selection: str) -> Metric
         selection, checkpoint = "last", folder.last_checkpoint
         progress = TrainingProgress.read(checkpoint)
     load_model(parts.model, checkpoint)
-    return progress.describe(parts.epoch_length) | {"selection": selection}
+    return progress.describe() | {"selection": selection}
 
 
 def _print_few_classes(settings: Settings, table: ImageTable) -> None:

@@ -88,6 +88,7 @@ class TrainingProgress:
     step: int  # those of this stage
     history_checksum: str = ""  # `History.checksum` at that step; "" if the checkpoint has none
     share: float = 1.0  # of the weights of that step in those of the checkpoint, see `dml.run.interpolation`
+    epoch: int | None = None  # of this stage; None in a checkpoint without the length of an epoch
 
     @classmethod
     def read(cls, path: Path) -> "TrainingProgress":
@@ -98,23 +99,19 @@ class TrainingProgress:
     def from_checkpoint(cls, checkpoint: Mapping[str, Any]) -> "TrainingProgress":
         """Return the progress of the run that wrote a checkpoint."""
         run, share = checkpoint["run"], checkpoint.get(INTERPOLATION, {}).get("share", 1.0)
-        steps = run.get("first_step", 0), checkpoint["global_step"]
-        return cls(run.get("stage", ""), *steps, checkpoint.get("history", ""), share)
+        first_step, step = run.get("first_step", 0), checkpoint["global_step"]
+        epoch = step * run["batches_per_step"] // run["batches_per_epoch"] if "batches_per_epoch" in run else None
+        return cls(run.get("stage", ""), first_step, step, checkpoint.get("history", ""), share, epoch)
 
     @property
     def total_steps(self) -> int:
         """The number of optimizer steps of the run, with those of all earlier stages."""
         return self.first_step + self.step
 
-    def describe(self, run: Mapping[str, Any]) -> dict[str, float]:
-        """Return the epoch of the stage, the step of the run and the share of its weights below 1, for metrics.json.
-
-        ``run`` is that entry of the checkpoint; without its numbers of batches the epoch is missing.
-        """
-        described = {"step": self.total_steps} | ({} if self.share == 1 else {INTERPOLATION: self.share})
-        if "batches_per_epoch" not in run:
-            return described
-        return {"epoch": self.step * run["batches_per_step"] // run["batches_per_epoch"]} | described
+    def describe(self) -> dict[str, float]:
+        """Return the epoch of the stage, the step of the run and the share of its weights below 1, for metrics.json."""
+        epoch = {} if self.epoch is None else {"epoch": self.epoch}
+        return epoch | {"step": self.total_steps} | ({} if self.share == 1 else {INTERPOLATION: self.share})
 
 
 def find_checkpoint(path: Path) -> Path:
