@@ -110,19 +110,25 @@ def _check_data(settings: EvaluateSettings, path: Path, split: str, table: Image
 def _take_other_data_whole(settings: EvaluateSettings, path: Path, overrides: list[str], stored: StoredRun) -> None:
     """Let a test of other data than the run's be of all classes that are in no split, as none is trained.
 
-    The command line may say otherwise. Data that was moved, so that its former place is empty, is the run's.
+    The command line may say otherwise.
     """
-    reader, then, now = settings.dataset.reader, stored.config["dataset"], settings.dataset
+    reader = settings.dataset.reader
     new_keys = {key_of(override) for override in overrides if override not in stored.overrides}
-    root, new_root = (root and os.path.realpath(expand_home(root)) for root in (then["root"], now.root))
     names_split = settings.split in ("train", "val") or settings.evaluation.split == "val"
-    is_own = (then["name"], root) == (now.name, new_root)
+    is_asked = names_split or "dataset.reader.test_fraction" in new_keys
     draws_classes = {"test_fraction", "val_fraction"} <= (reader or {}).keys()
-    if names_split or is_own or not draws_classes or "dataset.reader.test_fraction" in new_keys:
-        return
-    test_fraction, reader.test_fraction = reader.test_fraction, None
+    if draws_classes and not is_asked and not _is_of_run(settings, path, stored):
+        reader.test_fraction = None
+
+
+def _is_of_run(settings: EvaluateSettings, path: Path, stored: StoredRun) -> bool:
+    """Tell whether data is the run's, also if it was moved: its former place is empty then."""
+    then, now = stored.config["dataset"], settings.dataset
+    root, new_root = (root and os.path.realpath(expand_home(root)) for root in (then["root"], now.root))
+    if (then["name"], root) == (now.name, new_root):
+        return True
     before = RunFolder.from_checkpoint(path).splits()
-    if before is not None and root is not None and not os.path.exists(root):
-        after = summarize_data(builders.build_table(settings, needs_fold=False), now.root)
-        if ChainMap(*before.values()) == ChainMap(*after.values()):
-            reader.test_fraction = test_fraction
+    if before is None or root is None or os.path.exists(root):
+        return False
+    after = summarize_data(builders.build_table(settings, needs_fold=False), now.root)
+    return ChainMap(*before.values()) == ChainMap(*after.values())
