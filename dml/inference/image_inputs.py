@@ -55,10 +55,10 @@ def unpack_paths(paths: Any) -> Any:
 
 
 def list_inputs(images: ImageInput | Iterable[ImageInput]) -> list[ImageInput]:
-    """List the images that a user names: one image, several, or the path of a folder or list (`list_named_images`)."""
-    if _is_table(images):
+    """List the images that a user names: one image, several, or those of a `Source`."""
+    if isinstance(images, str | Path) or _is_table(images):
         return [*list_source(images)[0]]
-    named = list_named_images(images)[0] if isinstance(images, str | Path) else unpack_paths(images)
+    named = unpack_paths(images)
     is_pixels = isinstance(named, np.ndarray | Tensor) and named.ndim < 4
     is_one = is_pixels or isinstance(named, Image.Image | bytes) or not isinstance(named, Iterable)
     listed: list[Any] = [named] if is_one else [*named]
@@ -67,16 +67,13 @@ def list_inputs(images: ImageInput | Iterable[ImageInput]) -> list[ImageInput]:
     return listed
 
 
-def list_named_images(path: str | Path) -> tuple[list[str], list[str]]:
-    """List the images of a folder, an archive (.zip), a list in `LISTS` or an image -> paths, and names of the classes.
+def _list_place(place: Path) -> tuple[list[str], list[str]]:
+    """List the images of a folder, an archive, a list in `LISTS` or an image -> paths, and names of the classes.
 
     The class of an image in a folder or an archive is the folder that holds it, relative to the whole. A list has a
     column ``path`` and perhaps ``label``, as ``dataset=csv`` reads it, or is a .txt file with a path in each line;
     without classes, their names are empty.
     """
-    if path == Path():
-        raise InputError("images: Path('') stands for the whole working folder; give '.' if you mean that")
-    place = expand_home(path)
     if os.path.isdir(place) or place.suffix == ARCHIVE:
         paths = list_images(place)
         parents = (os.path.relpath(os.path.dirname(image), place) for image in paths)
@@ -84,16 +81,10 @@ def list_named_images(path: str | Path) -> tuple[list[str], list[str]]:
     ending = place.suffix.lower()
     if ending not in LISTS:
         return [str(place)], [""]
-    if not os.path.exists(place):
-        raise _missing(place)
     if ending == ".txt" and "path" not in re.split(r"[,;\t]", (lines := read_list_lines(place))[0]):
         paths = [str(place.parent / expand_home(line.strip())) for line in lines if line.strip()]
         return paths, [""] * len(paths)
     return _name_rows(csv.read_listed(place))
-
-
-def _missing(path: Path) -> InputError:
-    return InputError(f"{printable(path)}: no such file{name_similar(path)}; give images, a list or folder of them")
 
 
 def _name_rows(table: ImageTable) -> tuple[list[str], list[str]]:
@@ -111,10 +102,13 @@ def list_source(source: Source) -> tuple[list[str], list[str]]:
         is_table = isinstance(source, ImageTable)
         paths, names = _name_rows(source if is_table else ImageTable(**parse_frame(source, needs_labels=False)))
     elif isinstance(source, str | Path):
+        if source == Path():
+            raise InputError("images: Path('') stands for the whole working folder; give '.' if you mean that")
         path = expand_home(source)
         if read_stamps([str(path)])[0, 0] == MISSING[0]:
-            raise _missing(path)
-        paths, names = list_named_images(source)
+            line = f"{printable(path)}: no such file{name_similar(path)}; give images, a list or folder of them"
+            raise InputError(line)
+        paths, names = _list_place(path)
     elif isinstance(source, Iterable):
         paths = [str(expand_home(path)) for path in source]
         names = [""] * len(paths)
