@@ -1,4 +1,4 @@
-"""Evaluation: embeddings and labels become metrics, tables, pictures and a report."""
+"""Evaluation: embeddings and labels become metrics."""
 
 from dml.evaluation.evaluator import Evaluation, Evaluator, evaluate, evaluate_table
 from dml.evaluation.metric import Kind, Metric, MetricConfig

@@ -77,6 +77,7 @@ def test_a_run_resumes_bit_for_bit(here: Here, small_emoji: Path, tmp_path: Path
         ([(0.8, 0.2), (0.9, 0.1), (0.9, 0.1)], 1),
         ([(0.8, 0.2), (0.7, 0.9), (0.8, 0.1)], 0),
         ([(float("nan"), 0.9), (0.1, 0.1), (float("nan"), 0.9)], 1),
+        ([(0.8, float("nan")), (0.8, 0.1)], 1),
     ],
 )
 def test_the_tie_breaker_decides_between_equal_validations(
