@@ -3,11 +3,12 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from conftest import ROOT
 
 from dml.runtime import reading
-from dml.runtime.reading import check_plain, parse_json, parse_yaml, read_bounded
+from dml.runtime.reading import check_plain, check_zip, parse_json, parse_yaml, read_bounded
 
 
 def test_files_are_read_as_by_python() -> None:
@@ -97,3 +98,10 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     for path, kind in ((tmp_path / "config.yaml", "a named pipe"), (tmp_path, "a folder")):
         with pytest.raises(ValueError, match=f"{kind}, not a regular file"):
             read_bounded(path)
+
+
+def test_an_archive_that_was_written_without_checksums_is_read(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    request.addfinalizer(lambda: torch.serialization.set_crc32_options(True))
+    torch.serialization.set_crc32_options(False)
+    torch.save({"weight": torch.ones(3)}, tmp_path / "weights.pt")
+    check_zip(tmp_path / "weights.pt")
