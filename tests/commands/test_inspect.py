@@ -152,7 +152,7 @@ def test_planted_copies_near_duplicates_and_swapped_labels_are_listed_and_shown(
     for label in range(8):
         folder = mine / ("train" if label < 4 else "test") / f"class{label}"
         folder.mkdir(parents=True)
-        for number in range(8):
+        for number in range(6):
             draw(label, number).save(folder / f"{number}.png")
     shutil.move(mine / "train/class0/0.png", mine / "train/class1/swapped.png")
     shutil.copy(mine / "train/class3/2.png", mine / "train/class3/copy.png")

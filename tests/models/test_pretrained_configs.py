@@ -113,7 +113,7 @@ def test_the_keys_are_those_of_timms_weights(name: str) -> None:
     assert source.num_classes == timm.get_pretrained_cfg(config.model.backbone.name).num_classes
 
 
-@pytest.mark.first_cases(3)
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name not in WHOLE])
 @pytest.mark.usefixtures("short_networks")
 def test_a_short_network_loads_strictly_and_trains(tmp_path: Path, name: str) -> None:
