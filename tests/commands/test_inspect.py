@@ -18,6 +18,7 @@ from PIL import Image
 
 from dml.commands.backbones import describe_gains
 from dml.data.table import ImageTable
+from dml.evaluation import near_duplicates
 from dml.evaluation.raw_features import hold_out_classes, measure_gains
 from dml.models.embedding import EmbeddingModel
 from dml.run.config_folders import CONF
@@ -39,6 +40,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             pixels = (color + rng.integers(0, 196, (20, 24, 3))).astype(np.uint8)
             Image.fromarray(pixels).save(folder / f"{i}.png")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(near_duplicates, "NEIGHBORS", 1)  # in noise each pair is compared part by part
     return tmp_path / "mine"
 
 
@@ -146,8 +148,9 @@ def draw(label: int, number: int) -> Image.Image:
 
 
 def test_planted_copies_near_duplicates_and_swapped_labels_are_listed_and_shown(
-    inspect: Callable[..., str], mine: Path
+    inspect: Callable[..., str], mine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(near_duplicates, "NEIGHBORS", 10)  # as ever: many pairs, of which one is near
     shutil.rmtree(mine)
     for label in range(8):
         folder = mine / ("train" if label < 4 else "test") / f"class{label}"
