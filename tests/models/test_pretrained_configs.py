@@ -120,7 +120,7 @@ def test_a_short_network_loads_strictly_and_trains(tmp_path: Path, name: str) ->
     check_training(composed(name).copy(), WIDTHS[name], tmp_path / "file.pth")
 
 
-@pytest.mark.first_cases(1)
+@pytest.mark.thorough  # networks of two blocks show the same in less time
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_whole_network_loads_strictly_and_trains(tmp_path: Path, name: str) -> None:
     check_training(composed(name).copy(), WIDTHS[name], tmp_path / "file.pth")
