@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import astuple
 from functools import wraps
+from itertools import takewhile
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from hydra._internal.hydra import Hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.default_element import InputDefault, ResultDefault
 from hydra.core.override_parser.types import Override
+from omegaconf import flag_override
 
 from dml.run.stored import STORED
 
@@ -136,10 +138,21 @@ def _is_value(override: Override, repository: IConfigRepository) -> bool:
 
 
 def _join_once(compose: Function, memory: SharedResults) -> Function:
+    """Hydra's own files come first, and are the same for almost all choices: they are joined for themselves."""
+
+    def join(loader: ConfigLoaderImpl, defaults: list[Any], repo: IConfigRepository) -> Any:
+        count = len([*takewhile(lambda default: default.config_path.startswith("hydra/"), defaults)])
+        if count in (0, len(defaults)) or _sources(repo) is None:
+            return compose(loader, defaults, repo)
+        joined = quick_compose(loader, defaults[:count], repo)
+        with flag_override(joined, "no_deepcopy_set_nodes", True):
+            joined.merge_with(compose(loader, defaults[count:], repo))
+        return joined
+
     @wraps(compose)
     def quick_compose(loader: ConfigLoaderImpl, defaults: list[Any], repo: IConfigRepository) -> Any:
         key = ("joined", tuple(astuple(default) for default in defaults))
-        return _recall(memory, repo, key, lambda: compose(loader, defaults, repo))
+        return _recall(memory, repo, key, lambda: join(loader, defaults, repo))
 
     return quick_compose
 

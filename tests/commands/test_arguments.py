@@ -2,6 +2,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from examples import examples
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -43,6 +44,7 @@ TEXTS = st.text(st.characters(codec="utf-8"), min_size=1).filter(
 
 
 @given(st.sampled_from(PATH_KEYS), TEXTS.map(lambda text: f"/{text}"))
+@examples(40)
 @pytest.mark.pipeline
 def test_any_path_passes_the_shell_and_hydra(key: str, path: str) -> None:
     (argument,) = quote_paths(shlex.split(shlex.quote(f"{key}={path}")))
@@ -51,6 +53,7 @@ def test_any_path_passes_the_shell_and_hydra(key: str, path: str) -> None:
 
 
 @given(st.sampled_from(["dataset.root", "resume"]), st.lists(TEXTS.filter(lambda text: "," not in text), min_size=2))
+@examples(40)
 def test_a_sweep_over_paths_has_a_value_for_each(key: str, texts: list[str]) -> None:
     paths = [f"/{text.strip()}" for text in texts]
     _, argument = quote_paths(["-m", f"{key}={','.join(paths)}"])

@@ -14,6 +14,8 @@ from forks import ForkedScript
 from small_embedders import make_model, write_photos
 
 from dml.inference.image_index import Index
+from dml.inference.serving.web_api import LIMITS
+from dml.runtime import signals
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +63,9 @@ def test_the_addresses_that_it_names_answer(index: str, options: list[str], host
 
 
 @pytest.mark.pipeline
-def test_an_upload_that_never_ends_keeps_it_for_seconds_only(index: str) -> None:
+def test_an_upload_that_never_ends_keeps_it_for_seconds_only(index: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "GRACE_PERIOD", 0.1)
+    monkeypatch.setitem(LIMITS, "timeout_graceful_shutdown", 0.5)
     script, port = start(index)
     with socket.create_connection(("127.0.0.1", port)) as upload:
         upload.sendall(

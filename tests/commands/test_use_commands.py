@@ -222,21 +222,12 @@ def test_without_a_threshold_the_probability_stands_alone(
     assert "surely" not in (tmp_path / "found.html").read_text(encoding="utf-8")
 
 
-def test_an_index_is_uploaded(
-    model: Path,
-    photos: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    refused: Refused,
+def test_an_upload_takes_no_options_of_an_index(
+    model: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    arguments = ["index", str(model), str(photos), "--to", "lancedb:vectors", "--workers", "0"]
-    name = f"dml_{dml.load(model).fingerprint}"
-    for _ in range(2):
-        dispatch(arguments)
-        assert capfd.readouterr().out.splitlines()[-1] == f"lancedb:vectors: 8 images uploaded to {name}"
     for option, value in (("--output", "x"), ("--factory", "Flat")):
-        assert refused(*arguments[1:], option, value, command="index") == f"error: {option}: not with --to"
+        line = refused(model, photos, "--to", "lancedb:vectors", option, value, command="index")
+        assert line == f"error: {option}: not with --to"
     for option, value in (("--recall", "0.9"), ("--root", ".")):
-        assert refused(*arguments[1:3], option, value, command="index").startswith(f"error: {option}: only with --")
+        assert refused(model, photos, option, value, command="index").startswith(f"error: {option}: only with --")

@@ -86,7 +86,7 @@ def test_random_resized_crop_is_torchvisions(
     """The same draws, and of them the same pixels."""
     image = photo(*size)
     own, reference = RandomResizedCrop(16, scale, ratio), v2.RandomResizedCrop(16, scale, ratio, antialias=True)
-    for seed in range(20):
+    for seed in range(10):
         torch.manual_seed(seed)
         expected = reference(image)
         state = torch.get_rng_state()
@@ -269,11 +269,12 @@ def test_every_choice_is_of_some_paper() -> None:
 def test_a_papers_transform(choice: str) -> None:
     for pipeline, steps in zip(configured(choice), PAPERS[choice], strict=True):
         for size in ((375, 500), (500, 333), (64, 64), (30, 290), (1, 1)):
-            for seed in range(3):
+            image = photo(*size)
+            for seed in range(2):
                 torch.manual_seed(seed)
-                made = pipeline(photo(*size))
+                made = pipeline(image)
                 torch.manual_seed(seed)
-                assert torch.equal(made, Pipeline(steps)(photo(*size)))
+                assert torch.equal(made, Pipeline(steps)(image))
 
 
 @pytest.mark.parametrize(

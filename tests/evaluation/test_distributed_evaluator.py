@@ -59,13 +59,19 @@ def evaluations() -> dict[str, Counted]:
 
 
 @pytest.fixture(scope="module")
-def of_three(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    return on_processes(3, tmp_path_factory.mktemp("evaluator"), evaluations)
+def of_one() -> dict[str, Counted]:
+    return evaluations()
+
+
+@pytest.fixture(scope="module")
+def of_three(of_one: dict[str, Counted], tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    assert of_one  # this process has imported what its copies need
+    return on_processes(3, tmp_path_factory.mktemp("evaluator"), evaluations, method="fork")
 
 
 @pytest.mark.parametrize("name", tables())
-def test_three_processes_evaluate_as_one(of_three: list[Any], name: str) -> None:
-    alone = evaluations()[name].evaluation
+def test_three_processes_evaluate_as_one(of_three: list[Any], of_one: dict[str, Counted], name: str) -> None:
+    alone = of_one[name].evaluation
     assert len(of_three) == 3
     for results in of_three:
         shared = results[name].evaluation
@@ -77,8 +83,8 @@ def test_three_processes_evaluate_as_one(of_three: list[Any], name: str) -> None
 
 
 @pytest.mark.parametrize("name", tables())
-def test_the_first_process_alone_clusters(of_three: list[Any], name: str) -> None:
-    alone = evaluations()[name]
+def test_the_first_process_alone_clusters(of_three: list[Any], of_one: dict[str, Counted], name: str) -> None:
+    alone = of_one[name]
     assert {"level0/nmi", "level0/ami", "level0/f1"} < alone.evaluation.metrics.keys()
     assert [results[name].clusterings for results in of_three] == [2, 0, 0]  # at each of two levels
     assert alone.clusterings == 2

@@ -58,14 +58,6 @@ def test_a_perfect_ranking_scores_one() -> None:
     assert all(found[metric] == pytest.approx(1) for metric in found if metric not in clusters)
 
 
-def test_a_perfect_ranking_by_level_scores_one() -> None:
-    """Two items of a super-class's other class, one of the query's: both levels are as relevant, 1/2 an item."""
-    labels = torch.stack([torch.arange(8) // 2, torch.arange(8) // 4], dim=1)
-    embeddings = torch.cat([torch.eye(4)[labels[:, 0]], 0.5 * torch.eye(2)[labels[:, 1]]], dim=1)
-    found = evaluate(embeddings, labels, recall_at=(1,), clustering=False)
-    assert all(value == pytest.approx(0 if "without" in name else 1) for name, value in found.items())
-
-
 def test_separate_classes_are_clustered_perfectly() -> None:
     """Two classes: from any two different directions k-means finds them."""
     labels = torch.arange(30) % 2
@@ -104,13 +96,6 @@ def test_one_level_may_be_flat(hundred: Any) -> None:
         {key: both[key] for key in both if key.startswith("level0/")}
     )
     assert flat["h_ap"] == pytest.approx(flat["level0/ap"])
-
-
-def test_queries_without_positives_are_left_out_and_counted() -> None:
-    embeddings = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.9, 0.1]])
-    found = evaluate(embeddings, torch.tensor([0, 0, 1, 2]), metrics=["recall"], recall_at=(1, 3), clustering=False)
-    # item 3 is nearer to item 1 than item 0 is; items 2 and 3 have no second of their class
-    assert found == {"level0/queries_without_positives": 2.0, "level0/recall@1": 0.5, "level0/recall@3": 1.0}
 
 
 def keys(*metrics: str) -> set[str]:
@@ -173,19 +158,6 @@ def test_the_release_counts_the_query_among_its_items(hundred: Any, count_query:
     paths, split = np.array([f"{row}.jpg" for row in range(100)]), np.array(["test"] * 100)
     table = ImageTable(paths, labels.numpy(), split, ("class", "super-class"))
     assert Evaluator(table, MetricConfig(**settings))(embeddings, torch.arange(100)) == found
-
-
-def test_the_sum_of_waps_is_the_mean_of_the_levels_ap(hundred: Any) -> None:
-    embeddings, labels = hundred
-    levels = torch.stack([labels[:, 0], labels[:, 0] % 3, labels[:, 0] % 3 // 2], dim=1)
-    found = evaluate(embeddings, levels, metrics=["ap", "sum_wap"])
-    assert found["queries_without_positives"] == 0
-    assert found["sum_wap"] == pytest.approx(np.mean([found[f"level{level}/ap"] for level in range(3)]), abs=1e-9)
-    weights = (0.6, 0.3, 0.1)
-    weighted = evaluate(embeddings, levels, metrics=["sum_wap"], level_weights=weights)["sum_wap"]
-    expected = sum(weight * found[f"level{level}/ap"] for level, weight in enumerate(weights))
-    assert weighted == pytest.approx(expected, abs=1e-9)
-    assert "sum_wap" not in evaluate(embeddings, levels, clustering=False)
 
 
 FOUR = torch.eye(4)

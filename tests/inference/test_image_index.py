@@ -33,6 +33,7 @@ from dml.inference.index_folder import hold_folder
 from dml.inference.index_items import IndexItems
 from dml.inference.serving.image_search import ImageSearch
 from dml.retrieval.vector_index import VectorIndex
+from dml.runtime import files
 from dml.runtime.errors import InputError
 
 pytest_plugins = ("small_embedders",)
@@ -299,10 +300,11 @@ def test_saves_at_the_same_time_wait_for_each_other(
     remove_unused_versions = index_folder.remove_unused_versions
 
     def remove_late(path: Path) -> None:
-        time.sleep(0.3)
+        time.sleep(0.1)
         remove_unused_versions(path)
 
     monkeypatch.setattr(index_folder, "remove_unused_versions", remove_late)
+    monkeypatch.setattr(files, "GRACE_PERIOD", 0.05)
     with ThreadPoolExecutor(2) as threads:
         for saved in [threads.submit(index.save, folder) for _ in range(2)]:
             saved.result()

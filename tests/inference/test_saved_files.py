@@ -152,16 +152,17 @@ def run_until(line: int, action: Callable[[], Any], functions: tuple[str, ...]) 
 
 @pytest.mark.pipeline
 def test_a_save_that_is_killed_leaves_a_model(tmp_path: Path) -> None:
-    old, new, path = make_described_model(0), make_described_model(1), tmp_path / "saved"
+    old, new = make_described_model(0), make_described_model(1)
+    first, path = old.save_pretrained(tmp_path / "first"), tmp_path / "folder" / "saved"
     functions = ("save_folder", "replacing_folder", "clean_up", "_delete")
     fingerprints = []
     for line in count(1, 7):
         shutil.rmtree(path, ignore_errors=True)
-        old.save_pretrained(path)
+        shutil.copytree(first, path)
         is_completed = run_until(line, lambda: new.save_pretrained(path), functions)
         fingerprints.append(dml.load(path).fingerprint)
         new.save_pretrained(path)
-        assert [left.name for left in tmp_path.iterdir()] == ["saved"], f"killed before line {line}"
+        assert [left.name for left in path.parent.iterdir()] == ["saved"], f"killed before line {line}"
         assert dml.load(path).fingerprint == new.fingerprint
         if is_completed:
             break

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT
+from configurations import compose
 from examples import examples
-from hydra import compose, initialize_config_dir
 from hypothesis import given
 from hypothesis import strategies as st
 from loss_batches import check_against_loop, draw_embeddings, published_cases
@@ -18,7 +17,6 @@ from torch import Tensor
 from dml.losses.happier import ClusterLoss, GradedLists, SmoothHierarchicalAPLoss, graded_average_precision
 from dml.ops.relevance import level_counts, power_relevance, shared_levels, weighted_ap_relevance
 
-CONF = ROOT / "conf" / "loss"
 SURE_BOUND = 0.5 + 1 / (1 + math.exp(-5.0))  # start + sigmoid(delta / tau)
 
 
@@ -176,18 +174,6 @@ def test_the_block_is_irrelevant(block: int, h_rank_step: bool) -> None:
     torch.testing.assert_close(parts.grad, whole.grad)
 
 
-def test_a_query_alone_in_its_class_adds_nothing() -> None:
-    embeddings, labels = draw_embeddings(5, 3, seed=2), torch.tensor([0, 0, 1, 1, 2])
-    for include_query in (True, False):
-        loss = SmoothHierarchicalAPLoss(include_query=include_query)
-        unit = F.normalize(embeddings, dim=1).requires_grad_()
-        loss(unit, labels).backward()
-        alone = loss(embeddings, torch.arange(5))
-        assert alone == 0
-        assert unit.grad is not None
-        assert unit.grad[4].abs().max() > 0  # as the others' negative it still moves
-
-
 def test_flat_labels_are_one_level() -> None:
     embeddings, labels = draw_embeddings(8, 3, seed=3), torch.arange(8) // 2
     loss = SmoothHierarchicalAPLoss()
@@ -233,9 +219,8 @@ def test_proxies_start_within_their_bound() -> None:
 
 
 def test_happier_f_differs_from_happier_as_the_paper_says_and_its_release_in_lambda() -> None:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        names = ("happier", "happier_f", "happier_f_release")
-        plain, fine, release = (OmegaConf.to_container(compose(name)) for name in names)
+    names = ("happier", "happier_f", "happier_f_release")
+    plain, fine, release = (OmegaConf.to_container(compose(command=f"loss/{name}").loss) for name in names)
     assert plain["weights"] == fine["weights"] == {"h_ap": 0.9, "cluster": 0.1}
     plain["terms"]["h_ap"] |= {"alpha": 5.0, "smooth_h_rank": True}
     assert fine == plain

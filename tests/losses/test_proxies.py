@@ -1,5 +1,3 @@
-import re
-
 import numpy as np
 import pytest
 import torch
@@ -54,12 +52,6 @@ def test_every_loss_with_proxies_begins_at_the_means(loss: tuple[str, nn.Module]
         torch.testing.assert_close(proxies.norm(dim=-1), before_it.norm(dim=-1))
     if sets:  # it is the loss's own proxies that were turned, not copies of them
         assert module(rows, LABELS).item() < before
-
-
-def test_the_page_of_the_options_lists_them() -> None:
-    page = " ".join((ROOT / "docs" / "training_options.md").read_text(encoding="utf-8").split())
-    listed = page.partition("works for all losses with proxies:")[2].partition(", also at")[0]
-    assert {*re.findall(r"`(\w+)`", listed)} == WITH_PROXIES
 
 
 def test_a_coarser_level_has_the_means_of_its_own_classes() -> None:

@@ -168,7 +168,8 @@ def test_raw_features_are_the_networks_own() -> None:
 
 @pytest.fixture(scope="module")
 def rll() -> EmbeddingModel:
-    return EmbeddingModel(bn_inception(), taps=BN_INCEPTION_TAPS, head=AUXILIARY, embed_dim=512, image_size=224)
+    with torch.device("meta"):  # its shapes are enough
+        return EmbeddingModel(bn_inception(), taps=BN_INCEPTION_TAPS, head=AUXILIARY, embed_dim=512, image_size=224)
 
 
 @pytest.mark.networks

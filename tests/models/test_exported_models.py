@@ -29,8 +29,9 @@ AS_ONNX = ("dinov3_small",)
 
 @pytest.fixture
 def _short_networks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Build transformers of one block, ConvNeXts and ResNets of a block in each stage: more blocks add no operator."""
-    whole = timm.create_model
+    """Build transformers of one block, and others of a block in each stage: more blocks add no operator."""
+    whole, decode = timm.create_model, timm.models.efficientnet.decode_arch_def
+    monkeypatch.setattr("timm.models.efficientnet.decode_arch_def", lambda stages, *_, **__: decode(stages, 0.1))
 
     def create_short(name: str, **options: Any) -> Any:
         short: dict[str, Any] = {"depth": 1} if name.startswith(("vit", "eva")) else {}

@@ -49,7 +49,7 @@ def count(network: nn.Module, kind: type[nn.Module]) -> int:
 
 
 def outputs_and_gradients(backbone: Backbone) -> tuple[Tensor, dict[str, Tensor]]:
-    images = torch.randint(0, 256, (3, 3, 64, 64), generator=torch.Generator().manual_seed(2)).double()
+    images = torch.randint(0, 256, (3, 3, 32, 32), generator=torch.Generator().manual_seed(2)).double()
     torch.manual_seed(3)  # GoogLeNet has dropout
     features, _ = backbone(images)
     trained = {name: value for name, value in backbone.named_parameters() if value.requires_grad}

@@ -1,4 +1,6 @@
 from collections.abc import Callable, Mapping
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -77,6 +79,11 @@ def images() -> Tensor:
 
 def whole_network(name: str) -> nn.Module:
     """With random weights that keep the maps' scale, and statistics as no constructor gives them."""
+    return deepcopy(build_whole_network(name))
+
+
+@cache
+def build_whole_network(name: str) -> nn.Module:
     torch.manual_seed(1)
     network = FAMILIES[name][0]().eval()
     for module in network.modules():

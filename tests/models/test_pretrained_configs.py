@@ -113,14 +113,14 @@ def test_the_keys_are_those_of_timms_weights(name: str) -> None:
     assert source.num_classes == timm.get_pretrained_cfg(config.model.backbone.name).num_classes
 
 
-@pytest.mark.first_cases(3)
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name not in WHOLE])
 @pytest.mark.usefixtures("short_networks")
 def test_a_short_network_loads_strictly_and_trains(tmp_path: Path, name: str) -> None:
     check_training(composed(name).copy(), WIDTHS[name], tmp_path / "file.pth")
 
 
-@pytest.mark.first_cases(1)
+@pytest.mark.thorough  # networks of two blocks show the same in less time
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_whole_network_loads_strictly_and_trains(tmp_path: Path, name: str) -> None:
     check_training(composed(name).copy(), WIDTHS[name], tmp_path / "file.pth")

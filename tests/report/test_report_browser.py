@@ -32,22 +32,22 @@ class Errors(list[str]):
 def test_a_page_opens_in_every_width_and_theme_and_is_printed(browser: Any, make_run: MakeRun, tmp_path: Path) -> None:
     written = tmp_path / "run.html"
     written.write_text(run_report(read_run(make_run("a"))), encoding="utf-8")
-    for width in (1280, 360):
-        for scheme, (low, high) in LIGHT.items():
-            errors = Errors()
-            page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
-            errors.watch(page)
-            page.goto(written.as_uri())
-            page.evaluate("document.querySelectorAll('details').forEach((each) => (each.open = true))")
-            assert page.evaluate("document.documentElement.scrollWidth") <= width
-            picture = np.asarray(Image.open(BytesIO(page.screenshot())).convert("L"))
-            assert picture.shape[1] == width
-            assert low <= np.median(picture) < high  # the paper's color
-            assert picture.std() > 10
-            titles = page.locator("#map svg title").all_text_contents()
-            assert len(titles) == 6
-            assert HOSTILE in titles
-            assert errors == []
+    for width, scheme in ((1280, "light"), (360, "dark")):
+        low, high = LIGHT[scheme]
+        errors = Errors()
+        page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+        errors.watch(page)
+        page.goto(written.as_uri())
+        page.evaluate("document.querySelectorAll('details').forEach((each) => (each.open = true))")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        picture = np.asarray(Image.open(BytesIO(page.screenshot())).convert("L"))
+        assert picture.shape[1] == width
+        assert low <= np.median(picture) < high  # the paper's color
+        assert picture.std() > 10
+        titles = page.locator("#map svg title").all_text_contents()
+        assert len(titles) == 6
+        assert HOSTILE in titles
+        assert errors == []
     page.set_viewport_size({"width": 703, "height": 900})  # A4 with margins of 12 mm
     page.emulate_media(media="print")
     assert page.locator(".scroll").count()

@@ -93,7 +93,7 @@ def test_only_rotations_keep_the_products(factory: str, tmp_path: Path) -> None:
 
 
 PRECISE = ["HNSW8", "HNSW8_SQ8", "IVF4,SQ8", "RR16,SQfp16", "SQbf16", "PQ8x4fs,RFlat", "PQ8,Refine(SQ8)"]
-ROUGH = ["SQ6", "HNSW8_SQ4", "PQ8", "IVF4,PQ8x4fs", "OPQ8,PQ8", "RQ4x6", "RaBitQ", "PCA16,SQ8"]
+ROUGH = ["SQ6", "HNSW8_SQ4", "PQ8", "IVF4,PQ8x4fs", "RQ4x6", "RaBitQ", "PCA16,SQ8"]
 
 
 @pytest.mark.parametrize("factory", [*PRECISE, *ROUGH])

@@ -125,7 +125,7 @@ def test_fill_gives_each_class_what_it_has_and_goes_on_with_a_cut_class(setup, e
             assert all(len(rows) == gives[label] for label, rows in stretches)
 
 
-@pytest.mark.parametrize("size", range(1, 12))
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 10])
 @pytest.mark.parametrize("start", [0, 999_999])
 def test_images_are_even_in_a_batch_also_where_it_crosses_into_the_next_shuffle(size, start):
     labels = np.zeros(size, dtype=int)
@@ -149,7 +149,7 @@ def test_without_short_classes_the_three_ways_agree(sizes, number):
 def test_images_of_a_class_meet_all_others():
     labels = np.zeros(7, dtype=int)
     met = Counter()
-    for batch in epoch(ClassBalancedSampler(labels, 1, 3, batches_per_epoch=7000), 0):
+    for batch in epoch(ClassBalancedSampler(labels, 1, 3, batches_per_epoch=3500), 0):
         met.update((a, b) for a in batch for b in batch if a < b)
     assert len(met) == 21
     assert max(met.values()) < 1.2 * min(met.values())
@@ -157,9 +157,9 @@ def test_images_of_a_class_meet_all_others():
 
 def test_first_places_of_a_batch_are_shared_evenly_among_classes():
     labels = labels_of([4] * 5)
-    sampler = ClassBalancedSampler(labels, 3, 2, batches_per_epoch=5000)
+    sampler = ClassBalancedSampler(labels, 3, 2, batches_per_epoch=2500)
     opens = Counter(labels[batch[0]] for batch in sampler)
-    assert min(opens.values()) > 900
+    assert min(opens.values()) > 450
 
 
 @pytest.mark.parametrize(("short_classes", "batches"), [("repeat", 4), ("drop", 3), ("fill", 4)])

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from dml.retrieval.search import nearest_neighbors
 from dml.runtime.errors import InputError
-from dml.samplers.class_balanced import ClassBalancedSampler
 from dml.samplers.local_neighborhood import LocalNeighborhoodSampler, hard_shares
 
 Groups = list[tuple[int, list[int]]]
@@ -160,23 +159,6 @@ def test_every_row_that_can_be_a_center_is_one_about_equally_often():
     assert max(centers.values()) < 2 * min(centers.values())
 
 
-def test_a_center_comes_once_before_one_comes_twice():
-    labels, table = clustered(200, 40, 5)
-    sampler = LocalNeighborhoodSampler(labels, table, 6)
-    centers = [batch[0] for batch in sampler]
-    assert len(set(centers)) == len(centers) == 34
-
-
-def test_the_last_group_is_cut_to_its_nearest_but_for_a_similar_and_a_dissimilar_row():
-    labels = np.array([0, 1, 1, 1, 0, 1, 0] + [2] * 7)
-    table = np.array([[1, 2, 3, 4, 5, 6], *([8 + row % 6, *range(1, 6)] for row in range(13))])
-    table[1:, :] = np.arange(7, 13)  # rows 1-6: all neighbors are of class 2
-    table[7:, :] = [[row for row in range(7, 14) if row != own] for own in range(7, 14)]
-    for batch_size, expected in [(7, [1, 2, 3, 4, 5, 6]), (5, [1, 2, 3, 4]), (4, [1, 2, 4]), (3, [1, 4])]:
-        sampler = LocalNeighborhoodSampler(labels, table, batch_size)
-        assert sampler.groups(0) == [(0, expected)]
-
-
 @pytest.mark.parametrize(
     ("batch_size", "k", "expected"),
     [
@@ -276,16 +258,6 @@ def test_without_any_group_to_be_had_rows_are_drawn_at_random(labels, caplog):
     assert len({tuple(batch) for batch in batches}) == 3
 
 
-def test_tiny_classes_that_run_out_leave_a_random_rest(caplog):
-    labels = np.array([0, 0, *range(1, 19)])  # one pair only
-    [groups] = [LocalNeighborhoodSampler(labels, random_table(20, 19), 20).groups(0)]
-    assert len(groups) == 1
-    sampler = LocalNeighborhoodSampler(labels, random_table(20, 5), 20)
-    assert [len(members) for _, members in sampler.groups(0)][1:] in ([13], [14], [15], [16])
-    list(sampler)
-    assert warned(caplog)["random"] >= 14
-
-
 def test_one_warning_an_epoch_also_if_the_run_ends_within_it(caplog):
     labels = np.arange(30)
     sampler = LocalNeighborhoodSampler(labels, random_table(30, 4), 10)
@@ -321,19 +293,6 @@ def test_hard_shares_count_pairs(setup, data):
     batch = data.draw(st.lists(st.integers(0, len(labels) - 1), min_size=1, max_size=12))
     levels = np.stack([labels, labels // 2], axis=1)
     assert hard_shares(levels, table, batch) == pytest.approx(shares_by_counting(labels, table, batch), nan_ok=True)
-
-
-def test_local_neighborhoods_are_harder_than_balanced_batches():
-    labels, table = clustered(600, 100, 16)
-
-    def mean_shares(sampler):
-        return np.mean([hard_shares(labels, table, batch) for batch in sampler], axis=0)
-
-    local = mean_shares(LocalNeighborhoodSampler(labels, table, 102))
-    balanced = mean_shares(ClassBalancedSampler(labels, 51, 2))
-    assert local[0] > 2 * balanced[0]
-    assert local[1] > balanced[1]
-    assert balanced[2] == 1
 
 
 @pytest.mark.parametrize(

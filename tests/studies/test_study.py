@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import configurations
 import pytest
 from conftest import ROOT
 from omegaconf import OmegaConf
@@ -33,7 +34,8 @@ def test_the_searched_values_have_the_configured_one_in_the_middle() -> None:
     leaderboard = read("leaderboard", "datasets=emoji", "conditions=heads").selected
     for cell in (*leaderboard, *read("benchmark", "datasets=cub200", "conditions=resnet50").selected):
         assert cell.search is not None
-        configured = compose(cell.training)
+        configured = configurations.compose(command=f"loss/{cell.row}")
+        assert cell.training.overrides[0] == f"loss={cell.row}"
         for override, is_configured in zip(cell.search.steps[-1], (False, True, False), strict=False):
             key, value = override.split("=")
             if key != "optimizer.lr":  # the loss has no number to choose

@@ -36,7 +36,7 @@ class Fault(NamedTuple):
     message: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Tree:
     """A miniature of ``conf/dataset/<dataset>.yaml``.
 
@@ -66,9 +66,13 @@ def encoded(kind: str) -> bytes:
 
 def write_images(folder: Path, paths: Iterable[str]) -> None:
     """An image at each path below ``folder``, of all the kinds that the data sets hold, in turn."""
+    folders = set()
     for path, kind in zip(paths, cycle(("RGB", "L", "CMYK", "turned")), strict=False):
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(encoded(kind))
+        file = folder / path
+        if file.parent not in folders:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            folders.add(file.parent)
+        file.write_bytes(encoded(kind))
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
