@@ -36,13 +36,13 @@ def test_labels_of_any_whole_numbers(loss: nn.Module, dtype: torch.dtype) -> Non
     assert torch.equal(gradient, its_gradient)
 
 
-def test_another_number_of_labels_is_refused(loss: nn.Module) -> None:
+@pytest.mark.parametrize(
+    "labels", [LABELS[:1], LABELS[:-1], torch.cat([LABELS, LABELS[:1]])], ids=["one", "few", "many"]
+)
+def test_another_number_of_labels_is_refused(loss: nn.Module, labels: torch.Tensor) -> None:
     """Indexing and broadcasting would give a value for most of them."""
-    for labels in (LABELS[:1], LABELS[:-1], torch.cat([LABELS, LABELS[:1]])):
-        with pytest.raises(
-            InputError, match=rf"labels of shape \({len(labels)}.*\(15, \d+\): must be \(B,\) or \(B, L\)"
-        ):
-            loss(batch(), labels)
+    with pytest.raises(InputError, match=rf"labels of shape \({len(labels)}.*\(15, \d+\): must be \(B,\) or \(B, L\)"):
+        loss(batch(), labels)
 
 
 @pytest.mark.parametrize("name", ["tuplet", "n_pair", "csl", "nra", "happier", "recall_at_k"])

@@ -117,8 +117,7 @@ def test_training_maps_and_statistics_equal_the_reference(
 def test_training_gradients_equal_the_reference(network: BNInception, reference: nn.Module) -> None:
     # float64: 70 normalized layers amplify the last bits in which the two last pools may differ
     ours, usual = deepcopy(network).double().train(), deepcopy(reference).double().train()
-    usual.global_pool = nn.AvgPool2d(3)  # 96 pixels leave 3 x 3 cells, 224 the 7 x 7 that it takes
-    images = pixels(2, 3, 96, 96).double()
+    images = pixels(2, 3, 224, 224).double()
     logits, expected = ours(images), usual(images)
     torch.testing.assert_close(logits, expected)
     logits.square().mean().backward()
