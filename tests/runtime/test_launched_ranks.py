@@ -129,6 +129,7 @@ def test_a_signal_to_one_ends_all_with_one_line(
 
 @pytest.mark.distributed
 def test_a_process_ends_with_its_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "sleep", lambda _: time.sleep(0.05))
     reader, writer = os.pipe()  # the process alone keeps it open in the end
 
     def join() -> None:
