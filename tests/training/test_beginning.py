@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from configurations import settings_of
-from conftest import PLAIN, Here
+from conftest import ONE_HEAD, Here
 from omegaconf import OmegaConf
 from pytorch_lightning import seed_everything
 from pytorch_lightning.trainer.states import TrainerFn
@@ -18,8 +18,7 @@ from dml.run import builders, loop
 from dml.runtime.run_folder import RunFolder
 from dml.training.callbacks.checkpoints import BestCheckpoint
 
-RECALL = [*PLAIN, "evaluation.metrics=[recall]"]
-BEGINNING = [*RECALL, "heads.initial=principal_components", "checkpoints.beginning=true"]
+BEGINNING = [*ONE_HEAD, "heads.initial=principal_components", "checkpoints.beginning=true"]
 UNMOVED = ["optimizer=sgd", "optimizer.lr=0", "scheduler=constant"]
 
 
@@ -28,7 +27,8 @@ UNMOVED = ["optimizer=sgd", "optimizer.lr=0", "scheduler=constant"]
 def test_heads_begin_at_the_components_of_what_their_network_gives(
     here: Here, small_emoji: Path, tmp_path: Path, option: list[str]
 ) -> None:
-    here("train", *BEGINNING, *UNMOVED, *option, f"dataset.root={small_emoji}", f"hydra.run.dir={tmp_path}")
+    heads = ["model.heads=[L,M,H]", *option]
+    here("train", *BEGINNING, *UNMOVED, *heads, f"dataset.root={small_emoji}", f"hydra.run.dir={tmp_path}")
     weights = last(tmp_path)["state_dict"]
     config = OmegaConf.load(tmp_path / ".hydra" / "config.yaml")
     seed_everything(config.seed, verbose=False)

@@ -18,7 +18,7 @@ from dml.training.embedders import Embedded, HeadChoice
 SETS = {"L+M+H": 3, "M+H": 2, "H": 1}
 """The sets of heads to choose from, with the sizes of their embeddings in the tests of the choice alone."""
 EMBEDDED = Embedded({name: torch.ones(4, size) for name, size in SETS.items()}, torch.arange(4))
-CHOOSING = [*PLAIN, "heads.choose=true", "scheduler=constant"]
+CHOOSING = [*PLAIN, "heads.choose=true", "evaluation.threshold=null", "scheduler=constant"]
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_what_a_users_object_raises_is_one_line_and_ends_the_workers(
     refused: Refused, small_emoji: Path, tmp_path: Path, mistake: list[str], line: str
 ) -> None:
     before = set(active_children())
-    arguments = [f"dataset.root={small_emoji}", *OTHERS, "data.num_workers=2", "trainer.max_steps=1"]
+    arguments = [f"dataset.root={small_emoji}", *OTHERS, "data.num_workers=2", "trainer.max_steps=2"]
     said = refused(*arguments, *mistake, f"hydra.run.dir={tmp_path}")
     assert said.startswith(f"error: {line.format(__name__)}")
     assert set(active_children()) <= before

@@ -2,11 +2,9 @@ import csv
 from pathlib import Path
 
 import pytest
-from conftest import PLAIN, Here
+from conftest import ONE_HEAD, Here
 
 from dml.runtime.run_folder import RunFolder
-
-RECALL = [*PLAIN, "evaluation.metrics=[recall]"]
 
 
 def validated_steps(folder: Path) -> list[int]:
@@ -22,7 +20,7 @@ def test_the_last_step_is_validated(
 ):
     lengths = [f"trainer.max_steps={steps}", f"trainer.val_check_interval={interval}"]
     accumulated = f"trainer.accumulate_grad_batches={batches}"
-    here("train", *RECALL, f"dataset.root={small_emoji}", *lengths, accumulated, f"hydra.run.dir={tmp_path}")
+    here("train", *ONE_HEAD, f"dataset.root={small_emoji}", *lengths, accumulated, f"hydra.run.dir={tmp_path}")
     assert validated_steps(tmp_path) == expected
     folder = RunFolder(tmp_path)
     assert folder.metrics()["selection"] == ("val" if expected else "last")
@@ -31,7 +29,7 @@ def test_the_last_step_is_validated(
 
 
 def test_a_run_that_goes_on_longer_validates_at_its_new_end(tmp_path: Path, here: Here, small_emoji: Path):
-    arguments = [*RECALL, f"dataset.root={small_emoji}", "trainer.val_check_interval=3"]
+    arguments = [*ONE_HEAD, f"dataset.root={small_emoji}", "trainer.val_check_interval=3"]
     here("train", *arguments, "trainer.max_steps=4", f"hydra.run.dir={tmp_path}")
     here("train", f"resume={tmp_path}", "trainer.max_steps=8")
     assert validated_steps(tmp_path) == [3, 4, 6, 8]
