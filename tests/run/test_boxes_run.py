@@ -15,7 +15,7 @@ from dml.__main__ import dispatch
 
 pytestmark = pytest.mark.pipeline
 
-RUN = [*ONE_HEAD, "dataset=csv", "transform=emoji", "seed=1"]
+RUN = [*ONE_HEAD, "dataset=csv", "transform=emoji", "trainer.max_steps=2", "trainer.val_check_interval=2"]
 SPLITS = ("train",) * 6 + ("val",) * 2 + ("test",) * 4  # of each class
 HEADER = "path,label,split"
 

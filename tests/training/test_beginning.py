@@ -60,16 +60,6 @@ def test_a_training_that_only_harms_keeps_its_beginning(
     assert "no validation was better than the one before the first step" in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_run_resumes_bit_for_bit(here: Here, small_emoji: Path, tmp_path: Path) -> None:
-    arguments = [*BEGINNING, f"dataset.root={small_emoji}"]
-    here("train", *arguments, "trainer.max_steps=3", "scheduler=constant", f"hydra.run.dir={tmp_path / 'parts'}")
-    here("train", *arguments, "scheduler=constant", f"hydra.run.dir={tmp_path / 'constant'}")
-    here("train", f"resume={tmp_path / 'parts'}", "trainer.max_steps=6")
-    whole, parts = last(tmp_path / "constant"), last(tmp_path / "parts")
-    assert all(torch.equal(value, parts["state_dict"][name]) for name, value in whole["state_dict"].items())
-    assert [*RunFolder(tmp_path / "parts").values("val/level0/recall@1")] == [0, 3, 6]
-
-
 @pytest.mark.parametrize(
     ("validations", "best"),
     [

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from conftest import ONE_HEAD, Here, Refused
 from PIL import Image
+from runs import train
 
 from dml.runtime.run_folder import RunFolder
 
@@ -25,15 +26,26 @@ def write_photos(folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def photos(tmp_path: Path) -> Path:
-    return write_photos(tmp_path / "photos")
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run, beside the folder of its photos."""
+    folder = tmp_path_factory.mktemp("trained")
+    photos = write_photos(folder / "photos")
+    return train(folder / "run", "dataset=folder", f"dataset.root={photos}", *SHORT)
 
 
 @pytest.fixture
-def run(here: Here, photos: Path, tmp_path: Path) -> Path:
-    here("train", "dataset=folder", f"dataset.root={photos}", *SHORT, f"hydra.run.dir={tmp_path / 'run'}")
-    return tmp_path / "run"
+def photos(trained: Path) -> Path:
+    """The photos of the run, as they were when it began; a test may change them."""
+    photos = trained.parent / "photos"
+    shutil.rmtree(photos, ignore_errors=True)
+    return write_photos(photos)
+
+
+@pytest.fixture
+def run(trained: Path, photos: Path, tmp_path: Path) -> Path:
+    """A copy of the run, to go on with."""
+    return Path(shutil.copytree(trained, tmp_path / "run"))
 
 
 def test_a_class_that_was_moved_away_stops_resuming_and_testing(
