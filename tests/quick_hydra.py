@@ -1,8 +1,8 @@
 """Hydra with a memory: the runs of a test session compose the same files of `conf/` hundreds of times.
 
 A composition takes 0.16 s, and Hydra composes twice a command: a quarter of a short run, and half of a test of a
-checkpoint, whose values stand in the place of some files. A process that a test starts
-anew composes as a user's does; `tests/test_quick_hydra.py` compares the two.
+checkpoint, whose values stand in the place of some files. A process that a test starts anew composes as a user's does;
+`tests/test_quick_hydra.py` compares the two.
 """
 
 import copy

@@ -189,7 +189,3 @@ def test_a_loss_of_ones_own_is_resumed_if_the_run_is_trusted(
     here("train", f"resume={run}", "trainer.max_steps=3", "trust=true")
     assert f"trusted  resume={run}: loss._target_=own_package.OwnLoss" in capfd.readouterr().out
     assert last(run)["global_step"] == 3
-
-    # the command line names it, so nothing of the file's is left to trust
-    here("train", f"resume={run}", "trainer.max_steps=4", "loss._target_=own_package.OwnLoss")
-    assert last(run)["global_step"] == 4
