@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from multiprocessing import get_context
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 
 import pytest
@@ -70,34 +70,32 @@ def test_a_signal_to_one_stops_both_at_a_step_and_the_run_goes_on_bit_for_bit(
 # the launcher; tests/runtime/test_launched_ranks.py shows the other signals and ends of small programs
 
 
-class ForkedCommand:
-    """A command of dml that a copy of this process runs; its attributes are those of `subprocess.Popen`."""
+class ForkedCommand(ForkProcess):
+    """A command of dml that a copy of this process runs, with what `subprocess.Popen` has."""
 
     def __init__(self, command: Sequence[str], env: dict[str, str]) -> None:
-        self._process = get_context("fork").Process(target=self._run, args=(command, env))
-        self._process.start()
+        super().__init__()
+        self._words, self._environment = command[len(processes.python_command("")) - 1 :], env
+        self.start()
 
-    def _run(self, command: Sequence[str], env: dict[str, str]) -> None:
-        os.environ |= env
-        rank_zero_only.rank = int(env["RANK"])  # Lightning has read it from the environment when it was imported
-        sys.argv = ["dml", *command[len(processes.python_command("")) - 1 :]]
+    def run(self) -> None:
+        os.environ |= self._environment
+        rank_zero_only.rank = int(os.environ["RANK"])  # Lightning has read it from the environment when it was imported
+        sys.argv = ["dml", *self._words]
         GlobalHydra.instance().clear()  # the launcher is in the middle of a command
         signals.forget()
         run_command()
 
     @property
     def returncode(self) -> int | None:
-        return self._process.exitcode
+        return self.exitcode
 
     def poll(self) -> int | None:
-        return self._process.exitcode
-
-    def kill(self) -> None:
-        self._process.kill()
+        return self.exitcode
 
     def send_signal(self, signum: int) -> None:
-        if self.poll() is None:
-            os.kill(self._process.pid or 0, signum)
+        if self.pid is not None and self.exitcode is None:
+            os.kill(self.pid, signum)
 
 
 def start_in_fork(command: Sequence[str], env: dict[str, str]) -> ForkedCommand:
