@@ -136,7 +136,7 @@ def test_runs_that_load_and_log_in_another_way_are_the_same() -> None:
     assert len({configuration_id(plain_config(compose_new(*RUN, other))) for other in others}) == len(others)
 
 
-@pytest.mark.parametrize("word", ["loss.margin=0.1", "seed=6", "evaluation.selection=test", "optimizer.weight_decay=1"])
+@pytest.mark.parametrize("word", ["loss.margin=0.1", "training.init=a", "evaluation.selection=test", "seed=6"])
 def test_a_resumed_run_takes_no_other_values(word: str) -> None:
     stored = StoredRun([], plain_config(compose_new(*RUN)))
     with pytest.raises(InputError, match=rf"^{word}: the run has .*training\.init="):

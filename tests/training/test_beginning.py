@@ -60,6 +60,18 @@ def test_a_training_that_only_harms_keeps_its_beginning(
     assert "no validation was better than the one before the first step" in " ".join(capsys.readouterr().out.split())
 
 
+def test_a_run_resumes_bit_for_bit(here: Here, small_emoji: Path, tmp_path: Path) -> None:
+    arguments = [*BEGINNING, f"dataset.root={small_emoji}", "trainer.val_check_interval=1", "scheduler=constant"]
+    here("train", *arguments, "trainer.max_steps=1", f"hydra.run.dir={tmp_path / 'parts'}")
+    here("train", *arguments, "trainer.max_steps=2", f"hydra.run.dir={tmp_path / 'whole'}")
+    here("train", f"resume={tmp_path / 'parts'}", "trainer.max_steps=2")
+    whole, parts = last(tmp_path / "whole"), last(tmp_path / "parts")
+    assert all(torch.equal(value, parts["state_dict"][name]) for name, value in whole["state_dict"].items())
+    histories = [RunFolder(tmp_path / name).values("val/level0/map@r") for name in ("whole", "parts")]
+    assert [*histories[0]] == [0, 1, 2]
+    assert histories[0] == histories[1]
+
+
 @pytest.mark.parametrize(
     ("validations", "best"),
     [
