@@ -17,7 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from quick_hydra import remembering
 
 from dml.__main__ import dispatch
-from dml.runtime import signals
+from dml.runtime import files, signals
 from dml.runtime.imports import quick_imports
 
 # many small jobs: threads would only wait for each other; set before torch is imported. Milvus leaves threads of gRPC
@@ -138,6 +138,14 @@ def _compositions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched, remembering(results):
         for module, name in ((configurations, "_compose_once"), (experiments, "_compose_groups")):
             patched.setattr(module, name, configurations.keep_results(getattr(module, name).__wrapped__, results))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _short_waits() -> Iterator[None]:
+    """Wait for a shorter time for a lock whose holder is just ending: in tests its holder stays."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(files, "GRACE_PERIOD", 0.1)
         yield
 
 

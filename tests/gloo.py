@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable
 from datetime import timedelta
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +10,13 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing import start_processes
 
-PRELOADED = ["dml.run.jobs", "pytorch_metric_learning.losses"]
 
-
-def on_processes(
-    count: int, folder: Path, function: Callable[..., Any], *arguments: Any, method: str = "forkserver"
-) -> list[Any]:
+def on_processes(count: int, folder: Path, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """function(*arguments) in each of ``count`` processes -> what each of them gave, in the order of ranks.
 
-    A server that has imported everything once forks them: importing torch takes longer than the tests. The method
-    "fork" makes them copies of this process, for a function that needs what only this process has imported.
+    They are copies of this process, which has imported everything: importing torch takes longer than the tests.
     """
-    get_context("forkserver").set_forkserver_preload(PRELOADED)
-    start_processes(_one, (count, folder, function, arguments), nprocs=count, start_method=method)
+    start_processes(_one, (count, folder, function, arguments), nprocs=count, start_method="fork")
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(count)]
 
 

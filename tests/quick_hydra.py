@@ -1,7 +1,8 @@
 """Hydra with a memory: the runs of a test session compose the same files of `conf/` hundreds of times.
 
-A composition takes 0.16 s, and Hydra composes twice a command: a quarter of a short run. A process that a test starts
-anew composes as a user's does; `tests/test_quick_hydra.py` compares the two.
+A composition takes 0.16 s, and Hydra composes twice a command: a quarter of a short run, and half of a test of a
+checkpoint, whose values stand in the place of some files. A process that a test starts anew composes as a user's does;
+`tests/test_quick_hydra.py` compares the two.
 """
 
 import copy
@@ -39,22 +40,27 @@ def _sources(repository: IConfigRepository) -> tuple[tuple[str, str], ...] | Non
     """Return where configurations are searched; None if a test's own folders or configurations are among it."""
     found = tuple((source.provider, source.path) for source in repository.get_sources())
     is_own = any(provider.startswith(OWN_FOLDERS) for provider, _ in found)
+    return None if is_own or ConfigStore.instance().repo is not INSTALLED else found
+
+
+def _stored_defaults() -> tuple[str, ...]:
+    """Return which groups the values of a resumed or tested run replace; empty if there is no such run."""
     registered = ConfigStore.instance().repo
-    is_own |= registered is not INSTALLED or any(name.startswith(STORED) for name in registered)
-    return None if is_own else found
+    return tuple(str(registered[name].node.defaults) for name in registered if name.startswith(STORED))
 
 
 def _recall(
-    memory: SharedResults, repository: IConfigRepository, key: tuple[Any, ...], compute: Callable[[], Any]
+    memory: SharedResults, repository: IConfigRepository, key: tuple[Any, ...], compute: Callable[[], Any], name: str
 ) -> Any:
-    """Return a copy of what was computed for this key; nothing is remembered of a test's own files."""
-    if (sources := _sources(repository)) is None:
+    """Return a copy of what was computed for this key; nothing is remembered of a test's own files, or of a run's."""
+    sources = _sources(repository)
+    if sources is None or name.rpartition("/")[2].startswith(STORED):
         return compute()
     return memory.recall((sources, *key), compute)
 
 
 def _mode_by_overrides(get_mode: Function, _: SharedResults) -> Function:
-    """Hydra composes to find `hydra.mode`, which no file of `conf/` sets."""
+    """Hydra composes to find `hydra.mode`, which no file of `conf/` sets, and no values of a run hold."""
 
     @wraps(get_mode)
     def quick_get_mode(hydra: Hydra, config_name: str | None, overrides: list[str]) -> Any:
@@ -71,7 +77,9 @@ def _mode_by_overrides(get_mode: Function, _: SharedResults) -> Function:
 def _load_once(load_config: Function, memory: SharedResults) -> Function:
     @wraps(load_config)
     def quick_load_config(repository: ConfigRepository, config_path: str) -> Any:
-        return _recall(memory, repository, ("file", config_path), lambda: load_config(repository, config_path))
+        return _recall(
+            memory, repository, ("file", config_path), lambda: load_config(repository, config_path), config_path
+        )
 
     return quick_load_config
 
@@ -82,7 +90,8 @@ def _embed_once(load_single_config: Function, memory: SharedResults) -> Function
     @wraps(load_single_config)
     def quick_load_single_config(loader: ConfigLoaderImpl, default: ResultDefault, repo: IConfigRepository) -> Any:
         key = ("embedded", astuple(default))
-        return _recall(memory, repo, key, lambda: load_single_config(loader, default, repo))
+        path = default.config_path or ""
+        return _recall(memory, repo, key, lambda: load_single_config(loader, default, repo), path)
 
     return quick_load_single_config
 
@@ -119,7 +128,7 @@ def _list_once(create_defaults_list: Function, _: SharedResults) -> Function:
             return create()
         values = [override for override in overrides_list if _is_value(override, repo)]
         choices = tuple(override.input_line for override in overrides_list if override not in values)
-        key = (sources, config_name, choices, prepend_hydra, skip_missing)
+        key = (sources, _stored_defaults(), config_name, choices, prepend_hydra, skip_missing)
         if key not in lists:
             lists[key] = create()
         known = lists[key]
@@ -151,8 +160,10 @@ def _join_once(compose: Function, memory: SharedResults) -> Function:
 
     @wraps(compose)
     def quick_compose(loader: ConfigLoaderImpl, defaults: list[Any], repo: IConfigRepository) -> Any:
+        if _stored_defaults():
+            return compose(loader, defaults, repo)
         key = ("joined", tuple(astuple(default) for default in defaults))
-        return _recall(memory, repo, key, lambda: join(loader, defaults, repo))
+        return _recall(memory, repo, key, lambda: join(loader, defaults, repo), "")
 
     return quick_compose
 

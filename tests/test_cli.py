@@ -87,8 +87,9 @@ def test_a_corrupt_image_is_named_or_skipped(refused: Refused, here: Here, small
     broken = tmp_path / "broken.zip"
     image = corrupt(small_emoji, broken)
     arguments = [f"dataset.root={broken}", *ONE_HEAD, "data.num_workers=1"]
-    # every image of the training classes is drawn within the run
-    arguments += ["trainer.max_steps=30", "trainer.val_check_interval=30"]
+    # every image of the training classes is drawn in the first step
+    arguments += ["sampler.classes_per_batch=16", "sampler.images_per_class=12"]
+    arguments += ["trainer.max_steps=1", "trainer.val_check_interval=null"]
     line = refused(*arguments, f"hydra.run.dir={tmp_path / 'raise'}")
     assert f"image {broken}/{image}: cannot be decoded" in line
 

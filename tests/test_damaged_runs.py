@@ -25,7 +25,7 @@ from dml.training.checkpoints import TrainingProgress, read_checkpoint
 
 SHORT = [*SMALL, "trainer.max_steps=2", "trainer.val_check_interval=1", "evaluation.sheet=null", "model.heads=[H]"]
 SHORT += ["evaluation.report={neighbors:3,map:false,seed:0}", "evaluation.fixed_neighbors=3"]
-FLIPS = 25
+FLIPS = 12
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 from configurations import compose, settings_of
-from conftest import ONE_HEAD, PLAIN, ROOT, SMALL, Here, Refused, in_a_process
+from conftest import ONE_HEAD, PLAIN, SMALL, Here, Refused, in_a_process
+from every_loss import LOSSES, compose_loss
 from PIL import Image
 from runs import TWO, assert_same_run, kill_at, last, metrics, run_ranks
 from trainers import small_trainer
@@ -203,9 +204,9 @@ def test_a_finished_run_can_be_prolonged(here: Here, small_emoji: Path, tmp_path
     small = [value for value in ONE_HEAD if not (options and value.startswith("sampler"))]
     arguments = [f"dataset.root={small_emoji}", *small, "scheduler=constant", *options]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    here("train", *arguments, f"hydra.run.dir={whole}", "trainer.max_steps=9")
-    here("train", *arguments, f"hydra.run.dir={parts}", "trainer.max_steps=6")
-    here("train", f"resume={parts}", "trainer.max_steps=9")
+    here("train", *arguments, f"hydra.run.dir={whole}", "trainer.max_steps=6")
+    here("train", *arguments, f"hydra.run.dir={parts}", "trainer.max_steps=3")
+    here("train", f"resume={parts}", "trainer.max_steps=6")
     expected, found = (last(folder)["state_dict"] for folder in (whole, parts))
     for name, weights in expected.items():
         assert torch.equal(weights, found[name]), name
@@ -261,9 +262,9 @@ def test_a_transformer_trains_and_resumes_bit_for_bit(here: Here, small_emoji: P
 
 
 WHOLE_RUNS = {
+    "happier": "a weighted sum, of which one term has proxies",
     "rll": "pairs, one label",
     "rll_coarse": "a level of the labels",
-    "happier": "a weighted sum, of which one term has proxies",
     "csl": "proxies and all levels",
     "n_pair": "norms of the embeddings",
     "smooth_ap": "ranks",
@@ -276,7 +277,7 @@ WHOLE_RUNS = {
 """A loss of each structure, and what is its own."""
 
 
-@pytest.mark.first_cases(3)  # each takes a step below
+@pytest.mark.first_cases(1)  # each takes a step below
 @pytest.mark.parametrize("loss", WHOLE_RUNS)
 def test_a_loss_of_each_structure_trains(here: Here, small_emoji: Path, tmp_path: Path, loss: str) -> None:
     arguments = [f"dataset.root={small_emoji}", *ONE_HEAD, "trainer.max_steps=2", "trainer.val_check_interval=null"]
@@ -291,9 +292,9 @@ def table(small_emoji: Path) -> ImageTable:
     return builders.build_table(settings_of(compose(f"dataset.root={small_emoji}", "dataset.counts=null")))
 
 
-@pytest.mark.parametrize("loss", sorted(path.stem for path in (ROOT / "conf" / "loss").glob("*.yaml")))
+@pytest.mark.parametrize("loss", LOSSES)
 def test_every_loss_takes_a_step(table: ImageTable, loss: str) -> None:
-    config, small = compose(f"loss={loss}"), compose(*ONE_HEAD)
+    config, small = compose_loss(loss), compose(*ONE_HEAD)
     for part in ("model", "transform", "sampler", "data", "trainer"):
         config[part] = small[part]
     images, model = loop.build_data(settings_of(config), table), builders.build_model(settings_of(config))
@@ -309,6 +310,6 @@ def test_every_loss_takes_a_step(table: ImageTable, loss: str) -> None:
 
 
 def test_a_sweep_makes_a_run_of_each_combination(here: Here, small_emoji: Path, tmp_path: Path) -> None:
-    arguments = [f"dataset.root={small_emoji}", *ONE_HEAD, "trainer.max_steps=1"]
+    arguments = [f"dataset.root={small_emoji}", *ONE_HEAD, "trainer.max_steps=1", "trainer.val_check_interval=null"]
     here("train", "-m", *arguments, "loss.margin=0.2,0.4", f"hydra.sweep.dir={tmp_path}")
     assert sorted(path.parent.name for path in tmp_path.glob("*/metrics.json")) == ["0", "1"]

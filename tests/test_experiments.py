@@ -28,7 +28,7 @@ from dml.studies.study import Training
 
 pytestmark = pytest.mark.pipeline
 
-TINY = ("dataset.counts=null", "transform.size=32", "evaluation.clustering=false")
+TINY = ("dataset.counts=null", "transform.size=32", "evaluation.clustering=false", "evaluation.threshold=null")
 
 # tests/studies/test_tables.py misses the others
 TABLES = [table for table in read_tables() if table.name in read_entries(table.paper)]

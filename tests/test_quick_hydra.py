@@ -3,6 +3,7 @@
 import copy
 from pathlib import Path
 
+import configurations
 import pytest
 from configurations import CONF
 from hydra import compose, initialize_config_dir
@@ -10,6 +11,8 @@ from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from quick_hydra import forgetting
+
+from dml.run.stored import StoredRun, offer
 
 pytestmark = pytest.mark.pipeline
 
@@ -22,10 +25,10 @@ CASES = {
 }
 
 
-def composed(overrides: list[str]) -> str:
+def composed(overrides: list[str], name: str = "train") -> str:
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            config = compose("train", overrides=overrides, return_hydra_config=True)
+            config = compose(name, overrides=overrides, return_hydra_config=True)
     except HydraException as error:
         return repr(error)
     return OmegaConf.to_yaml(config)
@@ -44,6 +47,16 @@ def test_files_of_ones_own_are_read_again(tmp_path: Path) -> None:
         (tmp_path / "loss" / "mine.yaml").write_text(f"margin: {margin}\n")
         found = composed(["loss=mine", f"hydra.searchpath=['file://{tmp_path}']"])
         assert OmegaConf.create(found).loss.margin == margin
+
+
+def test_the_values_of_a_run_are_not_remembered() -> None:
+    for margin in (1, 2):
+        stored = OmegaConf.to_container(configurations.compose(f"loss.margin={margin}"), resolve=False)
+        name = offer("train", StoredRun([], stored), [])  # type: ignore[arg-type]
+        with forgetting():
+            expected = composed(["optimizer=sgd"], name)
+        assert composed(["optimizer=sgd"], name) == expected
+        assert OmegaConf.create(expected).loss.margin == margin
 
 
 def test_configurations_of_ones_own_are_not_remembered() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch.utils.data
 from conftest import ONE_HEAD, Here, Refused
-from runs import assert_same_run, last
+from runs import assert_same_run, last, train
 
 from dml.commands.error_lines import explain
 from dml.data.dataset import ImageDataset
@@ -20,6 +20,12 @@ from dml.runtime.files import replacing, write_csv, write_text
 from dml.runtime.run_folder import RunFolder, RunState
 
 QUICK = [*ONE_HEAD, "evaluation.heads=false", "evaluation.metrics=[recall]", "model.heads=[H]", "scheduler=constant"]
+
+
+@pytest.fixture(scope="module")
+def whole(small_emoji: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing interrupts."""
+    return train(tmp_path_factory.mktemp("whole") / "run", f"dataset.root={small_emoji}", *QUICK)
 
 
 @pytest.fixture
@@ -43,14 +49,12 @@ def partial_files(folder: Path) -> list[Path]:
 
 
 def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(
-    refused: Refused, here: Here, small_emoji: Path, tmp_path: Path, disk: Path
+    refused: Refused, here: Here, small_emoji: Path, whole: Path, disk: Path
 ) -> None:
-    arguments = [f"dataset.root={small_emoji}", *QUICK]
-    whole, run = tmp_path / "whole", disk / "run"
-    here("train", *arguments, f"hydra.run.dir={whole}")
+    run = disk / "run"
     size = (whole / "checkpoints" / "last.ckpt").stat().st_size
     mount(disk, f"remount,size={int(2.5 * size)}")  # best.ckpt, last.ckpt and half of the next
-    line = refused(*arguments, f"hydra.run.dir={run}")
+    line = refused(f"dataset.root={small_emoji}", *QUICK, f"hydra.run.dir={run}")
     assert line.startswith(f"error: {run / 'checkpoints'}/")
     room = r"\.ckpt: No space left on device; make room there; "
     assert re.search(f"{room}what was saved is kept, and resume=", line)
@@ -62,12 +66,9 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(
     assert_same_run(whole, run)
 
 
-def test_a_read_only_disk_is_one_line(
-    refused: Refused, here: Here, small_emoji: Path, tmp_path: Path, disk: Path
-) -> None:
-    arguments = [f"dataset.root={small_emoji}", *QUICK, "trainer.max_steps=1"]
-    here("train", *arguments, f"hydra.run.dir={tmp_path / 'run'}")
-    shutil.copytree(tmp_path / "run", disk / "run")
+def test_a_read_only_disk_is_one_line(refused: Refused, small_emoji: Path, whole: Path, disk: Path) -> None:
+    arguments = [f"dataset.root={small_emoji}", *QUICK]
+    shutil.copytree(whole, disk / "run")
     mount(disk, "remount,ro")
     new = [
         [f"resume={disk / 'run'}"],
@@ -104,9 +105,8 @@ def test_a_folder_in_the_place_of_a_file_is_one_line(
 
 
 def test_a_killed_loader_is_one_line_and_the_state_is_kept(
-    refused: Refused, here: Here, small_emoji: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    refused: Refused, here: Here, small_emoji: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arguments = [f"dataset.root={small_emoji}", *QUICK, "trainer.max_steps=8", "trainer.val_check_interval=4"]
     run = tmp_path / "run"
     original = ImageDataset.__getitem__
 
@@ -116,15 +116,14 @@ def test_a_killed_loader_is_one_line_and_the_state_is_kept(
         return original(self, draw)  # type: ignore[arg-type]
 
     monkeypatch.setattr(ImageDataset, "__getitem__", killed_at_the_validation)
-    line = refused(*arguments, "data.num_workers=1", f"hydra.run.dir={run}")
+    line = refused(f"dataset.root={small_emoji}", *QUICK, "data.num_workers=1", f"hydra.run.dir={run}")
     assert "which loads images, " in line
     assert "a smaller data.num_workers takes less memory; what was saved is kept" in line
     monkeypatch.undo()
     assert last(run)["global_step"] == 2
     assert partial_files(run) == []
     here("train", f"resume={run}", "data.num_workers=0")
-    here("train", *arguments, f"hydra.run.dir={tmp_path / 'whole'}")
-    assert_same_run(tmp_path / "whole", run)
+    assert_same_run(whole, run)
 
 
 def test_a_write_that_finds_no_room_keeps_the_last_checkpoint(

@@ -2,15 +2,15 @@
 
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from conftest import ONE_HEAD, Here
 from forks import ForkedScript
-from runs import assert_same_run, last, stop_at
+from runs import assert_same_run, last, stop_at, train
 
+from dml.runtime import signals
 from dml.runtime.run_folder import RunFolder, RunState
 
 QUICK = [*ONE_HEAD, "evaluation.metrics=[recall]", "data.num_workers=1"]
@@ -20,13 +20,7 @@ CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
 
 @pytest.fixture(scope="module")
 def whole(small_emoji: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(sys, "argv", ["train.py", f"dataset.root={small_emoji}", *QUICK, f"hydra.run.dir={folder}"])
-        from dml.commands import main
-
-        main("train")
-    return folder
+    return train(tmp_path_factory.mktemp("whole") / "run", f"dataset.root={small_emoji}", *QUICK)
 
 
 @pytest.mark.first_cases(1)
@@ -78,10 +72,13 @@ def test_outside_of_training_it_ends_at_once(
         assert_same_run(whole, folder)
 
 
-def test_a_second_signal_ends_at_once(here: Here, whole: Path, small_emoji: Path, tmp_path: Path) -> None:
+def test_a_second_signal_ends_at_once(
+    here: Here, whole: Path, small_emoji: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signals, "GRACE_PERIOD", 0.3)
     folder = tmp_path / "run"
     given = [f"dataset.root={small_emoji}", *QUICK, f"hydra.run.dir={folder}"]
-    code, errors = stop_at("before a validation is judged", 2, signal.SIGINT, *given, again=1.5)
+    code, errors = stop_at("before a validation is judged", 2, signal.SIGINT, *given, again=0.6)
     assert errors.splitlines() == [
         "stopping after this step or validation; Ctrl-C again stops at once",
         f"stopped by SIGINT; resume={folder} goes on",
@@ -109,23 +106,21 @@ def test_a_whole_group_is_signaled_and_workers_print_nothing(small_emoji: Path, 
 
 
 def test_a_sweep_stops_and_the_same_command_goes_on(here: Here, small_emoji: Path, tmp_path: Path) -> None:
-    given = ["-m", "seed=1,2", f"dataset.root={small_emoji}", *QUICK, f"hydra.sweep.dir={tmp_path}"]
+    short = [f"dataset.root={small_emoji}", *QUICK, "trainer.max_steps=3", "trainer.val_check_interval=null"]
+    given = ["-m", "seed=1,2", *short, f"hydra.sweep.dir={tmp_path}"]
     code, errors = stop_at("before last.ckpt is written", 1, signal.SIGTERM, *given)
     assert code == 143
-    assert errors == "stopped at step 2 of 6 by SIGTERM; the same command goes on with the sweep\n"
+    assert errors == "stopped at step 2 of 3 by SIGTERM; the same command goes on with the sweep\n"
     assert not (tmp_path / "1" / "metrics.json").exists()
     here("train", *given)
     assert RunFolder(tmp_path / "0").is_finished
     assert RunFolder(tmp_path / "1").is_finished
 
 
-def test_slurms_warning_stops_the_run(
-    here: Here, small_emoji: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slurms_warning_stops_the_run(small_emoji: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     given = [f"dataset.root={small_emoji}", *QUICK, f"hydra.run.dir={tmp_path}"]
     code, errors = stop_at("before last.ckpt is written", 1, signal.SIGUSR1, *given)
     assert errors == f"stopped at step 2 of 6 by SIGUSR1; resume={tmp_path} goes on\n"
     assert code == 128 + signal.SIGUSR1
-    here("train", f"resume={tmp_path}")
-    assert RunFolder(tmp_path).is_finished
+    assert RunFolder(tmp_path).state == RunState.INTERRUPTED

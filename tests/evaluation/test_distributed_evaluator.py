@@ -66,7 +66,7 @@ def of_one() -> dict[str, Counted]:
 @pytest.fixture(scope="module")
 def of_three(of_one: dict[str, Counted], tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     assert of_one  # this process has imported what its copies need
-    return on_processes(3, tmp_path_factory.mktemp("evaluator"), evaluations, method="fork")
+    return on_processes(3, tmp_path_factory.mktemp("evaluator"), evaluations)
 
 
 @pytest.mark.parametrize("name", tables())

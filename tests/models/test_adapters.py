@@ -254,7 +254,7 @@ def share_of_gradients() -> dict[str, Tensor]:
 def test_two_processes_and_chunks_give_the_gradients_of_one(tmp_path: Path) -> None:
     expected = gradients(0, 1)
     assert len(expected) == 12 + 1  # the updates, and the head
-    for found in on_processes(2, tmp_path, share_of_gradients, method="fork"):
+    for found in on_processes(2, tmp_path, share_of_gradients):
         assert found.keys() == expected.keys()
         for name, gradient in expected.items():
             torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6)

@@ -16,6 +16,7 @@ from dml.runtime.errors import InputError
 from dml.training.checkpoints import read_checkpoint
 
 QUICK = ["evaluation.metrics=[recall]", "evaluation.heads=false", "evaluation.raw=false", "evaluation.sheet=null"]
+QUICK += ["evaluation.threshold=null"]
 VIT = ["model=dinov2_small", "model.backbone.name=test_vit", "optimizer.lr=1e-2"]
 LORA = [*SHORT_RUN, *QUICK, *VIT, "adapter=lora", "adapter.rank=2", "adapter.dropout=0.2"]
 LORA += ["training.ema=0.9", "training.gradient_cache=3", "checkpoints.every_n_steps=100", "scheduler=constant"]

@@ -15,7 +15,7 @@ from dml.__main__ import dispatch
 
 pytestmark = pytest.mark.pipeline
 
-RUN = [*ONE_HEAD, "dataset=csv", "transform=emoji", "seed=1"]
+RUN = [*ONE_HEAD, "dataset=csv", "transform=emoji", "trainer.max_steps=2", "trainer.val_check_interval=2"]
 SPLITS = ("train",) * 6 + ("val",) * 2 + ("test",) * 4  # of each class
 HEADER = "path,label,split"
 
@@ -43,16 +43,35 @@ def lists(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def train(data: Path, folder: Path, *arguments: str) -> dict[str, Any]:
     dispatch(["train", *RUN, f"dataset.root={data}", f"hydra.run.dir={folder}", *arguments])
+    return read_metrics(folder)
+
+
+def read_metrics(folder: Path) -> dict[str, Any]:
     return {name: value for name, value in metrics(folder).items() if name.startswith("level0/")}
 
 
-@pytest.mark.parametrize("arguments", [(), ("training.frozen=true",)])
-def test_a_run_on_boxes_is_one_on_crops(lists: tuple[Path, Path], tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    boxes, crops = lists
-    found = train(boxes, tmp_path / "boxes", *arguments)
-    assert found
-    assert found == train(crops, tmp_path / "crops", *arguments)
-    models = [dml.load(tmp_path / name, device="cpu") for name in ("boxes", "crops")]
+@pytest.fixture(scope="module")
+def on_boxes(lists: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on the list of boxes."""
+    folder = tmp_path_factory.mktemp("runs") / "boxes"
+    assert train(lists[0], folder)
+    return folder
+
+
+def test_a_run_on_boxes_is_one_on_crops(lists: tuple[Path, Path], on_boxes: Path, tmp_path: Path) -> None:
+    assert read_metrics(on_boxes) == train(lists[1], tmp_path)
+    assert_same_model(lists, on_boxes, tmp_path)
+
+
+def test_a_run_on_features_of_boxes_is_one_on_those_of_crops(lists: tuple[Path, Path], tmp_path: Path) -> None:
+    folders = tmp_path / "boxes", tmp_path / "crops"
+    found, expected = (train(data, folder, "training.frozen=true") for data, folder in zip(lists, folders, strict=True))
+    assert found == expected
+    assert_same_model(lists, *folders)
+
+
+def assert_same_model(lists: tuple[Path, Path], *runs: Path) -> None:
+    models = [dml.load(run, device="cpu") for run in runs]
     for ours, theirs in zip(*(model.model.state_dict().values() for model in models), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     vectors = [model.embed(data) for model, data in zip(models, lists, strict=True)]
@@ -60,18 +79,14 @@ def test_a_run_on_boxes_is_one_on_crops(lists: tuple[Path, Path], tmp_path: Path
 
 
 def test_prepared_boxes_are_those_of_the_files(
-    lists: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lists: tuple[Path, Path], on_boxes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The crops are cached."""
     data = tmp_path / "scenes"
     shutil.copytree(lists[0].parent, data)
-    plain = train(data / "boxes.csv", tmp_path / "plain")
-    size, root = (
-        dml.load(tmp_path / "plain").settings.build_transform().resize.size,
-        f"dataset.root={data / 'boxes.csv'}",
-    )
+    size, root = dml.load(on_boxes).settings.build_transform().resize.size, f"dataset.root={data / 'boxes.csv'}"
     dispatch(["prepare", "dataset=csv", root, f"resize={size}", "mode=warp", "sheet=null"])
     for path in data.glob("*.png"):
         path.write_bytes(bytes(path.stat().st_size))  # what is read of the files is damaged now, which nobody may see
     monkeypatch.setattr("dml.data.prepared.cache.find_changed", lambda paths, files: np.zeros(len(paths)))
-    assert plain == train(data / "boxes.csv", tmp_path / "cached", "data.check_images=0")
+    assert read_metrics(on_boxes) == train(data / "boxes.csv", tmp_path / "cached", "data.check_images=0")

@@ -181,10 +181,11 @@ def built_trainer(*overrides: str, **settings: Any) -> Trainer:
     return loop.build_trainer(settings_of(config), logger=False, enable_checkpointing=False, **settings)
 
 
-def test_too_few_folds_are_refused() -> None:
+def test_too_few_folds_are_refused(small_emoji: Path) -> None:
     for folds, needs_fold in product((0, 1, -3), (True, False)):
+        config = composed(f"dataset.root={small_emoji}", "dataset.counts=null", f"dataset.folds={folds}")
         with pytest.raises(InputError, match=rf"^dataset\.folds={folds}, dataset\.fold=0: folds are 2 to "):
-            builders.build_table(settings_of(composed(f"dataset.folds={folds}")), needs_fold=needs_fold)
+            builders.build_table(settings_of(config), needs_fold=needs_fold)
 
 
 def test_every_argument_of_lightnings_trainer_is_a_key_or_refused() -> None:

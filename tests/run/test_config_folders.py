@@ -55,7 +55,7 @@ PARSER = OverridesParser.create()
 
 
 @given(VALUES)
-@examples(25)
+@examples(10)
 def test_hydra_reads_a_formatted_value_back(value: Any) -> None:
     assert PARSER.parse_override(f"key={format_value(value)}").value() == value
 

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from configurations import compose, settings_of
 from conftest import SMALL, Here, Refused
-from runs import TWO, assert_same_run, kill_at, last, run_ranks, train
+from runs import TWO, assert_same_run, kill_at, last, train
 
 from dml.models.embedding import EmbeddingModel
-from dml.run import untrained_model
+from dml.run import builders, untrained_model
+from dml.runtime.errors import InputError
 from dml.training.checkpoints import read_checkpoint
 from dml.training.frozen import FeatureEmbedder
 
@@ -109,7 +111,8 @@ def test_the_network_is_where_it_was_after_its_features_are_computed(
     move_to_cpu, move = FeatureEmbedder.cpu, EmbeddingModel.to
     monkeypatch.setattr(FeatureEmbedder, "cpu", lambda self: (moves.append("cpu"), move_to_cpu(self))[1])
     monkeypatch.setattr(EmbeddingModel, "to", lambda self, *args: (moves.append("back"), move(self, *args))[1])
-    here("train", *arguments, "data.cache=null", "trainer.max_steps=1", f"hydra.run.dir={tmp_path}")
+    short = ["data.cache=null", "trainer.max_steps=1", "evaluation.raw=false"]
+    here("train", *arguments, *short, f"hydra.run.dir={tmp_path}")
     assert moves == ["cpu", "back"] * (len(moves) // 2)
     assert len(moves) >= 4  # of training and of validation at least
 
@@ -147,7 +150,8 @@ def test_evaluate_repeats_the_test(whole: Path, here: Here, tmp_path: Path) -> N
 def test_a_stage_may_train_the_heads_alone(arguments: list[str], here: Here, tmp_path: Path) -> None:
     stages = ["+stages.heads.training.frozen=true", "+stages.all.trainer.max_steps=2"]
     given = [argument for argument in arguments if argument != "training.frozen=true"]
-    here("train", *given, *stages, "evaluation.raw=false", "checkpoints.every_n_steps=1", f"hydra.run.dir={tmp_path}")
+    short = ["trainer.max_steps=2", "evaluation.raw=false", "evaluation.heads=false", "checkpoints.every_n_steps=1"]
+    here("train", *given, *short, *stages, f"hydra.run.dir={tmp_path}")
     checkpoint = read_checkpoint(tmp_path / "checkpoints" / "last.ckpt")
     assert checkpoint["run"]["stage"] == "all"
     groups = [group["name"] for group in checkpoint["optimizer_states"][0]["param_groups"]]
@@ -181,16 +185,16 @@ def test_mistakes_are_one_line(
     assert message in refused(*arguments, override, f"hydra.run.dir={tmp_path}/run")
 
 
-@pytest.mark.distributed
-def test_two_processes_are_refused(arguments: list[str], tmp_path: Path) -> None:
-    first, second = run_ranks(tmp_path, *arguments, *TWO, f"hydra.run.dir={tmp_path}/run")
-    assert "training.frozen=true: trains in one process, not in 2; trainer.devices=1" in first.errors
-    assert first.code == second.code == 2
+def test_two_processes_are_refused(arguments: list[str]) -> None:
+    settings = settings_of(compose(*arguments, *TWO))
+    with pytest.raises(InputError, match=r"training\.frozen=true: trains in one process, not in 2; trainer\.devices=1"):
+        untrained_model.build_feature_source(settings, builders.build_model(settings))
 
 
 @pytest.mark.first_cases(1)
 @pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
 def test_heads_learn_in_any_precision(precision: str, arguments: list[str], here: Here, tmp_path: Path) -> None:
     proxies = ["loss=normalized_softmax", "training.proxies=class_means"]
-    here("train", *arguments, *proxies, f"trainer.precision={precision}", f"hydra.run.dir={tmp_path / 'run'}")
+    short = ["evaluation.raw=false", "trainer.max_steps=2", "trainer.val_check_interval=null"]
+    here("train", *arguments, *proxies, *short, f"trainer.precision={precision}", f"hydra.run.dir={tmp_path / 'run'}")
     assert 0 < read_metrics(tmp_path / "run")["level0/recall@1"] <= 1

@@ -157,6 +157,7 @@ def rows_of(folder: Path) -> list[dict[str, str]]:
 
 def test_a_run_is_chosen_by_a_single_head_and_tests_pairs(here: Here, small_emoji: Path, tmp_path: Path) -> None:
     metrics = ["evaluation.metrics=[ap]", "evaluation.recall_at=[10]", "evaluation.sheet=null"]
+    metrics += ["evaluation.clustering=false", "evaluation.threshold=null"]
     heads = [
         "evaluation.head_sets=[[L,M],[M,H]]",
         "checkpoints.monitor=heads/H/level0/map@r",

@@ -14,6 +14,7 @@ from dml.runtime.run_folder import RunFolder
 from dml.training.checkpoints import INTERPOLATION, read_checkpoint
 
 PATH = [*PLAIN, "checkpoints.interpolation=[0.25,0.5,0.75]", "checkpoints.beginning=true", "heads.choose=true"]
+PATH += ["model.heads=[M,H]", "evaluation.metrics=[recall,map@r]", "evaluation.threshold=null"]
 HARM = ["optimizer=sgd", "optimizer.lr=100", "scheduler=constant", "loss=triplet"]
 
 
@@ -79,7 +80,7 @@ def test_a_beginning_that_is_kept_opens_with_its_metrics(
 def test_killed_before_or_behind_the_choice_it_is_the_same(
     here: Here, small_emoji: Path, tmp_path: Path, point: str
 ) -> None:
-    arguments = [*PATH, "trainer.max_steps=4", "trainer.val_check_interval=2", f"dataset.root={small_emoji}"]
+    arguments = [*PATH, "trainer.max_steps=2", "trainer.val_check_interval=1", f"dataset.root={small_emoji}"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     here("train", *arguments, f"hydra.run.dir={whole}")
     kill_at(point, 1, *arguments, f"hydra.run.dir={killed}")
@@ -120,7 +121,7 @@ def test_a_longer_run_chooses_anew(here: Here, small_emoji: Path, tmp_path: Path
 def test_heads_alone_and_a_moving_average_have_a_path(here: Here, small_emoji: Path, tmp_path: Path) -> None:
     for option in ("training.frozen=true", "training.ema=0.5"):
         folder = tmp_path / option.partition("=")[0]
-        short = ["trainer.max_steps=2", "trainer.val_check_interval=1", f"dataset.root={small_emoji}"]
+        short = ["trainer.max_steps=1", "trainer.val_check_interval=1", f"dataset.root={small_emoji}"]
         here("train", *PATH, *short, option, f"hydra.run.dir={folder}")
         assert INTERPOLATION in read_checkpoint(RunFolder(folder).best_checkpoint)
         here("evaluate", f"checkpoint={RunFolder(folder).best_checkpoint}", f"hydra.run.dir={folder / 'again'}")

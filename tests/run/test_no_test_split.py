@@ -5,7 +5,8 @@ import pytest
 from conftest import ONE_HEAD, PLAIN, Here, Refused
 from PIL import Image
 
-UNDRAWN = ["evaluation.raw=false", "evaluation.clustering=false", "evaluation.sheet=null", "evaluation.report=null"]
+SHORT = ["trainer.max_steps=2", "trainer.val_check_interval=2"]
+SMALL = [*(value for value in ONE_HEAD if not value.startswith("dataset.")), *SHORT]
 
 
 def make_photos(folder: Path) -> Path:
@@ -20,8 +21,7 @@ def make_photos(folder: Path) -> Path:
 def test_a_run_on_all_classes_is_tested_on_its_validation_classes(tmp_path: Path, here: Here, refused: Refused):
     photos, run = make_photos(tmp_path / "photos"), tmp_path / "run"
     data = ["dataset=folder", f"dataset.root={photos}", "dataset.reader.test_fraction=0"]
-    small = [value for value in ONE_HEAD if not value.startswith("dataset.")]
-    here("train", *data, *small, "evaluation.raw=true", f"hydra.run.dir={run}")
+    here("train", *data, *SMALL, "evaluation.raw=true", f"hydra.run.dir={run}")
     metrics = json.loads((run / "metrics.json").read_text())
     assert metrics["split"] == "val"
     assert {"level0/recall@1", "raw/level0/recall@1"} <= {*metrics}
@@ -33,9 +33,9 @@ def test_a_run_on_all_classes_is_tested_on_its_validation_classes(tmp_path: Path
     assert {name: again[name] for name in repeated} == {name: metrics[name] for name in repeated}
     line = refused(checkpoint, "split=test", f"hydra.run.dir={tmp_path / 'none'}", command="evaluate")
     assert "split=test: the data set has no image of it; it has train, val" in line
-    line = refused(*data, *small, "dataset.reader.val_fraction=0", f"hydra.run.dir={tmp_path / 'none'}")
+    line = refused(*data, *SMALL, "dataset.reader.val_fraction=0", f"hydra.run.dir={tmp_path / 'none'}")
     assert "neither a test nor a validation is possible" in line
-    line = refused(*data, *small, "evaluation.selection=test", f"hydra.run.dir={tmp_path / 'none'}")
+    line = refused(*data, *SMALL, "evaluation.selection=test", f"hydra.run.dir={tmp_path / 'none'}")
     assert "evaluation.selection=test: no class is held out as test" in line
 
 
@@ -49,6 +49,8 @@ def test_a_test_of_a_fold_is_repeated_with_its_threshold(tmp_path: Path, here: H
         "train",
         *data,
         *small,
+        *SHORT,
+        "model.heads=[M,H]",
         "sampler.classes_per_batch=2",
         "evaluation.threshold.fmr=0.1",
         f"evaluation.selection={choice}",
@@ -66,9 +68,8 @@ def test_a_test_of_a_fold_is_repeated_with_its_threshold(tmp_path: Path, here: H
 @pytest.mark.parametrize("option", ["checkpoints.beginning=true", "training.frozen=true", "quick=true"])
 def test_a_run_without_validation_classes_tests_its_last_checkpoint(tmp_path: Path, here: Here, option: str):
     photos, run = make_photos(tmp_path / "photos"), tmp_path / "run"
-    data = ["dataset=folder", f"dataset.root={photos}", "dataset.reader.val_fraction=0", "transform.size=32"]
-    small = ["model=small_cnn", "trainer.max_steps=2", "sampler.classes_per_batch=4"]
-    here("train", *data, *small, *UNDRAWN, option, f"hydra.run.dir={run}")
+    data = ["dataset=folder", f"dataset.root={photos}", "dataset.reader.val_fraction=0"]
+    here("train", *data, *SMALL, option, f"hydra.run.dir={run}")
     metrics = json.loads((run / "metrics.json").read_text())
     assert (metrics["split"], metrics["selection"]) == ("test", "last")
 
@@ -84,14 +85,13 @@ def test_a_training_of_a_search_looks_at_no_test_class(tmp_path: Path, here: Her
                 file.write_bytes(b"no image")
     (photos / "list.csv").write_text("\n".join(lines) + "\n")
     data = ["dataset=csv", f"dataset.root={photos / 'list.csv'}", "data.check_images=0", "evaluation.split=val"]
-    small = [value for value in ONE_HEAD if not value.startswith("dataset.")]
-    here("train", *data, *small, "evaluation.raw=true", f"hydra.run.dir={run}")
+    here("train", *data, *SMALL, "evaluation.raw=true", f"hydra.run.dir={run}")
     metrics = json.loads((run / "metrics.json").read_text())
     assert metrics["split"] == "val"
     assert {"level0/recall@1", "raw/level0/recall@1"} <= {*metrics}
     none = f"hydra.run.dir={tmp_path / 'none'}"
     assert "evaluation.split=val: keeps the test classes unseen, and evaluation.selection=test" in refused(
-        *data, *small, "evaluation.selection=test", none
+        *data, *SMALL, "evaluation.selection=test", none
     )
-    assert "evaluation.fixed_neighbors looks at them" in refused(*data, *small, "evaluation.fixed_neighbors=2", none)
-    assert "evaluation.split=train" in refused(*data, *small, "evaluation.split=train", none)
+    assert "evaluation.fixed_neighbors looks at them" in refused(*data, *SMALL, "evaluation.fixed_neighbors=2", none)
+    assert "evaluation.split=train" in refused(*data, *SMALL, "evaluation.split=train", none)

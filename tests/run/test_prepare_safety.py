@@ -1,15 +1,15 @@
 """Preparing beside other processes, into folders that a stranger laid out, and beside what a disk has damaged."""
 
 import shutil
-import subprocess
-import sys
+import time
 from collections.abc import Callable
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 import pytest
 from configurations import compose, settings_of
-from conftest import PLAIN
+from conftest import ONE_HEAD
 from PIL import Image
 
 from dml.data.prepared.cache import hold_preparation_lock
@@ -22,6 +22,7 @@ pytestmark = pytest.mark.pipeline
 
 FOLDER = ["dataset=folder", "dataset.reader.val_fraction=0", "dataset.queries_in_gallery=true"]
 ARGUMENTS = [*FOLDER, "processes=1", "sheet.classes=1", "resize=8"]
+FORK = get_context("fork")
 Prepare = Callable[..., None]
 
 
@@ -108,19 +109,16 @@ def test_nothing_is_written_or_read_through_links(
 def test_the_second_of_two_is_refused(prepare: Prepare, root: Path, refused: Callable[..., str]) -> None:
     folder = root / ".dml" / "folder"
     folder.mkdir(parents=True)
-    holder = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import sys; from pathlib import Path; from dml.data.prepared.cache import hold_preparation_lock\n"
-            "with hold_preparation_lock(Path(sys.argv[1])): print(flush=True); sys.stdin.read()",
-            str(folder),
-        ],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert holder.stdout is not None
-    holder.stdout.readline()
+    is_held = FORK.Event()
+
+    def hold() -> None:
+        with hold_preparation_lock(folder):
+            is_held.set()
+            time.sleep(60)
+
+    holder = FORK.Process(target=hold)
+    holder.start()
+    assert is_held.wait(20)
     before = files(root)
     line = refused(*ARGUMENTS, f"dataset.root={root}", command="prepare")
     assert f"{folder}: process {holder.pid} on " in line
@@ -128,7 +126,7 @@ def test_the_second_of_two_is_refused(prepare: Prepare, root: Path, refused: Cal
     assert files(root) == before
     train_reads(root)  # which needs no lock
     holder.kill()
-    holder.communicate()
+    holder.join()
     prepare()
 
 
@@ -154,6 +152,6 @@ def test_training_on_damaged_pixels_ends_with_a_line(
     prepare_job.prepare(config, RunFolder(tmp_path), [])
     pixels = next((tmp_path / ".dml" / "emoji").glob("warp-32.*.pixels"))
     pixels.write_bytes(bytes(pixels.stat().st_size))
-    line = refused(f"dataset.root={root}", *PLAIN, "data.num_workers=1", f"hydra.run.dir={tmp_path}/run")
+    line = refused(f"dataset.root={root}", *ONE_HEAD, "data.num_workers=1", f"hydra.run.dir={tmp_path}/run")
     assert line.startswith(f"error: {pixels.with_suffix('.json')}: it, or its pixels, are damaged")
     assert f"run dml prepare dataset=emoji dataset.root={root} resize=32 mode=warp again" in line

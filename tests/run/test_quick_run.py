@@ -6,20 +6,28 @@ import pytest
 from conftest import ONE_HEAD, Here
 from omegaconf import DictConfig, OmegaConf
 
-from dml.run.builders import QUICK_CLASSES
+from dml.run import builders, loop
 from dml.run.loop import QUICK_CLASSES_PER_BATCH, QUICK_STEPS, shorten
 from dml.run.stored import Stage
 
 
-def test_a_quick_run_trains_tests_and_is_tested_again(tmp_path: Path, here: Here, capfd: pytest.CaptureFixture[str]):
+def test_a_quick_run_trains_tests_and_is_tested_again(
+    tmp_path: Path,
+    here: Here,
+    small_emoji: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(builders, "QUICK_CLASSES", 12)
+    monkeypatch.setattr(loop, "QUICK_STEPS", 4)
     run = tmp_path / "run"
     small = [value for value in ONE_HEAD if not value.startswith("trainer.max_steps")]
-    here("train", "quick=true", "trainer.max_epochs=500", *small, f"hydra.run.dir={run}")
+    here("train", f"dataset.root={small_emoji}", "quick=true", "trainer.max_epochs=500", *small, f"hydra.run.dir={run}")
     printed = capfd.readouterr().out
     assert "its metrics say nothing" in printed
-    assert f"of {QUICK_CLASSES} classes" in printed
+    assert "of 12 classes" in printed
     metrics = json.loads((run / "metrics.json").read_text())
-    assert metrics["step"] in (QUICK_STEPS // 2, QUICK_STEPS)
+    assert metrics["step"] in (2, 4)
     here(
         "evaluate",
         f"checkpoint={run / 'checkpoints' / 'best.ckpt'}",

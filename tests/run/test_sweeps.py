@@ -11,7 +11,7 @@ import optuna  # here, as its log goes to what is stderr when it is imported
 import pytest
 import torch
 from configurations import settings_of
-from conftest import PLAIN, Here, Refused
+from conftest import ONE_HEAD, Here, Refused
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -27,14 +27,7 @@ from dml.run.sweeps import read_objective, sweep_subfolder
 from dml.runtime.errors import InputError
 from dml.runtime.run_folder import RunFolder
 
-TINY = [
-    *PLAIN,
-    "model.heads=[H]",
-    "trainer.max_steps=4",
-    "trainer.val_check_interval=2",
-    "checkpoints.every_n_steps=200",
-    "evaluation.heads=false",
-]
+TINY = [*ONE_HEAD, "trainer.max_steps=2", "trainer.val_check_interval=1", "checkpoints.every_n_steps=200"]
 Lines = Callable[[], list[str]]
 Failed = Callable[..., list[str]]
 Printed = Callable[..., tuple[str, str]]
@@ -85,7 +78,7 @@ def test_a_killed_sweep_goes_on_where_it_stopped(
     sweep = tmp_path / "sweep"
     common = [f"dataset.root={small_emoji}", *TINY]
     kill_in_the_second_run(sweep, *common, "checkpoints.every_n_steps=200,100")
-    assert last(sweep / "1")["global_step"] < 4, "it finished before it was killed"
+    assert last(sweep / "1")["global_step"] < 2, "it finished before it was killed"
     assert find_unfinished([sweep]) == [sweep / "1"]
     finished = (sweep / "0" / "metrics.json").stat().st_mtime_ns
 
@@ -104,7 +97,7 @@ def test_a_killed_sweep_goes_on_where_it_stopped(
     with RunFolder(sweep / "0").hold():
         waiting = multiprocessing.get_context("fork").Process(target=here, args=("train", *again))
         waiting.start()
-        waiting.join(1)
+        waiting.join(0.5)
         assert waiting.is_alive()
     waiting.join(60)
     assert waiting.exitcode == 0
@@ -125,8 +118,8 @@ def test_a_killed_sweep_goes_on_where_it_stopped(
     rows = [line for line in table.splitlines()[2:] if line.startswith("| ")]
     assert [row.split(" | ")[0] for row in sorted(rows)] == [
         "| trainer.max_steps=1, checkpoints.every_n_steps=200",
-        "| trainer.max_steps=4, checkpoints.every_n_steps=100",
-        "| trainer.max_steps=4, checkpoints.every_n_steps=200",
+        "| trainer.max_steps=2, checkpoints.every_n_steps=100",
+        "| trainer.max_steps=2, checkpoints.every_n_steps=200",
     ]
 
 
@@ -209,8 +202,7 @@ def test_another_value_in_the_environment_gets_another_folder(tmp_path: Path, mo
 
 
 def test_optuna_searches_and_goes_on(here: Here, told: Lines, small_emoji: Path, tmp_path: Path) -> None:
-    short = ["trainer.max_steps=2", "trainer.val_check_interval=1"]
-    search = ["-m", "sweep=optuna", f"hydra.sweep.dir={tmp_path}", f"dataset.root={small_emoji}", *TINY, *short]
+    search = ["-m", "sweep=optuna", f"hydra.sweep.dir={tmp_path}", f"dataset.root={small_emoji}", *TINY]
     here("train", *search, "hydra.sweeper.n_trials=1")
     assert told() == []
 
@@ -262,14 +254,14 @@ def test_a_search_goes_on_after_a_run_that_fails(
         "loss=proxy_nca,rll",
         "++loss.margin=interval(0.2,0.8)",
         "optimizer.lr=5e-4",
-        "hydra.sweeper.n_trials=4",
+        "hydra.sweeper.n_trials=3",
     ]
-    short = ["trainer.max_steps=1", "trainer.val_check_interval=1", f"hydra.sweep.dir={tmp_path}"]
+    short = ["trainer.max_steps=1", f"hydra.sweep.dir={tmp_path}"]
     here("train", "-m", "sweep=optuna", f"dataset.root={small_emoji}", *TINY, *searched, *short)
     failed = [line for line in capfd.readouterr().err.splitlines() if line.startswith("failed: ")]
     assert failed
     assert all("margin" in line for line in failed)
-    assert len([*tmp_path.glob("*/metrics.json")]) == 4 - len(failed)
+    assert len([*tmp_path.glob("*/metrics.json")]) == 3 - len(failed)
     found = OmegaConf.to_container(OmegaConf.load(tmp_path / "optimization_results.yaml"))
     assert isinstance(found, dict)
     assert found["best_params"]["loss"] == "rll"

@@ -53,7 +53,7 @@ rank = os.environ["RANK"]
 (Path(sys.argv[1]) / rank).write_text(" ".join([os.environ["WORLD_SIZE"], os.environ["ADDED"], *sys.argv[2:]]))
 """
 WAITS = WRITES + "if rank == {rank!r}: {then}\ntime.sleep(60)"
-FAILS = WRITES + "processes.join(int(rank), 2)\ntime.sleep({delays}[int(rank)])\n{then}"
+FAILS = WRITES + "processes.TOLD_WITHIN = 1.5\nprocesses.join(int(rank), 2)\ntime.sleep({delays}[int(rank)])\n{then}"
 
 
 def launch(script: str, folder: Path, *arguments: str) -> int:
@@ -113,7 +113,7 @@ def test_a_signal_to_one_ends_all_with_one_line(
     to: str,
     signum: signal.Signals,
 ) -> None:
-    monkeypatch.setattr(processes, "STOPPED_WITHIN", 1.0)
+    monkeypatch.setattr(processes, "STOPPED_WITHIN", 0.4)
     script = WRITES + "(Path(sys.argv[1]) / f'pid_{rank}').write_text(str(os.getpid()))\ntime.sleep(60)"
     process = launch_in_fork(script, tmp_path)
     names = {rank: tmp_path / f"pid_{rank}" for rank in "01"}
@@ -129,6 +129,7 @@ def test_a_signal_to_one_ends_all_with_one_line(
 
 @pytest.mark.distributed
 def test_a_process_ends_with_its_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "sleep", lambda _: time.sleep(0.05))
     reader, writer = os.pipe()  # the process alone keeps it open in the end
 
     def join() -> None:
@@ -160,10 +161,10 @@ def test_a_process_ends_with_its_launcher(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("delays", "then", "line"),
     [
-        ([1.0, 0.0], "processes.fail(2, f'error {rank}\\n')", "error 0\n"),  # all have made the user's mistake
+        ([0.2, 0.0], "processes.fail(2, f'error {rank}\\n')", "error 0\n"),  # all have made the user's mistake
         ([60.0, 0.0], "processes.fail(2, f'error {rank}\\n')", "error 1\n"),  # the first waits for the second
         (  # a bug that is a consequence of the other's end
-            [0.5, 0.0],
+            [0.2, 0.0],
             "os.kill(os.getpid(), 9) if rank == '1' else processes.fail(1, 'lost', is_explained=False)",
             "error: process 1 of 2 was killed by SIGKILL: most often memory is short\n",
         ),

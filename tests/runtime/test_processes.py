@@ -51,7 +51,8 @@ def _work(ready: Event) -> None:
 
 
 @pytest.mark.distributed
-def test_a_worker_ends_with_its_parent_alone() -> None:
+def test_a_worker_ends_with_its_parent_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "sleep", lambda _: time.sleep(0.05))
     ready = FORK.Event()
     reader, writer = os.pipe()  # the worker alone keeps it open in the end
 

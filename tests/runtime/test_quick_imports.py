@@ -16,14 +16,21 @@ from dml.runtime.imports import hidden, quick_imports
 FOR_NOTHING = {"optuna", "ray", "wandb"}
 """Libraries that neither a start of a training nor a search needs, and that take more than a tenth of a second."""
 HEAVY = {"faiss", "hydra", "numpy", "pytorch_lightning", "timm", "torch", "torchmetrics", *FOR_NOTHING}
+OF_PACKAGES = {"faiss", "pytorch_metric_learning", "sklearn", "timm", "torch", "torchvision"}
+"""Libraries that packages import with the names that need them."""
 
 COMMANDS = """
 import json, os, sys
-from dml.__main__ import dispatch, run_command
 
 def report():
     print("LOADED", json.dumps(sorted(sys.modules)))
 
+import dml.samplers.class_balanced, dml.losses, dml.metrics, dml.models, dml.retrieval
+report()
+from dml.losses import RankedListLoss
+import dml.metrics.binary, dml.models.heads, dml.retrieval.gallery
+report()
+from dml.__main__ import dispatch, run_command
 index, image, *overrides = ARGUMENTS
 sys.argv = ["dml", "search", index, image]
 run_command()
@@ -41,7 +48,7 @@ dispatch(["train", *overrides])
 
 
 @pytest.mark.pipeline
-def test_commands_import_nothing_heavy_that_they_do_not_need(small_emoji: Path, tmp_path: Path) -> None:
+def test_packages_and_commands_import_nothing_heavy_that_they_do_not_need(small_emoji: Path, tmp_path: Path) -> None:
     photos = write_photos(tmp_path, 4)
     Index.build(make_model(), photos).save(tmp_path / "index")
     arguments = [str(tmp_path / "index"), str(photos / "cats" / "00.png"), *SHORT_RUN, "evaluation.raw=false"]
@@ -50,9 +57,11 @@ def test_commands_import_nothing_heavy_that_they_do_not_need(small_emoji: Path, 
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line.removeprefix("LOADED ") for line in done.stdout.splitlines() if line.startswith("LOADED ")]
-    searching, training = (HEAVY & {*json.loads(line)} for line in lines)
-    assert searching == {"faiss", "hydra", "numpy", "torch"}
-    assert training == HEAVY - FOR_NOTHING
+    packages, light_modules, searching, training = ({*json.loads(line)} for line in lines)
+    assert not packages & OF_PACKAGES
+    assert light_modules & OF_PACKAGES == {"torch"}
+    assert searching & HEAVY == {"faiss", "hydra", "numpy", "torch"}
+    assert training & HEAVY == HEAVY - FOR_NOTHING
     assert "fontManager" not in done.stdout + done.stderr
 
 

@@ -99,7 +99,7 @@ def test_progress_is_no_part_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.pipeline
 def test_letters_that_the_output_cannot_hold_are_escaped() -> None:
     environment = python_environment(PYTHONIOENCODING="ascii")
-    command = [sys.executable, "-m", "dml", "compare", "folder→nowhere"]
+    command = [sys.executable, "-m", "dml", "folder→nowhere"]
     ended = subprocess.run(command, env=environment, capture_output=True, check=False)
     assert ended.returncode == 2
     assert b"folder\\u2192nowhere" in ended.stderr

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from configurations import settings_of
-from conftest import PLAIN, Here
+from conftest import ONE_HEAD, Here
 from omegaconf import OmegaConf
 from pytorch_lightning import seed_everything
 from pytorch_lightning.trainer.states import TrainerFn
@@ -18,8 +18,7 @@ from dml.run import builders, loop
 from dml.runtime.run_folder import RunFolder
 from dml.training.callbacks.checkpoints import BestCheckpoint
 
-RECALL = [*PLAIN, "evaluation.metrics=[recall]"]
-BEGINNING = [*RECALL, "heads.initial=principal_components", "checkpoints.beginning=true"]
+BEGINNING = [*ONE_HEAD, "heads.initial=principal_components", "checkpoints.beginning=true"]
 UNMOVED = ["optimizer=sgd", "optimizer.lr=0", "scheduler=constant"]
 
 
@@ -28,7 +27,8 @@ UNMOVED = ["optimizer=sgd", "optimizer.lr=0", "scheduler=constant"]
 def test_heads_begin_at_the_components_of_what_their_network_gives(
     here: Here, small_emoji: Path, tmp_path: Path, option: list[str]
 ) -> None:
-    here("train", *BEGINNING, *UNMOVED, *option, f"dataset.root={small_emoji}", f"hydra.run.dir={tmp_path}")
+    heads = ["model.heads=[L,M,H]", *option]
+    here("train", *BEGINNING, *UNMOVED, *heads, f"dataset.root={small_emoji}", f"hydra.run.dir={tmp_path}")
     weights = last(tmp_path)["state_dict"]
     config = OmegaConf.load(tmp_path / ".hydra" / "config.yaml")
     seed_everything(config.seed, verbose=False)
@@ -61,13 +61,15 @@ def test_a_training_that_only_harms_keeps_its_beginning(
 
 
 def test_a_run_resumes_bit_for_bit(here: Here, small_emoji: Path, tmp_path: Path) -> None:
-    arguments = [*BEGINNING, f"dataset.root={small_emoji}"]
-    here("train", *arguments, "trainer.max_steps=3", "scheduler=constant", f"hydra.run.dir={tmp_path / 'parts'}")
-    here("train", *arguments, "scheduler=constant", f"hydra.run.dir={tmp_path / 'constant'}")
-    here("train", f"resume={tmp_path / 'parts'}", "trainer.max_steps=6")
-    whole, parts = last(tmp_path / "constant"), last(tmp_path / "parts")
+    arguments = [*BEGINNING, f"dataset.root={small_emoji}", "trainer.val_check_interval=1", "scheduler=constant"]
+    here("train", *arguments, "trainer.max_steps=1", f"hydra.run.dir={tmp_path / 'parts'}")
+    here("train", *arguments, "trainer.max_steps=2", f"hydra.run.dir={tmp_path / 'whole'}")
+    here("train", f"resume={tmp_path / 'parts'}", "trainer.max_steps=2")
+    whole, parts = last(tmp_path / "whole"), last(tmp_path / "parts")
     assert all(torch.equal(value, parts["state_dict"][name]) for name, value in whole["state_dict"].items())
-    assert [*RunFolder(tmp_path / "parts").values("val/level0/recall@1")] == [0, 3, 6]
+    histories = [RunFolder(tmp_path / name).values("val/level0/map@r") for name in ("whole", "parts")]
+    assert [*histories[0]] == [0, 1, 2]
+    assert histories[0] == histories[1]
 
 
 @pytest.mark.parametrize(

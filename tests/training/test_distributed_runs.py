@@ -2,8 +2,11 @@
 
 import os
 import signal
+import sys
 import time
+from collections.abc import Sequence
 from datetime import timedelta
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from conftest import ONE_HEAD
 from forks import ForkedScript, run_forked
 from gloo import on_processes
 from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import InstantiationException
 from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
 from omegaconf import DictConfig
@@ -21,11 +25,12 @@ from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.utilities import rank_zero_only
 from runs import TWO, Ended, assert_same_run, last, run_ranks
 
+from dml.__main__ import run_command
 from dml.commands.arguments import follow
 from dml.commands.error_lines import explain
 from dml.run import loop
 from dml.run.config_folders import CONF
-from dml.runtime import processes
+from dml.runtime import processes, signals
 from dml.runtime.errors import InputError
 
 pytestmark = pytest.mark.distributed
@@ -65,7 +70,46 @@ def test_a_signal_to_one_stops_both_at_a_step_and_the_run_goes_on_bit_for_bit(
 # the launcher; tests/runtime/test_launched_ranks.py shows the other signals and ends of small programs
 
 
-def test_a_signal_to_the_launcher_ends_all_with_a_checkpoint(small_emoji: Path, tmp_path: Path) -> None:
+class ForkedCommand(ForkProcess):
+    """A command of dml that a copy of this process runs, with what `subprocess.Popen` has."""
+
+    def __init__(self, command: Sequence[str], env: dict[str, str]) -> None:
+        super().__init__()
+        self._words, self._environment = command[len(processes.python_command("")) - 1 :], env
+        self.start()
+
+    def run(self) -> None:
+        os.environ |= self._environment
+        rank_zero_only.rank = int(os.environ["RANK"])  # Lightning has read it from the environment when it was imported
+        sys.argv = ["dml", *self._words]
+        GlobalHydra.instance().clear()  # the launcher is in the middle of a command
+        signals.forget()
+        run_command()
+
+    @property
+    def returncode(self) -> int | None:
+        return self.exitcode
+
+    def poll(self) -> int | None:
+        return self.exitcode
+
+    def send_signal(self, signum: int) -> None:
+        if self.pid is not None and self.exitcode is None:
+            os.kill(self.pid, signum)
+
+
+def start_in_fork(command: Sequence[str], env: dict[str, str]) -> ForkedCommand:
+    """Start a command as `processes.start_process` does, without a new Python, which takes four seconds."""
+    with processes.blocking_signals():
+        program = ForkedCommand(command, env)
+    processes._started.append(program)  # type: ignore[arg-type]
+    return program
+
+
+def test_a_signal_to_the_launcher_ends_all_with_a_checkpoint(
+    small_emoji: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "start_process", start_in_fork)
     endless = ["trainer.max_steps=1000000", "trainer.val_check_interval=null", "data.num_workers=1"]
     folder = tmp_path / "run"
     place = [f"dataset.root={small_emoji}", f"hydra.run.dir={folder}"]
@@ -82,7 +126,8 @@ def test_a_signal_to_the_launcher_ends_all_with_a_checkpoint(small_emoji: Path, 
     assert errors == f"stopped at step {step:,} of 1,000,000 by SIGINT; resume={folder} goes on\n"
 
 
-def test_a_mistake_is_one_line_and_leaves_no_folder(tmp_path: Path) -> None:
+def test_a_mistake_is_one_line_and_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "TOLD_WITHIN", 1.5)
     first, second = run_ranks(tmp_path, *TWO, "dataset.root=/nowhere", f"hydra.run.dir={tmp_path / 'runs' / 'run'}")
     assert first.code == second.code == 2
     assert first.errors.startswith("error: dataset.root=/nowhere: ")

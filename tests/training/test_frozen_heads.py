@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from configurations import CONF, compose, settings_of
+from configurations import settings_of
+from every_loss import LOSSES, compose_loss
 from pytorch_lightning import Callback, Trainer
 from torch import Tensor
 from trainers import small_trainer
@@ -52,7 +53,7 @@ def pool(model: EmbeddingModel) -> dict[str, Tensor]:
 
 
 def make_learner(model: EmbeddingModel, loss: str = "rll", **changes: Any) -> tuple[FrozenLearner, FrozenDataModule]:
-    config = compose(f"loss={loss}")
+    config = compose_loss(loss)
     config.training.frozen = True
     config.model.heads = ["L", "H"]
     config.sampler.classes_per_batch, config.sampler.images_per_class = 3, 4
@@ -76,7 +77,7 @@ class NothingLoggedBefore(Callback):
 
 
 @pytest.mark.filterwarnings("ignore:You defined a .validation_step. but have no .val_dataloader.")
-@pytest.mark.parametrize("loss", sorted(path.stem for path in Path(CONF, "loss").glob("*.yaml")))
+@pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.pipeline
 def test_each_loss_trains_the_heads_alone(loss: str) -> None:
     model = make_model()

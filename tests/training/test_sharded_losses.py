@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import PLAIN, Here
+from conftest import ONE_HEAD, Here
 from gloo import on_processes
 from pytorch_lightning import Callback, Trainer
 from runs import TWO, metrics, run_ranks
@@ -160,8 +160,8 @@ def test_values_and_gradients_are_those_of_one_process(
 
 
 def test_two_processes_train_two_steps(here: Here, small_emoji: Path, tmp_path: Path) -> None:
-    arguments = [f"dataset.root={small_emoji}", *PLAIN, "trainer.accelerator=cpu"]
-    arguments += ["trainer.max_steps=2", "trainer.val_check_interval=null", "evaluation.metrics=[recall]"]
+    arguments = [f"dataset.root={small_emoji}", *ONE_HEAD, "model.heads=[M,H]", "trainer.accelerator=cpu"]
+    arguments += ["trainer.max_steps=2", "trainer.val_check_interval=null"]
     arguments += ["optimizer=sgd", "optimizer.lr=0.001", "loss=recall_at_k"]
     one, two = tmp_path / "one", tmp_path / "two"
     here("train", *arguments, f"hydra.run.dir={one}")

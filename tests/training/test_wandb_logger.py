@@ -75,7 +75,7 @@ def test_wandb_gets_configuration_metrics_and_media_and_goes_on_with_its_run(
     here: Here, small_emoji: Path, tmp_path: Path, begun: list[Run]
 ) -> None:
     arguments = [*SMALL, "trainer.max_steps=2", "trainer.val_check_interval=2", "evaluation.raw=false", "logger=wandb"]
-    arguments += ["evaluation.clustering=false", "evaluation.heads=false", f"dataset.root={small_emoji}"]
+    arguments += ["evaluation.clustering=false", "model.heads=[H]", f"dataset.root={small_emoji}"]
     here("train", *arguments, "evaluation.report={neighbors:6,map:false,seed:0}", f"hydra.run.dir={tmp_path}")
     here("train", f"resume={tmp_path}", "logger=wandb", "trainer.max_steps=3")
     first, second = begun

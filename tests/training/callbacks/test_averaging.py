@@ -1,17 +1,15 @@
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import SHORT_RUN, Here
+from conftest import ONE_HEAD, Here
 from pytorch_lightning import Callback, LightningModule
-from runs import metrics
+from runs import metrics, train
 from torch import Tensor, nn
 from trainers import small_trainer
 
-from dml.commands import main
 from dml.runtime.run_folder import RunFolder
 from dml.training.callbacks.averaging import Averaging
 from dml.training.callbacks.checkpoints import AtomicCheckpointIO, LastCheckpoint
@@ -156,16 +154,12 @@ def test_interrupted_and_resumed_ends_bit_for_bit_the_same(tmp_path: Path, inter
 
 
 OPTIONS = [
-    *SHORT_RUN,
+    *ONE_HEAD,
     "loss=cluster",
     "training.proxies=class_means",
     "training.ema=0.9",
     "training.gradient_cache=3",
     "evaluation.crops=2",
-    "evaluation.metrics=[recall]",
-    "evaluation.heads=false",
-    "evaluation.raw=false",
-    "evaluation.sheet=null",
     "scheduler=constant",
     "checkpoints.every_n_steps=100",
 ]
@@ -174,12 +168,8 @@ OPTIONS = [
 
 @pytest.fixture(scope="module")
 def finished(small_emoji: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("options") / "finished"
-    arguments = [*OPTIONS, f"dataset.root={small_emoji}", f"hydra.run.dir={folder}"]
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(sys, "argv", ["train.py", *arguments, "trainer.max_steps=7"])
-        main("train")
-    return folder
+    arguments = [*OPTIONS, f"dataset.root={small_emoji}", "trainer.max_steps=7"]
+    return train(tmp_path_factory.mktemp("options") / "finished", *arguments)
 
 
 @pytest.mark.thorough

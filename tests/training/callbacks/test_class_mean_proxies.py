@@ -3,7 +3,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from configurations import settings_of
-from conftest import PLAIN, Here
+from conftest import ONE_HEAD, Here
 from omegaconf import OmegaConf
 from pytorch_lightning import seed_everything
 from runs import last
@@ -12,7 +12,13 @@ from dml.run import builders, loop
 
 
 def test_a_run_begins_with_the_means_of_its_own_network(here: Here, small_emoji: Path, tmp_path: Path) -> None:
-    arguments = [*PLAIN, f"dataset.root={small_emoji}", "loss=happier", "training.proxies=class_means"]
+    arguments = [
+        *ONE_HEAD,
+        "model.heads=[M,H]",
+        f"dataset.root={small_emoji}",
+        "loss=happier",
+        "training.proxies=class_means",
+    ]
     # nothing moves: the checkpoint holds what training began with
     arguments += ["optimizer=sgd", "optimizer.lr=0", "scheduler=constant", "training.gradient_cache=3"]
     here("train", *arguments, f"hydra.run.dir={tmp_path}", "trainer.max_steps=2")
