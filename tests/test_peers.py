@@ -99,6 +99,7 @@ def test_all_have_the_same_loss() -> None:
     assert theirs(embeddings, labels).item() == pytest.approx(ours(embeddings, labels).item(), rel=1e-5)
 
 
+@pytest.mark.networks
 def test_all_have_the_same_network_and_optimizer(job: Job, tmp_path: Path) -> None:
     config = compose(*list_overrides(job))
     ours = builders.build_model(settings_of(config)).eval()

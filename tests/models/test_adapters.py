@@ -92,6 +92,7 @@ def test_the_blocks_of_a_resnet() -> None:
     assert trained(model) == {"layer4.1.conv1.weight", "layer4.1.conv2.weight"}
 
 
+@pytest.mark.networks
 def test_lora_trains_updates_of_attention_alone() -> None:
     model = transformer("blocks.2")
     before, images = model.eval()(photos())["H"], photos()

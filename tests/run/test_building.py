@@ -123,6 +123,7 @@ def list_targets(content: Any, part: str) -> Iterator[tuple[str, str]]:
             yield from list_targets(value, part)
 
 
+@pytest.mark.pipeline
 def test_all_that_conf_names_is_known() -> None:
     named: set[tuple[str, str]] = set()
     for path in (ROOT / "conf").rglob("*.yaml"):
@@ -210,6 +211,7 @@ def takes_a_path(value: Any) -> bool:
         return False
 
 
+@pytest.mark.pipeline
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("package", "least"), [("torch", 100), ("torchvision", 20), ("dml", 100)])
 def test_no_function_that_takes_a_path_is_known_anywhere(package: str, least: int) -> None:
@@ -232,6 +234,7 @@ def test_no_function_that_takes_a_path_is_known_anywhere(package: str, least: in
     assert [name for name in found if not TAKING_PATHS.fullmatch(name)] == []
 
 
+@pytest.mark.pipeline
 def test_of_a_library_only_classes_of_the_kind_are_known() -> None:
     allowed = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
     for place, patterns in KNOWN.items():
@@ -241,6 +244,7 @@ def test_of_a_library_only_classes_of_the_kind_are_known() -> None:
             assert all(issubclass(getattr(import_module(module), name), allowed) for name in names)
 
 
+@pytest.mark.pipeline
 def test_of_this_project_only_a_modules_own_names_are_known() -> None:
     folders = ("losses", "samplers", "models", "data", "ops", "training", "run", "evaluation", "retrieval")
     for path in sorted(path for folder in folders for path in (ROOT / "dml" / folder).rglob("*.py")):

@@ -31,6 +31,8 @@ from dml.inference.image_index import Index
 from dml.inference.serving.image_search import ImageSearch, ServedIndex
 from dml.inference.serving.web_api import create_app
 
+pytestmark = pytest.mark.pipeline
+
 pytest_plugins = ("served_index",)
 
 
