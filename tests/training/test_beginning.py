@@ -73,19 +73,20 @@ def test_a_run_resumes_bit_for_bit(here: Here, small_emoji: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("validations", "best"),
+    ("mode", "validations", "best"),
     [
-        ([(1.0, 0.2), (1.0, 0.5), (1.0, 0.4)], 1),
-        ([(0.8, 0.2), (0.9, 0.1), (0.9, 0.1)], 1),
-        ([(0.8, 0.2), (0.7, 0.9), (0.8, 0.1)], 0),
-        ([(float("nan"), 0.9), (0.1, 0.1), (float("nan"), 0.9)], 1),
-        ([(0.8, float("nan")), (0.8, 0.1)], 1),
+        ("max", [(1.0, 0.2), (1.0, 0.5), (1.0, 0.4)], 1),
+        ("max", [(0.8, 0.2), (0.9, 0.1), (0.9, 0.1)], 1),
+        ("max", [(0.8, 0.2), (0.7, 0.9), (0.8, 0.1)], 0),
+        ("max", [(float("nan"), 0.9), (0.1, 0.1), (float("nan"), 0.9)], 1),
+        ("max", [(0.8, float("nan")), (0.8, 0.1)], 1),
+        ("min", [(0.8, 0.9), (0.7, 0.1), (0.9, 0.9), (0.7, 0.2)], 3),
     ],
 )
 def test_the_tie_breaker_decides_between_equal_validations(
-    validations: list[tuple[float, float]], best: int, tmp_path: Path
+    mode: str, validations: list[tuple[float, float]], best: int, tmp_path: Path
 ) -> None:
-    callback, chosen = BestCheckpoint("level0/recall@1", tie_breaker="level0/map@r"), []
+    callback, chosen = BestCheckpoint("level0/recall@1", mode, tie_breaker="level0/map@r"), []
     for index, (recall, tie) in enumerate(validations):
         trainer: Any = SimpleNamespace(
             callback_metrics={"val/level0/recall@1": torch.tensor(recall), "val/level0/map@r": torch.tensor(tie)},
@@ -100,7 +101,7 @@ def test_the_tie_breaker_decides_between_equal_validations(
             should_stop=False,
         )
         callback.on_validation_end(trainer, cast(Any, SimpleNamespace(validated_on="val")))
-        resumed = BestCheckpoint("level0/recall@1", tie_breaker="level0/map@r")
+        resumed = BestCheckpoint("level0/recall@1", mode, tie_breaker="level0/map@r")
         resumed.load_state_dict(callback.state_dict())  # it knows all that it knew
         callback = resumed
     assert chosen[-1] == (best, "best.ckpt")
