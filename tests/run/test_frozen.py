@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from configurations import compose, settings_of
@@ -14,6 +15,7 @@ from runs import TWO, assert_same_run, kill_at, last, train
 from dml.models.embedding import EmbeddingModel
 from dml.run import builders, untrained_model
 from dml.runtime.errors import InputError
+from dml.runtime.imports import quiet
 from dml.training.checkpoints import read_checkpoint
 from dml.training.frozen import FeatureEmbedder
 
@@ -183,6 +185,17 @@ def test_mistakes_are_one_line(
     refused: Refused, arguments: list[str], override: str, message: str, tmp_path: Path
 ) -> None:
     assert message in refused(*arguments, override, f"hydra.run.dir={tmp_path}/run")
+
+
+def test_the_features_of_a_head_are_those_of_its_tap(arguments: list[str]) -> None:
+    quiet()
+    found = {}
+    for tap in ("pool2", "relu2"):
+        settings = settings_of(compose(*arguments, f"model.taps.H={tap}"))
+        torch.manual_seed(0)
+        source = untrained_model.build_feature_source(settings, builders.build_model(settings))
+        found[tap] = source.load_inputs(builders.build_table(settings).take(np.arange(8)))["H"]
+    assert not torch.equal(found["pool2"], found["relu2"])
 
 
 def test_two_processes_are_refused(arguments: list[str]) -> None:
