@@ -57,17 +57,17 @@ def stack_rows(column: pa.ChunkedArray) -> npt.NDArray[np.float32]:
 def unit_rows(embeddings: Embeddings, name: str) -> Tensor:
     """Check embeddings and L2-normalize them to float32; rows of zeros stay zero. (N, D) -> (N, D)
 
-    >>> unit_rows(np.array([[3.0, 4.0], [0.0, 0.0]]), "embeddings")
+    >>> unit_rows(np.array([[3.0, 4.0], [3e-30, 4e-30], [0.0, 0.0]]), "embeddings")
     tensor([[0.6000, 0.8000],
+            [0.6000, 0.8000],
             [0.0000, 0.0000]])
     """
     unit = float32_rows(embeddings, name).clone()
     # Rows are divided by their largest entry first, because squares of huge and tiny entries aren't in float32.
     largest = unit.amax(dim=1, keepdim=True).maximum(-unit.amin(dim=1, keepdim=True))
     unit /= torch.where(largest > 0, largest, 1)
-    unit /= torch.linalg.vector_norm(unit, dim=1, keepdim=True).clamp(
-        min=1
-    )  # only rows of zeros are shorter than 1 here
+    # only rows of zeros are shorter than 1 now
+    unit /= torch.linalg.vector_norm(unit, dim=1, keepdim=True).clamp(min=1)
     return unit
 
 
