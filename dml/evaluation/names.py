@@ -200,10 +200,10 @@ def choose_level_metrics(metrics: Mapping[str, Any], custom: Sequence[Metric] = 
     recalls = [name for name in names if name.startswith("recall@")][:4]
     custom_names = {metric.name for metric in custom}
     more = [name for name in names if MetricName.parse(name).family in custom_names]
-    of_lists = ("ap", "asi") if any(name.startswith("mean/") for name in metrics) else ()
-    starts = (*of_lists, "map@r", "map@", "mmp5", "nmi", "ap")
+    first_of_lists = ("ap", "asi") if any(name.startswith("mean/") for name in metrics) else ()
+    starts = (*first_of_lists, "map@r", "map@", "mmp5", "nmi", "ap")
     more += [name for start in starts for name in names if name.startswith(start)]
-    return recalls + [*dict.fromkeys(more)][: 6 + bool(of_lists) - len(recalls)] or names[:6]
+    return recalls + [*dict.fromkeys(more)][: 6 + bool(first_of_lists) - len(recalls)] or names[:6]
 
 
 def _list_level_metrics(metrics: Mapping[str, Any]) -> dict[str, str]:

@@ -153,7 +153,7 @@ def _load_saved(path: Path, place: object, heads: Sequence[str] | None, device: 
 
 
 def _read_settings(path: Path, checkpoint: Mapping[str, Any], *, trust: bool) -> ModelSettings:
-    """Return what a checkpoint, and the folder of its run if it lies in one, say of the model and its training."""
+    """Return the settings of a checkpoint's model, with the metrics of its run's folder if it lies in one."""
     progress = TrainingProgress.from_checkpoint(checkpoint)
     stage = extract_stage(checkpoint).config
     config = resolve_parts(stage, [str(key) for key in stage if key not in (*SAVED, "recurrent")])

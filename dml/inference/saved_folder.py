@@ -40,7 +40,7 @@ SELECTIONS = {"val": "validation classes", "last": "nothing: it is the last one"
 
 
 class SavedModel(NamedTuple):
-    """What a folder says of its model."""
+    """The description of a model in its saved folder."""
 
     settings: ModelSettings
     heads: tuple[str, ...]  # with which it was saved

@@ -183,11 +183,11 @@ def _build_parts(stage: Stage, table: ImageTable) -> StageParts:
     return StageParts(stage, settings, images, model, learner, source, frozen)
 
 
-def _try_stages(first: StageParts, others: list[Stage], table: ImageTable) -> None:
-    """Build what runs the training of the first stage, and all of the other stages once, to tell a mistake at once."""
+def _try_stages(first: StageParts, later_stages: list[Stage], table: ImageTable) -> None:
+    """Build callbacks and optimizer of the first stage, and all of the later stages once, to tell a mistake at once."""
     loop.build_callbacks(first.settings, first.images, first.learner)
     loop.check_optimizer(first.learner)
-    for stage in others:
+    for stage in later_stages:
         try:
             # building turns epochs into steps
             parts = _build_parts(Stage(stage.name, stage.config.copy()), table)
@@ -285,7 +285,7 @@ def _load_chosen(parts: StageParts, folder: RunFolder, selection: str) -> Metric
 
 
 def _print_few_classes(settings: Settings, table: ImageTable) -> None:
-    """Say what happens to the classes if they are few, and how to train on all of them."""
+    """Print how many classes each split has if they are few, and the option that trains on all of them."""
     counts = {split: numbers[table.levels[0]] for split, numbers in table.counts().items()}
     if sum(counts.values()) >= FEW_CLASSES:
         return

@@ -121,6 +121,7 @@ def test_other_data_is_tested_as_a_whole(
     before = RunFolder(run).splits()
     assert before is not None
     own = f"folder: test {3 * len(before['test'])} images of {len(before['test'])} classes"
+    assert test("own").endswith(own)
     half = test("typed", f"dataset.root={other}", "dataset.reader.test_fraction=0.5")
     assert f"images of {len(before['test'])} classes" in half
     assert "all that there are" not in half
