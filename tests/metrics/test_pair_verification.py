@@ -143,6 +143,15 @@ def test_opis_is_the_loop_over_classes_and_distances(pairs: LabeledPairs) -> Non
     assert expected > 1e-4
 
 
+def test_a_class_without_a_right_decision_has_a_utility_of_0_in_opis() -> None:
+    """The two images of class 0 are nearer to all other images than to each other, which are 20 pairs on their own."""
+    center, side, *axes = np.eye(22)
+    rows = [0.6 * center + 0.8 * side, 0.6 * center - 0.8 * side, *(0.4 * center + 0.84**0.5 * np.repeat(axes, 2, 0))]
+    pairs = LabeledPairs(torch.tensor(np.array(rows)).float(), np.repeat(np.arange(21), 2))
+    share = 1 / 21  # of the classes, where pairs with class 0 pass; they are 10 % of those of two classes
+    assert opis(pairs, error_rates(pairs, FMRS)) == pytest.approx(share * (1 - share), rel=0.1)
+
+
 def test_one_class_or_no_pair_of_one_class_has_no_rates() -> None:
     rows, _ = make_items(3, 70)
     for labels in (np.zeros(70, dtype=int), np.arange(70)):
