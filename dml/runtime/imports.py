@@ -81,6 +81,7 @@ EXPECTED = (
     r"torch.distributed.nn.functional.all_gather is deprecated.*",  # Lightning's own
     r"It is recommended to use .*sync_dist=True.*",  # every process has the metrics of all
     r"The AccumulateGrad node's stream does not match.*",  # Lightning's own, with trainer=ddp on GPUs
+    r"IProgress not found.*",  # tqdm's, in a notebook without ipywidgets: progress is printed in lines
     r"GPU available but not used.*",  # trainer.accelerator=cpu
     r"TensorFloat32 tensor cores .* available but not enabled.*",  # matmul_precision=high enables them
 )
