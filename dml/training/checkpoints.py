@@ -271,12 +271,13 @@ def fill_in(checkpoint: Mapping[str, Any], model: nn.Module, path: str | Path) -
     names, expected = checkpoint[FROZEN]["names"], checkpoint[FROZEN]["fingerprint"]
     state = {PREFIX + name: value for name, value in model.state_dict().items()}
     state |= {plain_name(name): value for name, value in state.items()}
-    is_there = all(name in state for name in names)
-    found = _join_hashes({name: _hash(state[name]) for name in names}) if is_there else "none, as it is another one"
-    if found != expected:
+    fingerprint = "none, as it is another one"
+    if all(name in state for name in names):
+        fingerprint = _join_hashes({name: _hash(state[name]) for name in names})
+    if fingerprint != expected:
         raise InputError(
-            f"checkpoint={path}: trained with frozen weights of fingerprint {expected}, but the model gives {found}; "
-            "give the model.* options, and model.backbone.weights, that it was trained with"
+            f"checkpoint={path}: trained with frozen weights of fingerprint {expected}, but the model gives "
+            f"{fingerprint}; give the model.* options, and model.backbone.weights, that it was trained with"
         )
     frozen = {name: state[name].detach().cpu() for name in names}
     return {**checkpoint, **{entry: {**checkpoint[entry], **frozen} for entry in STATES if entry in checkpoint}}

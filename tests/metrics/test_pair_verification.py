@@ -144,11 +144,11 @@ def test_opis_is_the_loop_over_classes_and_distances(pairs: LabeledPairs) -> Non
 
 
 def test_a_class_without_a_right_decision_has_a_utility_of_0_in_opis() -> None:
-    """The two images of class 0 are nearer to all other images than to each other, which are 20 pairs on their own."""
+    """Each of the two images of class 0 is nearer to all images of the other 20 classes than to the other one."""
     center, side, *axes = np.eye(22)
     rows = [0.6 * center + 0.8 * side, 0.6 * center - 0.8 * side, *(0.4 * center + 0.84**0.5 * np.repeat(axes, 2, 0))]
     pairs = LabeledPairs(torch.tensor(np.array(rows)).float(), np.repeat(np.arange(21), 2))
-    share = 1 / 21  # of the classes, where pairs with class 0 pass; they are 10 % of those of two classes
+    share = 1 / 21  # of the classes; pairs of class 0 and another are 10 % of those of two classes, so they pass
     assert opis(pairs, error_rates(pairs, FMRS)) == pytest.approx(share * (1 - share), rel=0.1)
 
 
